@@ -33,14 +33,14 @@ from lightning_plugin.constants import SHORTEST, Constants
 from lightning_plugin.layout import Layout
 from lightning_plugin.residency.disk import DiskFile
 from lightning_plugin.residency.file import UnnamedFile
-from tests.lightning_plugin.glass import Glass
+from tests.lightning_plugin.background import Background
 from tests.zoo.resnet import BasicBlock, ResNet
 
 
-def slide(side: int, share: float) -> Glass:
+def slide(side: int, share: float) -> Background:
     """An image of which a share is tissue, and which knows it."""
     first, last = tissue(side, share)
-    return Glass(glassy(side, share), Box((first, first), (last, last)), VALUE)
+    return Background(glassy(side, share), Box((first, first), (last, last)), VALUE)
 
 
 def resnet18(train: bool) -> nn.Module:
@@ -55,7 +55,7 @@ STORED = 2048, "192MiB", 0.2
 ALL = (*CASES, "padded", "stored")
 
 
-def unshared(net: nn.Module, image: Glass) -> float:
+def unshared(net: nn.Module, image: Background) -> float:
     """The part of a forward pass's operations whose positions see tissue, or padding: found by what differs from a map
     that is glass all over."""
     glass = torch.full_like(image.tensor, VALUE)

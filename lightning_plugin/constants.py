@@ -1,12 +1,12 @@
 """Where a map is known to be constant, on a lattice of cells.
 
-[Note: glass] Most of a slide is *glass*: background of one value. A source can say so without reading; a tensor, a
+[Note: background] Most of a slide is *background* of one value. A source can say so without reading; a tensor, a
 padded batch say, is compared once in a step, where a plan counts on it. Of a boundary it is seen when its tiles are
-written, where what they were made from was glass in part: cell by cell, as the tile next to tissue is constant in most
-of its cells too. A cell is known to be constant when all of it was written with one value, to the bit. Looking takes
-time, so it ends with the last segment that a plan has share identical tiles.
-What is known serves identical tiles ([Note: identical tiles] in `execute.alike`) and the search for a plan
-(`planner.analysis.glass`); nothing else depends on it.
+written, where what they were made from was background in part: cell by cell, as the tile next to tissue is constant in
+most of its cells too. A cell is known to be constant when all of it was written with one value, to the bit. Looking
+takes time, so it ends with the last segment that a plan has share identical tiles. What is known serves identical tiles
+([Note: identical tiles] in `execute.alike`) and the search for a plan (`planner.analysis.background`); nothing else
+depends on it.
 """
 
 from __future__ import annotations

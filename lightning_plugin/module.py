@@ -15,7 +15,7 @@ from lightning_plugin.capture.materialize import materialize, recording_eagerly
 from lightning_plugin.capture.session import Call
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.build import Initialize, build
-from lightning_plugin.execute.finite import Lost
+from lightning_plugin.execute.finite import NonFinite
 from lightning_plugin.graph import next_serial
 from lightning_plugin.options import Options, Words
 from lightning_plugin.plan import Plan
@@ -114,9 +114,9 @@ class TiledModule(nn.Module):
         return self.settings.plan
 
     @property
-    def lost(self) -> Lost | None:
+    def non_finite(self) -> NonFinite | None:
         """In the first step whose loss was not finite, what was the first not to be."""
-        return self.settings.lost
+        return self.settings.non_finite
 
     @property
     def peak_bytes(self) -> int:

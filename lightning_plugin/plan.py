@@ -97,12 +97,11 @@ class SegmentPlan:
     it names whole, with ordinary autograd, as plain PyTorch would; its grids are of one tile. ``tier`` is where its
     stored maps live, ``half`` whether as bfloat16, which loses digits; ``ahead`` whether tiles go to lower tiers and
     come from there while others are computed. ``drop`` is how deep its stored maps are dropped, let go after forward
-    and made again in backward (see [Note: dropped] in `execute.again`); 0 is not at all. With ``halo="share"`` tiles
-    run in order and hand rows on; the grid cuts one axis. In so many ``pieces`` a tile of queries reads the keys and
-    values that it attends to (see [Note: pieces] in `rules.pieces`). With ``alike``, identical tiles are looked for and
-    evaluated once (see [Note: identical tiles] in `execute.alike`). With ``recall``,
-    backward reads back what the segment has stored, where only reductions look at it (see [Note: recall] in
-    `program.recall`).
+    and made again in backward (see [Note: dropped] in `execute.recompute`); 0 is not at all. With ``halo="share"``
+    tiles run in order and hand rows on; the grid cuts one axis. In so many ``pieces`` a tile of queries reads the keys
+    and values that it attends to (see [Note: pieces] in `rules.pieces`). With ``alike``, identical tiles are looked for
+    and evaluated once (see [Note: identical tiles] in `execute.alike`). With ``recall``, backward reads back what the
+    segment has stored, where only reductions look at it (see [Note: recall] in `program.recall`).
 
     All these decide. ``path`` names its modules for people and ``forecast`` predicts: neither makes it another one.
     """

@@ -18,7 +18,7 @@ from lightning_plugin.ops import Gather
 from lightning_plugin.private import Version, version
 from lightning_plugin.source import TensorSource, TileSource, instances_of, read_part, understood
 
-#: An image is asked for glass in no more parts than this, on an axis and in all.
+#: An image is asked for background in no more parts than this, on an axis and in all.
 PARTS_ON_AXIS, PARTS = 64, 1 << 13
 
 
@@ -69,13 +69,13 @@ class Image:
     def holds(self, box: Box) -> bytes | None:
         """What stands for the value of a box that is known to hold no other."""
         if self.tensor is not None:
-            return None if self.glass is None else self.glass.at(box)
+            return None if self.background is None else self.background.at(box)
         return value_key(self.constant(box))
 
     @cached_property
-    def glass(self) -> Constants | None:
-        """Where the image is known to be constant, if it is anywhere; see [Note: glass] in `constants`. A tensor that
-        does not say when it is written to is not looked at."""
+    def background(self) -> Constants | None:
+        """Where the image is known to be constant, if it is anywhere; see [Note: background] in `constants`. A tensor
+        that does not say when it is written to is not looked at."""
         if self.tensor is not None:
             space = len(self.source.shape) - self.instances - 1
             if self.version is None:
@@ -95,9 +95,9 @@ class Image:
         return Box.of([*(next(cut) if count > 1 else (0, count) for count in lead), *list(box.intervals())[:space]])
 
 
-def glass_of(images: Iterable[Image]) -> list[Constants | None]:
+def background_of(images: Iterable[Image]) -> list[Constants | None]:
     """What is known of images. From tensors that are all blank, as examples are, nothing follows for others."""
-    found = [(image.glass, image.tensor is not None) for image in images]
+    found = [(image.background, image.tensor is not None) for image in images]
     examples = all(tensor and (known is None or known.blank) for known, tensor in found)
     return [None if examples else known for known, _ in found]
 

@@ -31,8 +31,8 @@ from lightning_plugin.ops import Barrier
 from lightning_plugin.options import Chains, Options
 from lightning_plugin.passes import forget_failed
 from lightning_plugin.plan import Plan
+from lightning_plugin.planner.analysis.background import parts_of_background
 from lightning_plugin.planner.analysis.describe import signature, structure
-from lightning_plugin.planner.analysis.glass import parts_of_glass
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.calibration.calibrate import local_rates
 from lightning_plugin.planner.choose import choose_plan, choose_recipe, together
@@ -45,7 +45,7 @@ from lightning_plugin.program.compiled import Compiler
 from lightning_plugin.program.findings import Library
 from lightning_plugin.program.fixed import fixed
 from lightning_plugin.progress import Progress
-from lightning_plugin.recording import Recording, Rewriting, approximation, drawn, glass_of, image_gradient_bytes
+from lightning_plugin.recording import Recording, Rewriting, approximation, background_of, drawn, image_gradient_bytes
 from lightning_plugin.residency.homes import Homes, move
 from lightning_plugin.residency.host import make_room_for_pinned
 from lightning_plugin.team import Team
@@ -73,8 +73,8 @@ class Settings:
     to what steps were found to take beyond the budget; see [Note: workspaces]. ``plan`` is the last plan that
     ran, ``ledger`` what its step used where a budget is kept. ``progress`` tells of steps while they last,
     ``library`` is what they have found of tiles, ``compiler`` what compiles their tapes. ``homes`` are where streamed
-    tensors live, ``owed`` is what optimizers keep for each tensor, by identity. ``lost`` is the first operator whose
-    result was not finite, in the first step whose loss was not.
+    tensors live, ``owed`` is what optimizers keep for each tensor, by identity. ``non_finite`` is the first operator
+    whose result was not finite, in the first step whose loss was not.
     """
 
     options: Options = field(default_factory=Options)
@@ -93,7 +93,7 @@ class Settings:
     homes: Homes = field(default_factory=Homes, init=False)
     compiler: Compiler | None = field(default=None, init=False)
     owed: dict[int, int] = field(default_factory=dict, init=False)
-    _lost: finite.Lost | None = field(default=None, init=False)
+    _non_finite: finite.NonFinite | None = field(default=None, init=False)
     _looks: WeakSet[finite.Look] = field(default_factory=WeakSet, init=False)
     _plans: dict[Any, list[Plan]] = field(default_factory=dict, init=False)
     _recipes: dict[Any, list[Recipe]] = field(default_factory=dict, init=False)
@@ -148,7 +148,7 @@ class Settings:
 
         if drawn(recording.nodes):  # the next step's splits are others, and so is what their tiles need
             return self.within([], recording, options.budget)
-        key = signature(recording, gradients=not self.accumulates), glass(recording)
+        key = signature(recording, gradients=not self.accumulates), background(recording)
         known = put_last(self._plans, key, self._plans.get(key, []), MOST_PLANS)
         return self.within(known, recording, options.budget)
 
@@ -157,7 +157,7 @@ class Settings:
         options = self.options
         forward = Grid(options.tiles) if options.tiles else None
         backward = Grid(options.backward_tiles) if options.backward_tiles else None
-        alike = forward is not None and bool(glass(recording))
+        alike = forward is not None and bool(background(recording))
         return marked(fixed(recording.nodes, forward, backward, halo=options.halo, alike=alike), recording)
 
     def within(self, known: list[Plan], recording: Recording, budget: int) -> Plan:
@@ -241,7 +241,7 @@ class Settings:
         weights = [(t.shape, t.dtype) for t in tensors_of(recording) if isinstance(t, nn.Parameter)]
         about = shelf.key_of(
             structure(recording, not self.accumulates), weights, self.accumulates, budget, calls, described,
-            glass(recording),
+            background(recording),
             tuple(network.below.get(id(t)) for t in tensors_of(recording)),
             tuple(map(network.owes, network.captured)),
         )  # fmt: skip
@@ -325,9 +325,9 @@ class Settings:
         return CallBytes(weights, max(0, plain - here), image_gradient_bytes(recording), workspaces)
 
     def look(self, recording: Recording, values: Sequence[Value], vectors: Mapping[Value, Tensor]) -> None:
-        """Have it found out in backward whether a loss is finite; see [Note: lost] in `execute.finite`."""
+        """Have it found out in backward whether a loss is finite; see [Note: non-finite] in `execute.finite`."""
         results = finite.followed(values, vectors)
-        if self._lost is not None or not results:
+        if self._non_finite is not None or not results:
             return
         look = finite.Look(results, recording, vectors)
         self._looks.add(look)
@@ -335,10 +335,10 @@ class Settings:
             t.register_hook(lambda _: self.read(look))
 
     @property
-    def lost(self) -> finite.Lost | None:
+    def non_finite(self) -> finite.NonFinite | None:
         for look in list(self._looks):
             self.read(look)
-        return self._lost
+        return self._non_finite
 
     def read(self, look: finite.Look) -> None:
         """Where a loss is not finite, find the operator that was the first to make something that is not, once, and
@@ -348,7 +348,7 @@ class Settings:
         self._looks.discard(look)
         recording, known = look.taken()
         first = None
-        if self._lost is None and look.lost():
+        if self._non_finite is None and look.non_finite():
             first = finite.first_vector(recording.nodes, known)
         if first is None:
             return
@@ -361,12 +361,14 @@ class Settings:
                 found = self.look_in_tiles(recording, value, known)
             except EngineError as refused:
                 more = f" (its tiles are not looked at: {refused})"
-        self._lost = found or finite.Lost(how, finite.named(node))
-        log.warning("what is trained for is not finite: %s%s", self._lost, more)
+        self._non_finite = found or finite.NonFinite(how, finite.named(node))
+        log.warning("what is trained for is not finite: %s%s", self._non_finite, more)
 
-    def look_in_tiles(self, recording: Recording, value: Value, vectors: Mapping[Value, Tensor]) -> finite.Lost | None:
-        """Run what a lost vector is made of once more, within what the step has left of the budget, and look at each
-        tile."""
+    def look_in_tiles(
+        self, recording: Recording, value: Value, vectors: Mapping[Value, Tensor]
+    ) -> finite.NonFinite | None:
+        """Run what a vector that is not finite is made of once more, within what the step has left of the budget, and
+        look at each tile."""
         again, known = finite.in_tiles(recording, value, vectors)
         ran, watch = self.plan, finite.Watch()
         budget = self.options.budget if self.given is None else self.given.budget or self.given.peak_bytes
@@ -381,9 +383,9 @@ class Settings:
         return watch.found()
 
 
-def glass(recording: Recording) -> tuple[int, ...]:
-    """How much of its images is glass: a plan is for about so much."""
-    return parts_of_glass(glass_of(recording.images))
+def background(recording: Recording) -> tuple[int, ...]:
+    """How much of its images is background: a plan is for about so much."""
+    return parts_of_background(background_of(recording.images))
 
 
 def marked(plan: Plan, recording: Recording) -> Plan:

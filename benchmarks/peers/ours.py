@@ -9,14 +9,14 @@ from benchmarks.peers.networks import Headed
 from benchmarks.peers.steps import Step, loss_of
 from benchmarks.peers.works import VALUE, Work, tissue
 from lightning_plugin import Box, LazyImage, TiledModule
-from tests.lightning_plugin.glass import Glass
+from tests.lightning_plugin.background import Background
 
 
 def tiled(net: Headed, image: Tensor, work: Work, budget: int) -> tuple[Step, TiledModule]:
     """The step, and the module that knows its plan. A slide knows its glass, as slides of the application do."""
     module = TiledModule(net, budget=budget)
     first, last = tissue(work.side, 1 - work.glass)
-    slide = Glass(image, Box((first, first), (last, last)), VALUE) if work.glass else None
+    slide = Background(image, Box((first, first), (last, last)), VALUE) if work.glass else None
 
     def step() -> None:
         loss_of(module(image if slide is None else LazyImage(slide))).backward()

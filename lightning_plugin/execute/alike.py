@@ -5,8 +5,8 @@ same (constant, with the same values; or made by one computation), and all their
 same borders and are padded alike (a window wider than a tile is padded by another length in each tile near the border):
 then they are the same computation. Forward computes one of them, writes it to all of their places and merges its share
 of each reduction as often as there are tiles. Where a stored map comes out constant is noted when it is written
-([Note: glass] in `constants`), and so is which of its tiles one computation has made: kernels do not give all positions
-of a constant tile the same last bits. So the next segment finds identical tiles in it too.
+([Note: background] in `constants`), and so is which of its tiles one computation has made: kernels do not give all
+positions of a constant tile the same last bits. So the next segment finds identical tiles in it too.
 
 Backward is linear in the cotangents: one evaluation, pulled back with the sum of the tiles' cotangents, gives the sum
 of their parameter gradients. Where what is read needs a gradient, each tile has its own, and is evaluated by itself: a

@@ -150,7 +150,7 @@ class Backward:
         with (
             torch.autocast(segment.kind, enabled=False),
             segment.counted(self.tapes, self.likeness()) as known,
-            segment.at.courier.pooling(),
+            segment.at.queue.pooling(),
         ):
             if known and segment.rehearsal is not None:
                 self.gradients.blank(filter(self.wanted, self.program.reads))

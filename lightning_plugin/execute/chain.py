@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.chain import Body, Chain
-from lightning_plugin.execute.again import Inputs
 from lightning_plugin.execute.frame import Frame, Step
 from lightning_plugin.execute.held import Held, rehearsed
+from lightning_plugin.execute.recompute import Inputs
 from lightning_plugin.execute.streams import as_used, lasting
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import Barrier, VectorOp

@@ -1,12 +1,13 @@
 """Where numbers stop being finite: which operator was the first to make one that is not, of finite ones.
 
-[Note: lost] A number that is not finite is *lost*: what is computed from it mostly is, too. Whether a small result that
-training follows (a loss) is lost, its device says in its own time, and it is read when the first gradient comes to the
-results of the recording, or when the user asks. Then the recording is looked through once: its small vectors are all
-there, and the first lost one among them, in the order in which they were recorded, tells where to look. What it is made
-of in tiles runs once more as a recording of its own, under a plan for what the step has left of the budget, and each
-tile of each operator is looked at. In between nothing has changed that it depends on: running statistics are not read
-where they are moved, numbers that were drawn are among the vectors, and the others depend on the step's key.
+[Note: non-finite] Numbers that are computed from a non-finite one are mostly non-finite, too. Whether a small result
+that training follows (a loss) is not finite, its device says in its own time, and it is read when the first gradient
+comes to the results of the recording, or when the user asks. Then the recording is looked through once: its small
+vectors are all there, and the first non-finite one among them, in the order in which they were recorded, tells where to
+look. What it is made of in tiles runs once more as a recording of its own, under a plan for what the step has left of
+the budget, and each tile of each operator is looked at. In between nothing has changed that it depends on: running
+statistics are not read where they are moved, numbers that were drawn are among the vectors, and the others depend on
+the step's key.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ CAST = "_to_copy"
 How = Literal["NaN", "infinite"]
 
 
-def lost(t: Tensor) -> How | None:
+def how_non_finite(t: Tensor) -> How | None:
     """How a tensor is not finite, if it is not; found without a copy of it."""
     if t.is_complex():
         t = torch.view_as_real(t)
@@ -45,14 +46,14 @@ def lost(t: Tensor) -> How | None:
 
 
 @dataclass(frozen=True)
-class Lost:
+class NonFinite:
     """What was the first not to be finite (a result, or what was given), ``where`` of it, and what was infinite before
     the first NaN."""
 
     how: How
     what: str
     where: str = ""
-    before: Lost | None = None
+    before: NonFinite | None = None
 
     def __str__(self) -> str:
         found = f"the first {'NaN' if self.how == 'NaN' else 'infinite value'} is in {self.what}{self.where}"
@@ -64,18 +65,18 @@ class Watch:
     """What is looked at while a recording is run again: the first operator of those that were recorded whose result is
     infinite, and the first whose result is NaN."""
 
-    first: dict[How, tuple[int, Lost]] = field(default_factory=dict)
+    first: dict[How, tuple[int, NonFinite]] = field(default_factory=dict)
 
     def see(self, node: Node, tile: Tensor, owned: Sequence[Box] = ()) -> None:
         """Look at what an operator made of a tile that owns these boxes of its segment's targets."""
         if "NaN" in self.first and node.serial >= self.first["NaN"][0]:
             return
-        how = lost(tile)
+        how = how_non_finite(tile)
         if how is not None and (how not in self.first or node.serial < self.first[how][0]):
             box = next((b for b in owned if not b.empty), None)
-            self.first[how] = node.serial, Lost(how, named(node), "" if box is None else f", in the tile {box}")
+            self.first[how] = node.serial, NonFinite(how, named(node), "" if box is None else f", in the tile {box}")
 
-    def found(self) -> Lost | None:
+    def found(self) -> NonFinite | None:
         """NaN, and what was infinite before it; or what was infinite."""
         nan, infinite = self.first.get("NaN"), self.first.get("infinite")
         if nan is None or infinite is None:
@@ -121,7 +122,7 @@ class Look:
         """What is known, which is let go here: results may live on."""
         return self.known.pop()
 
-    def lost(self) -> bool:
+    def non_finite(self) -> bool:
         """Whether one of the results is not finite."""
         if self.ready is not None:
             self.ready.synchronize()
@@ -132,23 +133,23 @@ def first_vector(nodes: Sequence[Node], vectors: Mapping[Value, Tensor]) -> tupl
     """The first of the vectors, as they were recorded, that is not finite, and its operator."""
     for node in nodes:
         for v in node.outputs:
-            if not v.is_map and v in vectors and (how := lost(vectors[v])) is not None:
+            if not v.is_map and v in vectors and (how := how_non_finite(vectors[v])) is not None:
                 return node, v, how
     return None
 
 
-def at_once(nodes: Sequence[Node], node: Node, value: Value, how: How) -> Lost | None:
-    """What a lost vector says by itself; None where it is made of tiles that have to be looked at."""
+def at_once(nodes: Sequence[Node], node: Node, value: Value, how: How) -> NonFinite | None:
+    """What a vector that is not finite says by itself; None where it is made of tiles that have to be looked at."""
     if isinstance(node.op, Captured):
         user = next((n.label for n in nodes if value in n.inputs), "the step")
-        return Lost(how, f"a tensor of shape {value.shape} that {user} uses: it was not finite before the step")
-    return None if isinstance(node.op, (ReduceOp, Gather)) else Lost(how, named(node))
+        return NonFinite(how, f"a tensor of shape {value.shape} that {user} uses: it was not finite before the step")
+    return None if isinstance(node.op, (ReduceOp, Gather)) else NonFinite(how, named(node))
 
 
 def in_tiles(
     recording: Recording, value: Value, vectors: Mapping[Value, Tensor]
 ) -> tuple[Recording, dict[Value, Tensor]]:
-    """What a lost vector is made of, to be run once more; and the vectors that are known."""
+    """What a vector that is not finite is made of, to be run once more; and the vectors that are known."""
     assert value.node is not None
     known = {v: t for v, t in vectors.items() if v not in value.node.outputs}
     return Recording(tuple(ancestors([value], known)), recording.bindings, frozenset(known)), known

@@ -45,7 +45,7 @@ class Forward:
         run = self.segment
         where = [read_from(v, self.handle(v)) for v in run.program.reads]
         likeness = run.likeness(self.tapes, self.inputs, where, "forward")
-        with run.counted(self.tapes, likeness) as known, run.at.courier.pooling():
+        with run.counted(self.tapes, likeness) as known, run.at.queue.pooling():
             if known and run.rehearsal is not None:
                 return [torch.empty(v.shape, dtype=v.dtype, device=v.device) for v in run.outputs]
             self.watched = not known
@@ -136,12 +136,12 @@ class Forward:
             self.merge(i, part)
 
     def near(self, owned: Owned) -> bool:
-        """Whether something that a tile reads is glass in part."""
+        """Whether something that a tile reads is background in part."""
         return bool(self.segment.known) and self.segment.near(self.tapes.boxes(owned))
 
     def note(self, i: int, boxes: Sequence[Box], tile: Tensor, near: bool) -> None:
-        """Note where a stored map is constant that one tile was written to; it may be so where that is ``near`` glass.
-        A rehearsal looks too, so that memory is there for it."""
+        """Note where a stored map is constant that one tile was written to; it may be so where that is ``near``
+        background. A rehearsal looks too, so that memory is there for it."""
         v = self.segment.program.targets[i].stored
         if v is None:
             return

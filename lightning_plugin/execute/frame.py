@@ -70,7 +70,8 @@ class Frame:
     tensors. ``stored`` are boundaries, and ``tokens`` what stands for each of them in autograd's graph. ``streams`` has
     the vectors that are there for a use only. ``chains`` is what the plan says of each chain, by its node's serial
     number; ``spare`` are vectors that a rehearsal leaves out. In so many segments, from the
-    first on, it is looked where maps are constant (``glass``): up to the last that the plan has share identical tiles.
+    first on, it is looked where maps are constant (``background``): up to the last that the plan has share identical
+    tiles.
     """
 
     bindings: Bindings
@@ -82,7 +83,7 @@ class Frame:
     streams: Streams | None = None
     chains: Mapping[int, ChainPlan] = field(default_factory=dict)
     spare: Set[Value] = frozenset()
-    glass: int = 0
+    background: int = 0
 
     def __contains__(self, v: object) -> bool:
         return v in self.vectors or v in self.whole or v in self.stored

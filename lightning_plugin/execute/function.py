@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_plugin.execute.again import Again, Inputs
 from lightning_plugin.execute.backward import Backward
 from lightning_plugin.execute.forward import Forward
 from lightning_plugin.execute.frame import Frame
+from lightning_plugin.execute.recompute import Inputs, Recompute
 from lightning_plugin.execute.room import make_room
 from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.execute.streams import lasting
@@ -113,7 +113,7 @@ class SegmentFunction(torch.autograd.Function):
         stored = {v: frame.stored[v] for v in run.stored}
         boundaries = {v: frame.stored[v] for v in run.boundaries}
         if run.plan.drop:
-            again = Again(run, Inputs.of([t.detach() for t in inputs], frame.streams), stored, boundaries)
+            again = Recompute(run, Inputs.of([t.detach() for t in inputs], frame.streams), stored, boundaries)
             for handle in stored.values():
                 handle.again = again
         ctx.carried = made.carried

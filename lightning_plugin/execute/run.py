@@ -29,7 +29,7 @@ from lightning_plugin.program.program import Program, Target, programs
 from lightning_plugin.progress import ranged
 from lightning_plugin.residency.copies import Copies
 from lightning_plugin.residency.tiers import Home
-from lightning_plugin.residency.transfer import Courier
+from lightning_plugin.residency.transfer import TransferQueue
 from lightning_plugin.trees import tree_leaves
 
 
@@ -40,8 +40,8 @@ def run_plan(plan: Plan, nodes: Sequence[Node], frame: Frame) -> None:
     below = {nodes[place].outputs[0] for place in (*plan.on_host, *plan.on_disk)}
     chains = {nodes[chain.node].serial: chain for chain in plan.chains}
     streams = streams_of(below, plan.fetched_ahead, nodes, stages, frame)
-    glass = max((place for place, s in enumerate(plan.segments, 1) if s.alike), default=0)
-    frame = replace(frame, streams=streams, chains=chains, glass=glass)
+    background = max((place for place, s in enumerate(plan.segments, 1) if s.alike), default=0)
+    frame = replace(frame, streams=streams, chains=chains, background=background)
     run_stages(stages, nodes, frame)
 
 
@@ -90,8 +90,8 @@ def streams_of(
     uses = {use: vectors for stage in stages for use, vectors in stage.uses_of()}
     uses |= {(-1, n.serial): n.inputs for n in nodes if isinstance(n.op, (VectorOp, Barrier))}
     lower = step.homes if step.rehearsal is None else None
-    courier = Courier(ahead and lower is not None, progress=step.progress)
-    return Streams(Copies(captured, lower, courier, step.ledger), uses, nodes, step.ledger, ahead)
+    queue = TransferQueue(ahead and lower is not None, progress=step.progress)
+    return Streams(Copies(captured, lower, queue, step.ledger), uses, nodes, step.ledger, ahead)
 
 
 @dataclass(eq=False)
@@ -103,7 +103,7 @@ class Stage:
     program: Program | None
     fused: Mapping[int, Node]
     place: int
-    courier: Courier
+    queue: TransferQueue
     last: list[Value] = field(default_factory=list)
 
     def reads(self) -> list[Value]:
@@ -145,7 +145,7 @@ class Stage:
                 f"segment {self.place} shares halos, so its tiles run in order and cannot be shared among ranks; use "
                 'halo="recompute"'
             )
-        at = Home(self.plan.tier, self.courier)
+        at = Home(self.plan.tier, self.queue)
         with frame.use((self.place, -1), program.vectors):
             run_segment(SegmentRun(program, frame, self.plan, at, self.place), frame)
 
@@ -184,10 +184,10 @@ def prepare(plan: Plan, nodes: Sequence[Node], step: Step, first: int = 0) -> li
     """The segments of a plan, whose places count from ``first``, and after which of them each map may go."""
     stages = []
     stand = None if step.rehearsal is None else step.rehearsal.away
-    courier = Courier(any(s.ahead for s in plan.segments), step.folder, step.progress, stand)
+    queue = TransferQueue(any(s.ahead for s in plan.segments), step.folder, step.progress, stand)
     for place, (segment, here, program) in enumerate(programs(plan, nodes), first):
         fused = pairs([t.node for t in here], nodes) if segment.keep else {}
-        stages.append(Stage(segment, here, program, fused, place, courier))
+        stages.append(Stage(segment, here, program, fused, place, queue))
     seen: set[int] = set()
     for stage in reversed(stages):
         touched = [*stage.reads(), *(v for t in stage.targets for v in t.node.outputs if v.is_map)]

@@ -87,7 +87,7 @@ class SegmentRun:
         #: The boundaries that tiles read piece by piece.
         self.strips = strips(program, self.boundaries) if self.plan.pieces > 1 else {}
         self.trains = any(v.requires_grad for v in (*self.outputs, *self.stored))
-        #: Where what is read is known to be constant, if it is anywhere; see [Note: glass] in `constants`.
+        #: Where what is read is known to be constant, if it is anywhere; see [Note: background] in `constants`.
         self.known = {id(v): found for v in program.reads if (found := self.knowledge(v, frame)) is not None}
         #: Whether some tiles may turn out identical; see [Note: identical tiles] in `alike`.
         self.alike = not self.scans and not self.strips and may_be_alike(program, lambda v: self.known.get(id(v)))
@@ -97,7 +97,7 @@ class SegmentRun:
     def knowledge(self, v: Value, frame: Frame) -> Constants | None:
         """Where something that is read is known to be constant, as far as the plan counts on that. A rehearsal takes it
         that something is known, so that memory is there where it is."""
-        if self.place >= frame.glass:
+        if self.place >= frame.background:
             return None
         if v in self.boundaries:
             return frame.stored[v].constants
@@ -105,7 +105,7 @@ class SegmentRun:
         if self.rehearsal is not None:
             return Constants(v.space.extent)
         if image is not None:
-            return image.glass
+            return image.background
         return None if tensor is None else Constants.compared(v.space, tensor)
 
     def near(self, need: Mapping[int, Box]) -> bool:
@@ -342,7 +342,7 @@ class SegmentRun:
 
     def constants(self, v: Value, frame: Frame) -> Constants | None:
         """New cells in which a stored map may be noted as constant, where it may be and a later segment asks."""
-        return Constants(v.space.extent) if self.known and self.place + 1 < frame.glass else None
+        return Constants(v.space.extent) if self.known and self.place + 1 < frame.background else None
 
 
 def outline(program: Program, grid: Grid) -> list[tuple[Mapping[int, Box], Owned]]:
@@ -386,7 +386,7 @@ def in_pieces(
 ) -> Pieces:
     """A box of a boundary in so many pieces; ``give`` takes the gradient of each."""
     boxes, ends = strip.boxes(box, count), tuple(end * strip.inner for end in strip.ends(count))
-    if handle.home.courier.stand is not None:
+    if handle.home.queue.stand is not None:
         ends = ends[: TELLING + 1]
 
     def read(piece: int) -> Tensor:

@@ -124,7 +124,7 @@ def by_stage(
         groups[when].append(place)
         axes[when] = max(axes.get(when, 0), len(space.extent))
     segments = []
-    alike |= any(isinstance(n.op, Source) and n.op.lies == "elsewhere" for n in nodes)  # which may know of glass
+    alike |= any(isinstance(n.op, Source) and n.op.lies == "elsewhere" for n in nodes)  # which may know of background
     for when in sorted(groups):
         forward = fit(grid, axes[when], inner)
         back = fit(backward, axes[when], inner) if backward else forward

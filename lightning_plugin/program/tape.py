@@ -33,7 +33,8 @@ from lightning_plugin.program.structure import varies
 #: Reads a box of a map: a tile, or what gives it piece by piece.
 Read = Callable[[Value, Box], Tensor | Pieces]
 Emit = Callable[[int, Box, Sequence[Tensor]], None]
-#: Looks at what an operator made of a tile, given what that owns of each target; see [Note: lost] in `execute.finite`.
+#: Looks at what an operator made of a tile, given what that owns of each target; see [Note: non-finite] in
+#: `execute.finite`.
 See = Callable[[Node, Tensor, Sequence[Box]], None]
 
 

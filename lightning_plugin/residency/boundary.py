@@ -15,7 +15,7 @@ from lightning_plugin.ledger import Ledger, watched
 from lightning_plugin.passes import current_pass
 from lightning_plugin.plan import DEEPEST
 from lightning_plugin.residency.numbered import Numbered
-from lightning_plugin.residency.tiers import DeviceMemory, Home, Lane
+from lightning_plugin.residency.tiers import DeviceMemory, Home, LowerMap
 from lightning_plugin.rules.reductions import wide
 
 
@@ -34,7 +34,7 @@ class Cotangent:
         self.device = device
         self.home = home
         self.ledger = ledger
-        self.data: DeviceMemory | Lane | None = None
+        self.data: DeviceMemory | LowerMap | None = None
         self.largest = 0
         self.collected_in = -1
 
@@ -48,7 +48,7 @@ class Cotangent:
     def add(self, box: Box, gradient: Tensor, ahead: bool = False) -> None:
         self.room().add(box, gradient, ahead)
 
-    def room(self) -> DeviceMemory | Lane:
+    def room(self) -> DeviceMemory | LowerMap:
         """What holds it, zero until something was added."""
         if not self.begun:
             with watched(self.ledger):
@@ -59,7 +59,7 @@ class Cotangent:
         return self.there
 
     @property
-    def there(self) -> DeviceMemory | Lane:
+    def there(self) -> DeviceMemory | LowerMap:
         if self.data is None:
             raise AssertionError("a cotangent is read before anything was added to it")
         return self.data
@@ -126,11 +126,11 @@ class Boundary:
         self.whole = Box.whole(layout.extent)
         self.device = device
         self.home = home or Home()
-        self.data: DeviceMemory | Lane | None = None
+        self.data: DeviceMemory | LowerMap | None = None
         self.cotangent = Cotangent(layout, dtype, device, self.home, ledger)
         self.constants = constants
         self.made = made
-        #: Makes the data again, where it is let go after forward; see [Note: dropped] in `execute.again`.
+        #: Makes the data again, where it is let go after forward; see [Note: dropped] in `execute.recompute`.
         self.again: Maker | None = None
         self.make_room()
 
@@ -156,7 +156,7 @@ class Boundary:
             self.again(min(deepest, self.again.depth))
 
     @property
-    def there(self) -> DeviceMemory | Lane:
+    def there(self) -> DeviceMemory | LowerMap:
         if self.data is None:
             raise AssertionError("a boundary is used after it was let go")
         return self.data

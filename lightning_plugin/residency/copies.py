@@ -13,7 +13,7 @@ from lightning_plugin.graph import Value
 from lightning_plugin.ledger import Ledger, watched
 from lightning_plugin.private import version
 from lightning_plugin.residency.homes import Below
-from lightning_plugin.residency.transfer import Arrivals, Courier, Pending, Transfer, arriving
+from lightning_plugin.residency.transfer import Arrivals, Pending, Transfer, TransferQueue, arriving
 
 
 class Copies:
@@ -23,12 +23,12 @@ class Copies:
     """
 
     def __init__(
-        self, captured: Mapping[Value, Tensor], below: Below | None, courier: Courier, ledger: Ledger | None
+        self, captured: Mapping[Value, Tensor], below: Below | None, queue: TransferQueue, ledger: Ledger | None
     ) -> None:
         self.captured = captured
         self.versions = {v: version(t) for v, t in captured.items()}
         self.below = below
-        self.courier = courier
+        self.queue = queue
         self.ledger = ledger
         self.arrivals: Arrivals[Value] = Arrivals()
         self.living: dict[Value, weakref.ref[Tensor]] = {}
@@ -58,8 +58,8 @@ class Copies:
             room = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=v.device)
         if below is None:
             held = [room]
-            return self.courier.send(Transfer(held, lambda: None, lambda: held[0]), ahead=False)
-        return self.courier.send(arriving(room, lambda here: below.read(tensor, here)), ahead=True)
+            return self.queue.send(Transfer(held, lambda: None, lambda: held[0]), ahead=False)
+        return self.queue.send(arriving(room, lambda here: below.read(tensor, here)), ahead=True)
 
     def rest(self) -> None:
         """Nothing is fetched any more."""

@@ -21,11 +21,11 @@ from lightning_plugin.layout import Layout
 from lightning_plugin.residency.disk import DiskFile
 from lightning_plugin.residency.host import HostMemory
 from lightning_plugin.residency.numbered import Numbered
-from lightning_plugin.residency.transfer import Arrivals, Courier, Lower, Pending
+from lightning_plugin.residency.transfer import Arrivals, Lower, Pending, TransferQueue
 
 
 class DeviceMemory:
-    """One map, with the methods of a `Lane`. Its tiles are views, so that each lies where it belongs."""
+    """One map, with the methods of a `LowerMap`. Its tiles are views, so that each lies where it belongs."""
 
     finds = False
 
@@ -54,14 +54,14 @@ class DeviceMemory:
         return
 
 
-class Lane:
-    """A map on a lower tier, written and read through a courier. ``largest`` are the positions of its largest tile in
-    the pass at hand."""
+class LowerMap:
+    """A map on a lower tier, written and read through a transfer queue. ``largest`` are the positions of its largest
+    tile in the pass at hand."""
 
-    def __init__(self, there: Lower, courier: Courier) -> None:
+    def __init__(self, there: Lower, queue: TransferQueue) -> None:
         self.largest = 0
         self.there = there
-        self.courier = courier
+        self.queue = queue
         self.sent: Pending | None = None
         self.fetched: Arrivals[Box] = Arrivals()
         #: Whether a tile for which another stands need not be written; see `numbered`.
@@ -69,13 +69,13 @@ class Lane:
 
     def write(self, box: Box, tile: Tensor, ahead: bool = False) -> None:
         self.settle()
-        self.sent = self.courier.send(self.there.sending(box, tile, self.courier.pool.lender(box, self.largest)), ahead)
+        self.sent = self.queue.send(self.there.sending(box, tile, self.queue.pool.lender(box, self.largest)), ahead)
         if not ahead:
             self.settle()
 
     def add(self, box: Box, tile: Tensor, ahead: bool = False) -> None:
         self.settle()
-        self.sent = self.courier.send(self.there.adding(box, tile, self.courier.pool.lender(box, self.largest)), ahead)
+        self.sent = self.queue.send(self.there.adding(box, tile, self.queue.pool.lender(box, self.largest)), ahead)
         if not ahead:
             self.settle()
 
@@ -84,7 +84,7 @@ class Lane:
         self.fetched.begin(box, lambda: self.fetching(box, ahead=True))
 
     def fetching(self, box: Box, ahead: bool) -> Pending:
-        return self.courier.send(self.there.fetching(box, self.courier.pool.lender(box, self.largest)), ahead)
+        return self.queue.send(self.there.fetching(box, self.queue.pool.lender(box, self.largest)), ahead)
 
     def read(self, box: Box) -> Tensor:
         """A box, which was fetched, or is read now: after what is on its way there."""
@@ -121,7 +121,7 @@ class Home:
     """Where a map is to be: its tier, and who does the transfers where that is a lower one."""
 
     tier: str = "device"
-    courier: Courier = field(default_factory=Courier)
+    queue: TransferQueue = field(default_factory=TransferQueue)
 
     def room(
         self,
@@ -130,11 +130,11 @@ class Home:
         device: torch.device,
         zero: bool = False,
         made: Numbered | None = None,
-    ) -> DeviceMemory | Lane:
+    ) -> DeviceMemory | LowerMap:
         """Room for a map, of which a lower tier finds some tiles by their numbers."""
         if self.tier == "device":
             return DeviceMemory(layout, dtype, device, zero)
-        stand = self.courier.stand
+        stand = self.queue.stand
         if stand is not None:
-            return Lane(stand(layout, dtype, device, self.tier), self.courier)
-        return Lane(LOWER[self.tier](layout, dtype, device, zero, self.courier.folder, made), self.courier)
+            return LowerMap(stand(layout, dtype, device, self.tier), self.queue)
+        return LowerMap(LOWER[self.tier](layout, dtype, device, zero, self.queue.folder, made), self.queue)

@@ -5,8 +5,8 @@ fetched while it computes this one. There is one thread for the maps of a run, f
 written, and what is added to has been read. Memory stays bounded and known beforehand: one transfer to a map is under
 way at a time, one tile of it is fetched ahead, and whatever a transfer needs is borrowed by the thread that computes,
 so that the ledger and a rehearsal count it; see [Note: pool] in `pool`. A transfer that failed says so at the next one,
-or at the end of its segment. Copies of streamed tensors have a courier of their own: they are large, and a tile would
-wait behind them.
+or at the end of its segment. Copies of streamed tensors have a transfer queue of their own: they are large, and a tile
+would wait behind them.
 
 On any other device there is no such stream, and work is done where it is asked for.
 """
@@ -158,7 +158,7 @@ class Arrivals(Generic[Key]):
             self.coming.popitem()[1].wait()
 
 
-class Courier:
+class TransferQueue:
     """Who does transfers: a thread, where some go ``ahead``, else whoever asks.
 
     While a segment passes over its tiles they share a ``pool`` of buffers; otherwise each has its own. In a rehearsal

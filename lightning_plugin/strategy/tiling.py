@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lightning_plugin.capture.lazy import LazyTensor
 from lightning_plugin.capture.materialize import materialize, recording_eagerly
-from lightning_plugin.execute.finite import Lost
+from lightning_plugin.execute.finite import NonFinite
 from lightning_plugin.memory import default_budget
 from lightning_plugin.options import Options, Size, StrategyWords
 from lightning_plugin.plan import Plan
@@ -91,9 +91,9 @@ class Tiling:
         return self.settings.peak_bytes
 
     @property
-    def lost(self) -> Lost | None:
+    def non_finite(self) -> NonFinite | None:
         """In the first step whose loss was not finite, what was the first not to be."""
-        return self.settings.lost
+        return self.settings.non_finite
 
     @property
     def report(self) -> StepReport | None:

@@ -33,7 +33,7 @@ def mirrored(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
 
 
 def margins(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Tissue in the middle of glass."""
+    """Tissue in the middle of background."""
     image = torch.full(shape, 0.75)
     h, w = shape[2] // 3, shape[3] // 3
     image[..., h : 2 * h + 1, w : 2 * w + 1] = torch.randn((*shape[:2], h + 1, w + 1), generator=generator)

@@ -20,7 +20,7 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.options import Options
 from lightning_plugin.settings import Settings
 from tests.exactness import TOLERANCE, asked, compare, flat
-from tests.lightning_plugin.glass import Glass
+from tests.lightning_plugin.background import Background
 from tests.zoo import ZOO, ZooEntry, fill
 from wsi_trainer.models import (
     AttentionPooling,
@@ -64,7 +64,7 @@ def test_a_constant_image_is_no_special_case(entry: ZooEntry, value: float, know
     twin, rounded = copy.deepcopy(net), copy.deepcopy(net)
     image = torch.full(entry.shape, value, dtype=torch.float64)
     space = image.dim() - 2
-    source = Glass(image, Box((0,) * space, (0,) * space), value) if knows and len(image) == 1 else image
+    source = Background(image, Box((0,) * space, (0,) * space), value) if knows and len(image) == 1 else image
     expected = step(net, image)
     actual = step(twin, LazyImage(source, settings=asked((3, 2, 2)[:space])))
     assert all(e.isfinite().all() for e in expected)

@@ -15,19 +15,19 @@ from lightning_plugin import LazyImage, TiledModule, make_plan, materialize
 from lightning_plugin.boxes import Box
 from lightning_plugin.progress import Kind
 from tests.exactness import TOLERANCE, compare, flat
+from tests.lightning_plugin.background import Background
 from tests.lightning_plugin.cases import still
-from tests.lightning_plugin.glass import Glass
 from tests.lightning_plugin.outside import account
 from tests.zoo import ZOO, fill
 
 
-def slide(channels: int = 3, side: int = 120, batch: int = 1) -> Glass:
+def slide(channels: int = 3, side: int = 120, batch: int = 1) -> Background:
     generator = torch.Generator().manual_seed(3)
     x = torch.full((batch, channels, side, side + 9), 0.7, dtype=torch.float64)
     tissue = Box((side // 3, side // 4), (side // 2, side // 2))
     part = x[..., tissue.lo[0] : tissue.hi[0], tissue.lo[1] : tissue.hi[1]]
     part.copy_(torch.randn(part.shape, generator=generator, dtype=torch.float64))
-    return Glass(x, tissue, 0.7)
+    return Background(x, tissue, 0.7)
 
 
 class Count:
@@ -62,7 +62,7 @@ def plainly() -> nn.Module:
 
 
 class Attention(nn.Module):
-    """Gated attention over positions, and a maximum with ties all over the glass."""
+    """Gated attention over positions, and a maximum with ties all over the background."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ def test_identical_tiles_change_nothing(name: str, train: bool, batch: int) -> N
 
 
 def test_dropout_is_drawn_for_every_position() -> None:
-    """Glass under dropout is not the same everywhere: no tile stands for another."""
+    """Background under dropout is not the same everywhere: no tile stands for another."""
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Dropout(0.5), nn.Conv2d(4, 2, 1)).double()
     tiled = TiledModule(net, tiles=(6, 6))
     count = counted(tiled)
@@ -123,7 +123,7 @@ def test_dropout_is_drawn_for_every_position() -> None:
 
 
 def test_what_differs_at_a_border_is_not_shared() -> None:
-    """Zeros are padded at the image's own border, so glass looks otherwise there."""
+    """Zeros are padded at the image's own border, so background looks otherwise there."""
     net = nn.Conv2d(3, 2, 5, padding=2).double()
     source = slide()
     out = materialize(TiledModule(net, tiles=(7, 5))(LazyImage(source)))
@@ -184,7 +184,7 @@ LAYERS = st.one_of(
     tiles=st.tuples(st.integers(1, 6), st.integers(4, 12)),
     back=st.tuples(st.integers(1, 6), st.integers(4, 12)),
 )
-def test_windows_of_any_size_on_glass(
+def test_windows_of_any_size_on_background(
     layers: list[nn.Module], size: tuple[int, int], tissue: int, tiles: tuple[int, int], back: tuple[int, int]
 ) -> None:
     """Also windows that are wider than tiles, of which each near the border is padded by another length."""
@@ -199,7 +199,7 @@ def test_windows_of_any_size_on_glass(
         expected = plain(x)
     except RuntimeError:
         assume(False)  # PyTorch refuses: nothing is left of the image
-    source = Glass(x, Box((0, 0), (tissue, tissue)), 0.7)
+    source = Background(x, Box((0, 0), (tissue, tissue)), 0.7)
     actual = TiledModule(net, tiles=tiles, backward_tiles=back)(LazyImage(source))
     weights = torch.randn_like(expected)
     (expected * weights).sum().backward()

@@ -73,9 +73,9 @@ def test_what_overflows_is_lost_as_in_pytorch_and_named(
         assert one.grad is not None and other.grad is not None
         same(other.grad, one.grad, 0.05)
     cast = autocast and dtype == torch.float16  # products are float32's, and overflow where the next layer casts them
-    first = tiled.lost.before or tiled.lost if tiled.lost else None
+    first = tiled.non_finite.before or tiled.non_finite if tiled.non_finite else None
     assert first is not None and first.how == "infinite"
-    assert ("a cast to float16" if cast else "of mul") in first.what, tiled.lost
+    assert ("a cast to float16" if cast else "of mul") in first.what, tiled.non_finite
 
 
 def test_a_scaler_skips_the_steps_that_it_skips_for_pytorch() -> None:

@@ -1,4 +1,4 @@
-"""Glass in tensors, in bags and in what kept segments make, and what lower tiers store of it."""
+"""Background in tensors, in bags and in what kept segments make, and what lower tiers store of it."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from lightning_plugin.ops import ReduceOp, TileOp
 from lightning_plugin.options import Options
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.program.program import Program, Target
-from lightning_plugin.recording import Image, Recording, glass_of
+from lightning_plugin.recording import Image, Recording, background_of
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.residency.file import UnnamedFile
 from lightning_plugin.residency.numbered import Numbered
 from lightning_plugin.residency.tiers import Home
-from lightning_plugin.residency.transfer import Courier
+from lightning_plugin.residency.transfer import TransferQueue
 from lightning_plugin.settings import Settings
 from lightning_plugin.source import TensorSource
 from lightning_plugin.source import batch as together
 from tests.exactness import TOLERANCE
-from tests.lightning_plugin.glass import Glass
-from tests.lightning_plugin.test_glass import VALUE, Skips, random_box, slide
+from tests.lightning_plugin.background import Background
+from tests.lightning_plugin.test_background import VALUE, Skips, random_box, slide
 from tests.lightning_plugin.test_identical_tiles import counted
 from tests.lightning_plugin.test_store import lower
 
-# Tensors that are glass in part
+# Tensors that are background in part
 
 
 def padded() -> Tensor:
@@ -87,8 +87,10 @@ def test_equal_patches_of_a_bag_are_computed_once(joined: bool, dtype: torch.dty
     tiled = TiledModule(copy.deepcopy(plain).to(dtype), tiles=(1, 1, 10))
     count = counted(tiled)
     plain(bag).square().sum().backward()
-    if joined:  # patches of several sources, of which some are all glass
-        sides = [Glass(p[None].to(dtype), Box.whole((32, 32) if i < 4 else (0, 0)), VALUE) for i, p in enumerate(bag)]
+    if joined:  # patches of several sources, of which some are all background
+        sides = [
+            Background(p[None].to(dtype), Box.whole((32, 32) if i < 4 else (0, 0)), VALUE) for i, p in enumerate(bag)
+        ]
         image = LazyImage(together(sides))
     else:
         image = LazyImage.from_tensor(bag.to(dtype))
@@ -135,9 +137,9 @@ class Inverse(nn.Module):
         return 1 / x
 
 
-def test_tissue_and_blank_examples_are_not_taken_for_glass() -> None:
+def test_tissue_and_blank_examples_are_not_taken_for_background() -> None:
     def known(*tensors: Tensor) -> list[Constants | None]:
-        return glass_of(Image.now(TensorSource(t), t.device) for t in tensors)
+        return background_of(Image.now(TensorSource(t), t.device) for t in tensors)
 
     blank, gate = torch.zeros(2, 3, 80, 96), torch.ones(1, 1, 32, 32)
     assert known(torch.randn(blank.shape)) == known(blank) == known(blank.to("meta")) == [None]
@@ -179,7 +181,7 @@ def test_what_a_kept_segment_has_made_is_looked_at() -> None:
 
 
 def test_an_image_of_which_nothing_is_known_makes_tiles_different() -> None:
-    """Also in a plan: two images, of which one knows its glass."""
+    """Also in a plan: two images, of which one knows its background."""
 
     class Two(nn.Module):
         def __init__(self) -> None:
@@ -200,7 +202,7 @@ def test_an_image_of_which_nothing_is_known_makes_tiles_different() -> None:
             for out in (0, 1):
                 node = [n for n in network.order if isinstance(n.op, ReduceOp)][out]
                 program = Program.build([Target(node)], lambda v: False)
-                seen.append(network.glass.distinct(program, Grid((8, 8))))
+                seen.append(network.background.distinct(program, Grid((8, 8))))
             return super().choose(recording)
 
     tiled.settings = Seeing(Options(tiles=(8, 8)))
@@ -226,7 +228,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_glass_is_stored_once_on_the_disk(ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_background_is_stored_once_on_the_disk(ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.MaxPool2d(2), nn.Conv2d(4, 2, 5)).double()
     tissue = Box((0, 0), (32, 32))
@@ -256,7 +258,7 @@ def test_tiles_for_which_another_stands_are_read_from_it(
     grid = Grid(counts)
     boxes = [box for (box,) in grid.partition([extent]) if not box.empty]
     numbered = Numbered.empty(grid.ends([extent])[0])
-    boundary = Boundary(layout, torch.float32, torch.device("cpu"), Home(tier, Courier(ahead)), made=numbered)
+    boundary = Boundary(layout, torch.float32, torch.device("cpu"), Home(tier, TransferQueue(ahead)), made=numbered)
     whole = torch.zeros(layout.shape)
     left = list(boxes)
     while left:

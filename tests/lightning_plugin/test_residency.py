@@ -9,7 +9,7 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.layout import Layout
 from lightning_plugin.residency.boundary import Boundary, Cotangent
 from lightning_plugin.residency.tiers import Home
-from lightning_plugin.residency.transfer import Arrivals, Courier, Transfer
+from lightning_plugin.residency.transfer import Arrivals, Transfer, TransferQueue
 
 CPU = torch.device("cpu")
 LAYOUT = Layout.channels_first((1, 2, 4, 6))
@@ -17,7 +17,7 @@ WHOLE = Box((0, 0), (4, 6))
 
 
 def test_a_transfer_is_waited_for_once() -> None:
-    sent = Courier().send(Transfer([], lambda: None), ahead=False)
+    sent = TransferQueue().send(Transfer([], lambda: None), ahead=False)
     sent.wait()
     with pytest.raises(AssertionError, match="once"):
         sent.wait()
@@ -25,7 +25,7 @@ def test_a_transfer_is_waited_for_once() -> None:
 
 @pytest.mark.parametrize("tier", ["device", "host", "disk"])
 def test_a_dropped_boundary_is_made_again_once_and_not_read_before(tier: str) -> None:
-    boundary = Boundary(LAYOUT, torch.float32, CPU, Home(tier, Courier()))
+    boundary = Boundary(LAYOUT, torch.float32, CPU, Home(tier, TransferQueue()))
     boundary.write([WHOLE], torch.ones(1, 2, 4, 6))
     boundary.let_go()
     assert not boundary.gone, "what cannot be made again stays"
@@ -54,7 +54,7 @@ def test_a_dropped_boundary_is_made_again_once_and_not_read_before(tier: str) ->
 
 @pytest.mark.parametrize("tier", ["device", "host", "disk"])
 def test_a_cotangent_begins_at_nothing_each_time(tier: str) -> None:
-    cotangent = Cotangent(LAYOUT, torch.float32, CPU, Home(tier, Courier()))
+    cotangent = Cotangent(LAYOUT, torch.float32, CPU, Home(tier, TransferQueue()))
     for _ in range(2):
         with pytest.raises(AssertionError, match="before anything was added"):
             cotangent.read(WHOLE)
@@ -67,12 +67,12 @@ def test_a_cotangent_begins_at_nothing_each_time(tier: str) -> None:
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_what_was_fetched_ahead_is_taken_once(ahead: bool) -> None:
-    courier, arrivals, fetched = Courier(ahead), Arrivals[str](), []
+    queue, arrivals, fetched = TransferQueue(ahead), Arrivals[str](), []
 
     def fetch() -> object:
         fetched.append(len(fetched))
         held = [torch.tensor(float(len(fetched)))]
-        return courier.send(Transfer(held, lambda: None, lambda: held[0]), ahead)
+        return queue.send(Transfer(held, lambda: None, lambda: held[0]), ahead)
 
     arrivals.begin("a", fetch)  # type: ignore[arg-type]
     arrivals.begin("a", fetch)  # type: ignore[arg-type]

@@ -24,8 +24,8 @@ from lightning_plugin.plan import SegmentPlan
 from lightning_plugin.residency.boundary import Boundary, Cotangent
 from lightning_plugin.residency.disk import DiskFile, rearranged
 from lightning_plugin.residency.numbered import Numbered
-from lightning_plugin.residency.tiers import Home, Lane
-from lightning_plugin.residency.transfer import Courier
+from lightning_plugin.residency.tiers import Home, LowerMap
+from lightning_plugin.residency.transfer import TransferQueue
 from lightning_plugin.settings import Settings
 from tests.exactness import asked, assert_exact
 
@@ -75,8 +75,8 @@ def test_a_map_comes_back_as_it_was_written(
         )
     )
     whole = torch.randint(0, 100, layout.shape).to(dtype)
-    courier = Courier(ahead)
-    handle = Boundary(layout, dtype, CPU, Home(tier, courier))
+    queue = TransferQueue(ahead)
+    handle = Boundary(layout, dtype, CPU, Home(tier, queue))
     for (box,) in Grid(counts).partition([extent]):
         handle.write([box], layout.narrow(whole, handle.whole, box), ahead)
     lo = tuple(data.draw(st.integers(0, n - 1)) for n in extent)
@@ -90,11 +90,11 @@ def test_a_map_comes_back_as_it_was_written(
 def test_what_is_fetched_is_what_was_written_however_long_that_takes(tier: str) -> None:
     """Also of a layout of which no part is a view."""
     layout, extent = Layout(((2, Axis(2)), (Axis(0), Axis(1)), (3,)), (4, 5, 3)), (4, 5, 3)
-    courier, box = Courier(ahead=True), Box((1, 1, 1), (3, 4, 2))
-    handle = Boundary(layout, torch.float32, CPU, Home(tier, courier))
+    queue, box = TransferQueue(ahead=True), Box((1, 1, 1), (3, 4, 2))
+    handle = Boundary(layout, torch.float32, CPU, Home(tier, queue))
     slow = threading.Event()
-    assert courier.thread is not None
-    courier.thread.submit(slow.wait, 5)
+    assert queue.thread is not None
+    queue.thread.submit(slow.wait, 5)
     handle.write([Box.whole(extent)], torch.ones(layout.shape), ahead=True)
     handle.fetch(box)
     threading.Timer(0.2, slow.set).start()
@@ -106,7 +106,7 @@ def test_what_is_fetched_is_what_was_written_however_long_that_takes(tier: str) 
 @pytest.mark.parametrize("tier", ["device", "host", "disk"])
 def test_overlapping_gradients_add_up_in_a_wide_type(tier: str, ahead: bool) -> None:
     layout = Layout.channels_first((1, 2, 5, 7))
-    cotangent = Cotangent(layout, torch.bfloat16, CPU, Home(tier, Courier(ahead)))
+    cotangent = Cotangent(layout, torch.bfloat16, CPU, Home(tier, TransferQueue(ahead)))
     for _ in range(300):
         cotangent.add(Box((0, 0), (4, 5)), torch.ones(1, 2, 4, 5), ahead)
     cotangent.add(Box((3, 4), (5, 7)), torch.ones(1, 2, 2, 3), ahead)
@@ -251,9 +251,9 @@ def test_a_folder_for_the_disk_is_used_and_has_to_be_there(tmp_path: Path, monke
 def test_a_file_has_no_name_that_a_crash_could_leave_behind(tmp_path: Path) -> None:
     file = DiskFile(Layout.channels_first((1, 8, 10, 10)), torch.float32, CPU, str(tmp_path))
     assert not list(tmp_path.iterdir())
-    lane = Lane(file, Courier())
-    lane.write(Box.whole((10, 10)), torch.ones(1, 8, 10, 10))
-    assert lane.read(Box((9, 9), (10, 10))).sum() == 8
+    lower_map = LowerMap(file, TransferQueue())
+    lower_map.write(Box.whole((10, 10)), torch.ones(1, 8, 10, 10))
+    assert lower_map.read(Box((9, 9), (10, 10))).sum() == 8
 
 
 @pytest.mark.parametrize("ahead", [False, True])

@@ -45,7 +45,7 @@ def mirrored(generator: torch.Generator) -> Tensor:
     return torch.cat([half, half.flip(3)], 3)
 
 
-def glass(generator: torch.Generator) -> Tensor:
+def background(generator: torch.Generator) -> Tensor:
     image = torch.ones(1, 3, 64, 60)
     image[:, :, 20:31, 17:30] = torch.randn(1, 3, 11, 13, generator=generator)
     return image
@@ -55,10 +55,10 @@ def whole_numbers(generator: torch.Generator) -> Tensor:
     return torch.randint(0, 4, (1, 3, 64, 60), generator=generator).float()
 
 
-CONTENTS = [noise, repeated, mirrored, glass, whole_numbers]
+CONTENTS = [noise, repeated, mirrored, background, whole_numbers]
 
 
-class Glass(TileSource):
+class Background(TileSource):
     """An image that knows where it is constant."""
 
     def __init__(self, pixels: Tensor) -> None:
@@ -87,7 +87,9 @@ class Net(nn.Module):
 
 
 def image_of(kind: str, x: Tensor, settings: Settings) -> LazyImage:
-    return LazyImage(Glass(x), settings=settings) if kind == "source" else LazyImage.from_tensor(x, settings=settings)
+    return (
+        LazyImage(Background(x), settings=settings) if kind == "source" else LazyImage.from_tensor(x, settings=settings)
+    )
 
 
 @pytest.mark.parametrize("kind", ["tensor", "source"])

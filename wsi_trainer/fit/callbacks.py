@@ -215,7 +215,7 @@ class Events(Callback):
             return
         where = f"epoch {trainer.current_epoch}, batch {batch_idx}, step {trainer.global_step}"
         strategy = trainer.strategy
-        lost = strategy.lost if isinstance(strategy, (SFTStrategy, SFTDDPStrategy)) and self._named == 1 else None
+        lost = strategy.non_finite if isinstance(strategy, (SFTStrategy, SFTDDPStrategy)) and self._named == 1 else None
         first = None if lost is None else str(lost)
         self.events.write("loss", step=trainer.global_step, slide=batch["slide"], loss=value, first=first)
         log.warning(

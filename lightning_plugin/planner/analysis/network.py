@@ -14,13 +14,13 @@ from functools import cached_property
 
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import Barrier, Gather, ReduceOp, Source, Spread, TileOp
-from lightning_plugin.planner.analysis.glass import Scene, scene
+from lightning_plugin.planner.analysis.background import Scene, scene
 from lightning_plugin.planner.analysis.profile import Profile, profile
 from lightning_plugin.planner.analysis.repeats import Repeats
 from lightning_plugin.program.fixed import spatial_axes, stages
 from lightning_plugin.program.fuse import pairs
 from lightning_plugin.program.pieces import uncut_from
-from lightning_plugin.recording import Recording, glass_of
+from lightning_plugin.recording import Recording, background_of
 from lightning_plugin.rules.reductions import wide
 
 
@@ -74,10 +74,10 @@ class Network:
         return tuple(sorted(work, key=lambda n: (self.stage[n.serial], n.serial)))
 
     @cached_property
-    def glass(self) -> Scene:
-        """Where images are known to be constant; see [Note: shared work] in `glass`."""
+    def background(self) -> Scene:
+        """Where images are known to be constant; see [Note: shared work] in `background`."""
         images = self.recording.bindings.images
-        return scene(dict(zip(images, glass_of(images.values()), strict=True)), self.order)
+        return scene(dict(zip(images, background_of(images.values()), strict=True)), self.order)
 
     @cached_property
     def place(self) -> dict[int, int]:

@@ -23,8 +23,8 @@ from lightning_plugin.planner.search.predict import predict
 from lightning_plugin.program.findings import Library
 from lightning_plugin.program.fixed import fixed
 from lightning_plugin.residency.disk import DiskFile
-from lightning_plugin.residency.tiers import Lane
-from lightning_plugin.residency.transfer import Courier
+from lightning_plugin.residency.tiers import LowerMap
+from lightning_plugin.residency.transfer import TransferQueue
 from lightning_plugin.trees import tree_leaves
 
 #: Sizes of what is timed on a CPU and on an accelerator: long enough for a clock, short enough for a user.
@@ -215,12 +215,12 @@ def to_file() -> float:
     boxes = [box for (box,) in Grid((FILE_TILES, FILE_TILES)).partition([layout.extent])]
 
     def both() -> None:
-        lane = Lane(DiskFile(layout, tile.dtype, cpu), Courier())
-        lane.expect(FILE_SIDE**2)
+        lower_map = LowerMap(DiskFile(layout, tile.dtype, cpu), TransferQueue())
+        lower_map.expect(FILE_SIDE**2)
         for box in boxes:
-            lane.write(box, tile)
+            lower_map.write(box, tile)
         for box in boxes:
-            lane.read(box)
+            lower_map.read(box)
 
     return 2 * len(boxes) * tile.nbytes / seconds(both, cpu)
 

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from lightning_plugin.boxes import Grid
 from lightning_plugin.graph import Node
-from lightning_plugin.planner.analysis.glass import ALL
+from lightning_plugin.planner.analysis.background import ALL
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.costs.grids import Floor
 from lightning_plugin.planner.costs.peak import Peaks, Tile
@@ -123,7 +123,7 @@ class Coster(Peaks):
         else:
             seconds = distinct * forward.maps + self.moved(tiles.program, False)
         seconds += distinct * back.all
-        if distinct != ALL:  # what tiles of glass still cost decides how many of them there should be
+        if distinct != ALL:  # what tiles of background still cost decides how many of them there should be
             tile, step = (sum(calls) if backward else calls[0] for calls in (TILE, STEP))
             calls = tile + distinct * len(tiles.program.steps) * step
             seconds += tiles.grid.tiles * calls * self.rates.call
@@ -156,7 +156,7 @@ class Coster(Peaks):
 
     def found(self, tiles: Diagonal, backward: bool) -> tuple[Spent, float]:
         """(seconds, operations) of all tiles' nodes, forward or the way back: asked for both directions, and for every
-        amount of glass before them."""
+        amount of background before them."""
         key = tiles, backward, self.pieces, bool(self.strips)
         if key not in self._found:
             find = self.once if self.no_overlap(tiles) else self.shared

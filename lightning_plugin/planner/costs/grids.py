@@ -16,7 +16,7 @@ from lightning_plugin.boxes import Grid, pieces_of
 
 #: Tiles on the longest axis that are tried; more come in steps of a third, as a finer choice changes little.
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-#: Tiles of fewer positions along each side cost more than glass can save.
+#: Tiles of fewer positions along each side cost more than background can save.
 FINEST = 4
 #: Of a scan every tile is planned and rehearsed, so that there are not more than these.
 SCANS = (2, 3, 4, 6, 8, 12, 16, 24, 32)

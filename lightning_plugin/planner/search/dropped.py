@@ -1,6 +1,6 @@
 """What is dropped and has to come back: which maps, when they are there, and what it takes to make them again.
 
-This is what a plan says of [Note: dropped] in `execute.again`, for those who plan, predict or draw.
+This is what a plan says of [Note: dropped] in `execute.recompute`, for those who plan, predict or draw.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def passed(dropped: Sequence[Dropped], depth: int) -> tuple[Dropped, ...]:
     return tuple(reversed(found))
 
 
-def making_again(dropped: Sequence[Dropped], maps: Collection[int]) -> int:
+def recomputing(dropped: Sequence[Dropped], maps: Collection[int]) -> int:
     """The most bytes that making all of this again, in order, takes beyond what stays of it."""
     there = most = 0
     stay = staying(dropped, maps)

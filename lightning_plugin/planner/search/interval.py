@@ -11,7 +11,7 @@ from lightning_plugin.boxes import Grid, pieces_of
 from lightning_plugin.errors import PlanError
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import ReduceOp
-from lightning_plugin.planner.analysis.glass import ALL
+from lightning_plugin.planner.analysis.background import ALL
 from lightning_plugin.planner.analysis.network import Network, cotangent_bytes, is_given
 from lightning_plugin.planner.costs.cost import Cost, Coster
 from lightning_plugin.planner.costs.grids import (
@@ -125,12 +125,13 @@ class Intervals:
 
     @remembered
     def first(self, begin: int, end: int) -> tuple[int, int]:
-        """The first interval that costs the same, whatever is glass; see [Note: repeats] in `analysis.repeats`."""
+        """The first interval that costs the same, whatever is background; see [Note: repeats] in `analysis.repeats`."""
         return self.looks.setdefault(self.network.repeats.look(self.work_of(begin, end)), (begin, end))
 
     @remembered
     def costed(self, where: Where) -> Where:
-        """Where an interval is costed: the first like it, in the same surroundings. What glass saves is its own."""
+        """Where an interval is costed: the first like it, in the same surroundings. What background saves is its
+        own."""
         if self.sees(where):
             return where
         begin, end = self.first(where.begin, where.end)
@@ -150,7 +151,7 @@ class Intervals:
     @remembered
     def grids(self, begin: int, end: int, sees: bool) -> list[Grid]:
         """Grids from coarse to fine: fewer images at a time, which costs no halo; then rows, or tiles about as high as
-        they are wide; where glass is shared (``sees``), such that tiles of one segment lie alike in another's."""
+        they are wide; where background is shared (``sees``), such that tiles of one segment lie alike in another's."""
         reference = self.work_of(begin, end).reference
         if self.policy.shape == "whole":
             return [Grid((1,) * len(reference))]
@@ -220,14 +221,14 @@ class Intervals:
 
     @remembered
     def distinct(self, where: Where, grid: Grid) -> float:
-        """The share of an interval's tiles that are computed; see [Note: shared work] in `analysis.glass`."""
+        """The share of an interval's tiles that are computed; see [Note: shared work] in `analysis.background`."""
         if not self.sees(where):
             return ALL
-        return self.network.glass.distinct(self.work_of(where.begin, where.end), grid)
+        return self.network.background.distinct(self.work_of(where.begin, where.end), grid)
 
     def sees(self, where: Where) -> bool:
-        """Whether an interval is planned for what is glass."""
-        return bool(self.network.glass) and not where.blind
+        """Whether an interval is planned for what is background."""
+        return bool(self.network.background) and not where.blind
 
     @remembered
     def scans_of(self, begin: int, end: int, grid: Grid) -> Scans | None:
@@ -271,19 +272,21 @@ class Intervals:
     def choice_of(self, where: Where, backward: bool) -> tuple[Choice, Price]:
         """The grids of an interval, and what they take."""
         begin, end = where.begin, where.end
-        sees, glass = self.sees(where), self.network.glass
+        sees, background = self.sees(where), self.network.background
 
         def seconds(grid: Grid) -> float:
             return self.passed(begin, end, where.pieces, where.blind, grid, backward)[0]
 
         def least(grid: Grid) -> float:
-            return self.coster.least(self.work_of(begin, end), grid, backward, glass.tissue) if sees else 0.0
+            return self.coster.least(self.work_of(begin, end), grid, backward, background.tissue) if sees else 0.0
 
         def floor(grid: Grid) -> Floor:
             return self.coster.floor(self.diagonal(begin, end, grid), backward)
 
         choice = self.choice(begin, end, where.pieces, where.blind, backward, self.only)
-        return choice, Price(seconds, least, None if sees else floor)  # a finer grid may compute less of what is glass
+        return choice, Price(
+            seconds, least, None if sees else floor
+        )  # a finer grid may compute less of what is background
 
     @remembered
     def least_seconds(self, begin: int, end: int, blind: bool, backward: bool, only: int | None) -> float:

@@ -56,10 +56,10 @@ class Partial:
     def held(self) -> int:
         return self.keeps + self.back
 
-    def sights(self, glass: bool) -> tuple[Partial, ...]:
-        """Itself, and where some glass is known, the same that from here on is planned as if none were: tiles of any
-        grid, and scans, may win more than what is shared."""
-        return (self, replace(self, blind=True)) if glass and not self.blind else (self,)
+    def sights(self, background: bool) -> tuple[Partial, ...]:
+        """Itself, and where some background is known, the same that from here on is planned as if none were: tiles of
+        any grid, and scans, may win more than what is shared."""
+        return (self, replace(self, blind=True)) if background and not self.blind else (self,)
 
     @cached_property
     def levels(self) -> tuple[int, ...]:

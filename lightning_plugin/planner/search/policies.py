@@ -21,7 +21,7 @@ class Policy:
     ``cuts``: everywhere, only where a statistic forces one, or there and where a function of `cuts.Cuts` says.
     ``shape``: tiles, rows of tiles or whole maps. ``keep``: parts run whole with what backward needs left in memory.
     ``spill``: whether maps go to lower tiers, or all that can. ``drop``: how deep stored maps may be dropped
-    (`execute.again`). ``recall``: whether backward may read them back (`program.recall`). ``same``: forward and
+    (`execute.recompute`). ``recall``: whether backward may read them back (`program.recall`). ``same``: forward and
     backward on one grid. ``uniform``: all segments on one grid.
     """
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from lightning_plugin.plan import Plan, SegmentPlan
-from lightning_plugin.planner.analysis.glass import ALL
+from lightning_plugin.planner.analysis.background import ALL
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.costs.cost import Coster
 from lightning_plugin.planner.costs.lower import Lower
@@ -54,13 +54,13 @@ def work_of(coster: Coster, segment: SegmentPlan, targets: Sequence[Target], pro
     if program is None:
         return Work(coster.kept_seconds([t.node for t in targets]))
     trains = any(t.requires_grad for t in program.targets)
-    grids, glass = (segment.forward, segment.backward), coster.network.glass
+    grids, background = (segment.forward, segment.backward), coster.network.background
     if segment.halo == "share":
         scans = Scans(program, segment.forward)
         forward = coster.scan(program, scans, False).seconds
         backward = coster.scan(program, scans, True).seconds if trains else None
     else:
-        forth, back = (glass.distinct(program, g) if segment.alike else ALL for g in grids)
+        forth, back = (background.distinct(program, g) if segment.alike else ALL for g in grids)
         forward = coster.passed(Diagonal(program, segment.forward), False, forth)[0]
         tiles, backward = Diagonal(program, segment.backward), None
         if trains:

@@ -5,9 +5,9 @@ The network is cut into intervals of its order (`network`). Each is run tiled, w
 image on, a partial plan is a pair (bytes held so far, seconds so far), and of these only the ones that no other beats
 in both are carried on. Bytes held only grow towards the loss, and backward frees them in reverse, so a segment's
 tiles have to fit beside what is held up to it, and beside the cotangents of its ends; that is checked when it is added,
-with the cheapest grid that fits. What is dropped (see [Note: dropped] in `execute.again`) is an exception: it is held
-from where it is made to where the last segment that has it come back begins, and not beyond; and what is dropped deeper
-than something after it is made in passing there, and costs its forward once more.
+with the cheapest grid that fits. What is dropped (see [Note: dropped] in `execute.recompute`) is an exception: it is
+held from where it is made to where the last segment that has it come back begins, and not beyond; and what is dropped
+deeper than something after it is made in passing there, and costs its forward once more.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lightning_plugin.planner.costs.lower_maps import NONE, tier_of, way_back, w
 from lightning_plugin.planner.costs.parameters import Copies, Placed
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.search.cuts import Cuts
-from lightning_plugin.planner.search.dropped import Dropped, making_again, passed, still_needed
+from lightning_plugin.planner.search.dropped import Dropped, passed, recomputing, still_needed
 from lightning_plugin.planner.search.interval import Intervals, Where
 from lightning_plugin.planner.search.partial import Front, Partial, Piece, levels, merge_kept, merged_counts, most_of
 from lightning_plugin.planner.search.policies import AUTO, Policy
@@ -102,7 +102,7 @@ class Search:
         the ``front`` holds already."""
         reads = span.program.reads if before.spilled else ()
         brought = [v for v in reads if id(v) in before.spilled]
-        for seen in before.sights(bool(self.network.glass)):
+        for seen in before.sights(bool(self.network.background)):
             for spill in self.spills(before, span):
                 placement = self.placement(seen, span, spill)
                 if placement is None:
@@ -199,7 +199,7 @@ class Search:
             ends = intervals.ends(begin, before.spilled) + intervals.ends(end, spilled)
         if before.dropped:
             back -= sum(d.size for d in before.dropped if not d.maps.isdisjoint(span.before))
-            again = making_again(still_needed(before.dropped, span.read), span.read)
+            again = recomputing(still_needed(before.dropped, span.read), span.read)
         room = Room(self.budget - self.fixed - before.held - span.flight, placement.device - back, ends)
         if room.ends + again > room.free:
             return None
@@ -325,7 +325,7 @@ class Search:
             piece=partial(self.kept_piece, part, forecast),
             before=before,
             keep=True,
-            blind=bool(network.glass),
+            blind=bool(network.background),
         )
         return done.at(intervals.alive(end))
 

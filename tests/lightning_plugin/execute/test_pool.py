@@ -18,8 +18,8 @@ from lightning_plugin.residency import transfer
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.residency.disk import DiskFile
 from lightning_plugin.residency.pool import Buffer, Pool
-from lightning_plugin.residency.tiers import Home, Lane
-from lightning_plugin.residency.transfer import Courier
+from lightning_plugin.residency.tiers import Home, LowerMap
+from lightning_plugin.residency.transfer import TransferQueue
 from lightning_plugin.settings import Settings
 
 CPU = torch.device("cpu")
@@ -145,20 +145,20 @@ def test_a_closed_pool_keeps_nothing_and_takes_nothing_back() -> None:
 LAYOUT = Layout.channels_first((1, 2, 12, 10))
 
 
-def written(ahead: bool) -> tuple[Boundary, Courier, torch.Tensor]:
+def written(ahead: bool) -> tuple[Boundary, TransferQueue, torch.Tensor]:
     """A map on the disk, and its values."""
-    courier = Courier(ahead)
+    queue = TransferQueue(ahead)
     whole = torch.randn(LAYOUT.shape)
-    handle = Boundary(LAYOUT, torch.float32, CPU, Home("disk", courier))
+    handle = Boundary(LAYOUT, torch.float32, CPU, Home("disk", queue))
     handle.write([handle.whole], whole)
-    return handle, courier, whole
+    return handle, queue, whole
 
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_fetched_tile_stays_what_it_is_while_it_is_kept(ahead: bool, pools: list[Counted]) -> None:
-    handle, courier, whole = written(ahead)
+    handle, queue, whole = written(ahead)
     boxes = [box for (box,) in Grid((4, 2)).partition([LAYOUT.extent])]
-    with courier.pooling():
+    with queue.pooling():
         kept, view = handle.read(boxes[0]), handle.read(boxes[1])[:, :, 1:, :2]
         for box in boxes * 3:
             handle.fetch(box)
@@ -174,8 +174,8 @@ def test_a_fetched_tile_stays_what_it_is_while_it_is_kept(ahead: bool, pools: li
 
 
 def test_every_tile_asks_for_what_the_largest_needs(pools: list[Counted]) -> None:
-    handle, courier, _ = written(False)
-    with courier.pooling():
+    handle, queue, _ = written(False)
+    with queue.pooling():
         handle.expect(30)
         small = handle.read(Box((0, 0), (1, 2)))
         assert small.untyped_storage().nbytes() == 2 * 2 * 4
@@ -189,21 +189,21 @@ def test_a_transfer_that_fails_says_so_and_frees_its_buffers(
     def broken(*args: object) -> int:
         raise OSError("the disk is gone")
 
-    handle, courier, _ = written(ahead)
-    with pytest.raises(OSError, match="the disk is gone"), courier.pooling():
+    handle, queue, _ = written(ahead)
+    with pytest.raises(OSError, match="the disk is gone"), queue.pooling():
         monkeypatch.setattr("os.pwrite", broken)
         handle.cotangent.add(handle.whole, torch.ones(LAYOUT.shape), ahead)
         handle.cotangent.rest()
-    assert not courier.pool.open
-    del handle, courier
+    assert not queue.pool.open
+    del handle, queue
     gc.collect()
     assert not [b for p in pools for b in p.buffers]
 
 
 def test_outside_a_pass_a_transfer_has_a_buffer_of_its_own() -> None:
-    lane = Lane(DiskFile(LAYOUT, torch.float32, CPU), Courier())
-    lane.write(Box.whole(LAYOUT.extent), torch.ones(LAYOUT.shape))
-    one, other = lane.read(Box((0, 0), (2, 2))), lane.read(Box((0, 0), (2, 2)))
+    lower_map = LowerMap(DiskFile(LAYOUT, torch.float32, CPU), TransferQueue())
+    lower_map.write(Box.whole(LAYOUT.extent), torch.ones(LAYOUT.shape))
+    one, other = lower_map.read(Box((0, 0), (2, 2))), lower_map.read(Box((0, 0), (2, 2)))
     assert one.data_ptr() != other.data_ptr()
     assert Pool().lender(Box((0, 0), (2, 2)), 0)((2, 2), torch.uint8).nbytes == 4
 

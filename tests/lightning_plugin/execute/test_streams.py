@@ -60,7 +60,7 @@ def test_a_whole_step_has_no_race(monkeypatch: pytest.MonkeyPatch, plan: Plan) -
     assert recorder.waits
 
 
-def test_a_step_on_glass_has_no_race(monkeypatch: pytest.MonkeyPatch, plan: Plan) -> None:
+def test_a_step_on_background_has_no_race(monkeypatch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Tiles for which others stand are not sent, and come from where those lie."""
     found: list[bool] = []
     before = Numbered.parts

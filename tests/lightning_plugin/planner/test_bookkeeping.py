@@ -24,8 +24,8 @@ from lightning_plugin.constants import VARIED, Constants
 from lightning_plugin.options import Options
 from lightning_plugin.plan import SegmentForecast, SegmentPlan
 from lightning_plugin.planner import cache
+from lightning_plugin.planner.analysis.background import Background, summed, sums, windows
 from lightning_plugin.planner.analysis.describe import describe
-from lightning_plugin.planner.analysis.glass import Glass, summed, sums, windows
 from lightning_plugin.planner.analysis.optimizers import state_for
 from lightning_plugin.planner.analysis.recorded import recorded
 from lightning_plugin.planner.calibration import calibrate
@@ -405,7 +405,7 @@ def test_operators_are_described_by_what_they_do() -> None:
     assert describe(nn.ReLU) == "ReLU"
 
 
-# What is known of glass
+# What is known of background
 
 
 @given(st.data())
@@ -418,10 +418,10 @@ def test_a_box_of_equal_cells_is_known_to_be_constant(data: st.DataObject) -> No
     rows = sorted(data.draw(st.lists(st.integers(0, 13), min_size=2, max_size=2, unique=True)))
     columns = sorted(data.draw(st.lists(st.integers(0, 9), min_size=2, max_size=2, unique=True)))
     box = Box((rows[0], columns[0]), (rows[1], columns[1]))
-    glass = Glass.__new__(Glass)
-    glass.known = known
+    background = Background.__new__(Background)
+    background.known = known
     ends = [(np.array([float(lo)]), np.array([float(hi)])) for lo, hi in box.intervals()]
-    found = glass.constant([lo for lo, _ in ends], [hi for _, hi in ends])
+    found = background.constant([lo for lo, _ in ends], [hi for _, hi in ends])
     assert bool(found[0, 0]) == (known.at(box) is not None)
 
 

@@ -257,15 +257,15 @@ def shared_networks(folder: Path) -> None:
         found["wrong"] += [errors] if errors else []
 
     every()
-    found["glass"] = [on_glass(Team.of(torch.device("cpu")), padded) for padded in (False, True)]
+    found["background"] = [on_background(Team.of(torch.device("cpu")), padded) for padded in (False, True)]
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, found)
     leave(folder, everyone)
 
 
-def on_glass(team: Any, padded: bool) -> dict[str, Any]:
-    """Identical tiles of a slide that is mostly glass, or of a batch that is mostly padding, of which maps go to the
-    disk: what was saved on this rank, and the largest error."""
+def on_background(team: Any, padded: bool) -> dict[str, Any]:
+    """Identical tiles of a slide that is mostly background, or of a batch that is mostly padding, of which maps go to
+    the disk: what was saved on this rank, and the largest error."""
     from lightning_plugin import LazyImage, TiledModule
     from tests.exactness import difference
     from tests.lightning_plugin.test_identical_tiles import Count, plainly, slide
@@ -273,13 +273,13 @@ def on_glass(team: Any, padded: bool) -> dict[str, Any]:
 
     torch.manual_seed(0)
     net = plainly().double()
-    tiled, glass, count = TiledModule(copy.deepcopy(net), tiles=(9, 7)), slide(batch=1 + padded), Count()
+    tiled, background, count = TiledModule(copy.deepcopy(net), tiles=(9, 7)), slide(batch=1 + padded), Count()
     if padded:
         tiled.settings = lower("disk", False, (9, 7), (9, 7))
     tiled.settings.team = team
     tiled.settings.progress.listeners.append(count)
-    tiled(LazyImage.from_tensor(glass.tensor) if padded else LazyImage(glass)).sum().backward()
-    net(glass.tensor).sum().backward()
+    tiled(LazyImage.from_tensor(background.tensor) if padded else LazyImage(background)).sum().backward()
+    net(background.tensor).sum().backward()
     floor = 1e-3 * max(p.grad.abs().max().item() for p in net.parameters())
     pairs = zip((*tiled.parameters(), *tiled.buffers()), (*net.parameters(), *net.buffers()), strict=True)
     errors = [difference(*((a, b) if a.grad is None else (a.grad, b.grad)), floor) for a, b in pairs]

@@ -1,4 +1,4 @@
-"""Glass: where maps are known to be constant, gradients of which only sums matter, and plans that count on it."""
+"""Background: where maps are known to be constant, gradients of which only sums matter, and plans that count on it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from lightning_plugin.execute.backward import Backward
 from lightning_plugin.execute.recalled import Recalled
 from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.layout import Axis, Layout
-from lightning_plugin.planner.analysis.glass import parts_of_glass
+from lightning_plugin.planner.analysis.background import parts_of_background
 from tests.exactness import TOLERANCE, compare, flat
-from tests.lightning_plugin.glass import Glass
+from tests.lightning_plugin.background import Background
 from tests.lightning_plugin.outside import account
 from tests.lightning_plugin.test_identical_tiles import counted
 from tests.lightning_plugin.test_store import lower
@@ -31,11 +31,11 @@ from tests.zoo.resnet import BasicBlock, ResNet
 VALUE = 0.7
 
 
-def slide(size: tuple[int, int], tissue: Box, batch: int = 1, dtype: torch.dtype = torch.float64) -> Glass:
+def slide(size: tuple[int, int], tissue: Box, batch: int = 1, dtype: torch.dtype = torch.float64) -> Background:
     x = torch.full((batch, 3, *size), VALUE, dtype=dtype)
     part = (..., *(slice(lo, hi) for lo, hi in tissue.intervals()))
     x[part] = torch.randn(x[part].shape, dtype=dtype)
-    return Glass(x, tissue, VALUE)
+    return Background(x, tissue, VALUE)
 
 
 def random_box(extent: tuple[int, ...]) -> Box:
@@ -153,7 +153,7 @@ def pulls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def assert_same_gradients(
-    plain: nn.Module, tiled: TiledModule, source: Glass, separate: bool, dense: bool = False
+    plain: nn.Module, tiled: TiledModule, source: Background, separate: bool, dense: bool = False
 ) -> None:
     expected = flat(plain(source.tensor))
     image = LazyImage.from_tensor(source.tensor) if dense else LazyImage(source)
@@ -176,7 +176,7 @@ def assert_same_gradients(
     back=st.tuples(st.integers(2, 12), st.integers(2, 12)), separate=st.booleans(), seed=st.integers(0, 99),
     dense=st.booleans(), tier=st.sampled_from(["device", "host", "disk"]), ahead=st.booleans(), recall=st.booleans(),
 )  # fmt: skip
-def test_gradients_of_glass_are_those_of_plain_pytorch(
+def test_gradients_of_background_are_those_of_plain_pytorch(
     depth: int, norm: bool, stride: int, batch: int, size: tuple[int, int], tiles: tuple[int, int],
     back: tuple[int, int], separate: bool, seed: int, dense: bool, tier: str, ahead: bool,
     recall: bool,
@@ -190,10 +190,10 @@ def test_gradients_of_glass_are_those_of_plain_pytorch(
     assert_same_gradients(plain, tiled, source, separate, dense)
 
 
-def test_gradients_of_glass_are_pulled_back_for_one_tile_where_only_weights_are_asked_for(
+def test_gradients_of_background_are_pulled_back_for_one_tile_where_only_weights_are_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Though the cotangents of glass differ from place to place, near tissue and far."""
+    """Though the cotangents of background differ from place to place, near tissue and far."""
     torch.manual_seed(0)
     plain = Skips(3, True, 2).double()
     source = slide((512, 512), Box((0, 0), (40, 512)))
@@ -231,11 +231,11 @@ def test_tiles_for_which_another_stands_are_read_back_once(norm: nn.Module, monk
     assert max(found) > 300 and len(shares) < 400, (sorted(found)[-5:], len(shares))
 
 
-def test_tiles_that_the_user_chose_are_shared_where_a_source_may_know_of_glass() -> None:
+def test_tiles_that_the_user_chose_are_shared_where_a_source_may_know_of_background() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1)).double()
     tiled = TiledModule(net, tiles=(3, 3))
     for image, shared in ((slide((24, 20), Box((3, 3), (9, 9))), True), (torch.randn(1, 3, 24, 20).double(), False)):
-        materialize(tiled(LazyImage(image) if isinstance(image, Glass) else image))
+        materialize(tiled(LazyImage(image) if isinstance(image, Background) else image))
         assert tiled.plan is not None and [s.alike for s in tiled.plan.segments] == [shared]
 
 
@@ -246,29 +246,29 @@ def resnet() -> nn.Module:
     return fill(ZOO["resnet18"].build())
 
 
-def test_a_slide_of_which_most_is_glass_is_planned_to_take_less_time() -> None:
+def test_a_slide_of_which_most_is_background_is_planned_to_take_less_time() -> None:
     net = ResNet(BasicBlock, (2, 2, 2, 2), num_classes=2).eval()  # whose statistics add to no cotangent
     image = torch.empty(1).expand(1, 3, 4096, 4096)  # which nobody reads
-    slides = [Glass(image, Box((0, 0), (side, side)), VALUE) for side in (512, 4096)]
-    glass, tissue = (make_plan(net, LazyImage(source), budget="2GiB") for source in slides)
-    assert glass.seconds < 0.7 * tissue.seconds
-    assert any(s.alike for s in glass.segments) and not any(s.alike for s in tissue.segments)
+    slides = [Background(image, Box((0, 0), (side, side)), VALUE) for side in (512, 4096)]
+    background, tissue = (make_plan(net, LazyImage(source), budget="2GiB") for source in slides)
+    assert background.seconds < 0.7 * tissue.seconds
+    assert any(s.alike for s in background.segments) and not any(s.alike for s in tissue.segments)
 
 
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("part", [0.3, 0.55, 0.8])
-def test_no_plan_is_slower_for_glass(part: float, train: bool) -> None:
-    """What is known of glass may be left alone, from any segment on."""
+def test_no_plan_is_slower_for_background(part: float, train: bool) -> None:
+    """What is known of background may be left alone, from any segment on."""
     net = ResNet(BasicBlock, (1, 1, 1, 1), num_classes=2).train(train)
     side = 768
     image = torch.empty(1).expand(1, 3, side, side)  # which nobody reads
     tissue = round(side * (1 - part) ** 0.5)
-    slides = [Glass(image, Box((0, 0), (end, end)), VALUE) for end in (tissue, side)]
-    glass, plain = (make_plan(net, LazyImage(source), budget="160MiB") for source in slides)
-    assert glass.seconds <= 1.01 * plain.seconds, f"{glass}\n{plain}"
+    slides = [Background(image, Box((0, 0), (end, end)), VALUE) for end in (tissue, side)]
+    background, plain = (make_plan(net, LazyImage(source), budget="160MiB") for source in slides)
+    assert background.seconds <= 1.01 * plain.seconds, f"{background}\n{plain}"
 
 
-def test_nobody_looks_at_glass_behind_the_last_segment_that_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_looks_at_background_behind_the_last_segment_that_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     net = Skips(3, True, 1).double()
     source = slide((64, 64), Box((0, 0), (8, 64)))
@@ -294,15 +294,15 @@ def test_nobody_looks_at_glass_behind_the_last_segment_that_shares(monkeypatch: 
 
 @pytest.mark.usefixtures("free_tiles")
 @pytest.mark.parametrize("train", [False, True])
-def test_a_plan_for_glass_keeps_its_budget_and_is_exact(train: bool) -> None:
+def test_a_plan_for_background_keeps_its_budget_and_is_exact(train: bool) -> None:
     torch.manual_seed(0)
     plain = resnet().double().train(train)
-    glass = slide((640, 640), Box((0, 0), (64, 64)))
+    background = slide((640, 640), Box((0, 0), (64, 64)))
     tiled = TiledModule(copy.deepcopy(plain), budget="24MiB")
-    found = account(lambda: sum(o.square().sum() for o in flat(tiled(LazyImage(glass)))).backward(), tiled.module)  # type: ignore[union-attr]
+    found = account(lambda: sum(o.square().sum() for o in flat(tiled(LazyImage(background)))).backward(), tiled.module)  # type: ignore[union-attr]
     assert tiled.plan is not None and any(s.alike for s in tiled.plan.segments)
     assert found.held <= 24 * 2**20
-    sum(o.square().sum() for o in flat(plain(glass.tensor))).backward()  # type: ignore[union-attr]
+    sum(o.square().sum() for o in flat(plain(background.tensor))).backward()  # type: ignore[union-attr]
     for (name, mine), theirs in zip(tiled.module.named_parameters(), plain.parameters(), strict=True):
         assert mine.grad is not None and theirs.grad is not None
         worst = (mine.grad - theirs.grad).abs().max() / theirs.grad.abs().max()
@@ -310,7 +310,7 @@ def test_a_plan_for_glass_keeps_its_budget_and_is_exact(train: bool) -> None:
 
 
 @pytest.mark.usefixtures("free_tiles")
-def test_a_padded_batch_is_planned_as_glass() -> None:
+def test_a_padded_batch_is_planned_as_background() -> None:
     torch.manual_seed(0)
     plain, x = Skips(3, False, 2).double(), torch.zeros(1, 3, 512, 512, dtype=torch.float64)
     x[..., :100, :100].normal_()
@@ -333,11 +333,11 @@ def test_a_padded_batch_is_planned_as_glass() -> None:
     assert any(s.alike for s in evaluated.segments)
 
 
-def test_slides_of_as_much_glass_share_a_plan() -> None:
+def test_slides_of_as_much_background_share_a_plan() -> None:
     def known(share: float) -> Constants | None:
         side = round(512 * (1 - share) ** 0.5)
         return Constants.asked((512, 512), slide((512, 512), Box((0, 0), (side, side))).constant, 64, 1 << 13)
 
-    parts: Callable[[float], tuple[int, ...]] = lambda share: parts_of_glass([known(share)])  # noqa: E731
+    parts: Callable[[float], tuple[int, ...]] = lambda share: parts_of_background([known(share)])  # noqa: E731
     assert parts(0.84) == parts(0.86) != parts(0.6)
-    assert parts(0.0) == () == parts_of_glass([None])
+    assert parts(0.0) == () == parts_of_background([None])

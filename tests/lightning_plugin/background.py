@@ -1,4 +1,4 @@
-"""A slide that knows where it is glass."""
+"""A slide that knows where it is background."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from lightning_plugin.boxes import Box
 
 
 @dataclass(eq=False)
-class Glass(TileSource):
-    """A slide that is glass but for a piece of tissue, and knows where."""
+class Background(TileSource):
+    """A slide that is background but for a piece of tissue, and knows where."""
 
     tensor: Tensor
     tissue: Box

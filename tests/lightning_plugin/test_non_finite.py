@@ -104,8 +104,8 @@ def every(data: st.DataObject) -> None:
     loss = tiled(LazyImage(x)).square().mean()
     value = float(loss.detach())
     assert value != value or abs(value) == float("inf")
-    assert tiled.lost is not None
-    assert f"in '{right}'" in str(tiled.lost), f"{tiled.lost}; plain PyTorch: {right}"
+    assert tiled.non_finite is not None
+    assert f"in '{right}'" in str(tiled.non_finite), f"{tiled.non_finite}; plain PyTorch: {right}"
     loss.backward()  # the step goes on
 
 
@@ -156,9 +156,9 @@ def test_what_was_first_is_said_once(
     with caplog.at_level(logging.WARNING, "lightning_plugin"):
         for _ in range(2):
             tiled(LazyImage(x)).sum().backward()
-    assert re.search(said, str(tiled.lost)), tiled.lost
+    assert re.search(said, str(tiled.non_finite)), tiled.non_finite
     told = [r for r in caplog.records if "not finite" in r.getMessage()]
-    assert len(told) == 1 and str(tiled.lost) in told[0].getMessage()
+    assert len(told) == 1 and str(tiled.non_finite) in told[0].getMessage()
 
 
 @pytest.mark.parametrize("way", [{"tiles": (2, 2)}, {"tiles": (2, 1), "halo": "share"}], ids=str)
@@ -174,8 +174,8 @@ def test_an_earlier_operator_is_found_in_a_later_tile(way: dict[str, Any]) -> No
 
     tiled = TiledModule(Roots(), **way)
     tiled(LazyImage(x)).sum().backward()
-    assert tiled.lost is not None
-    assert re.search(r"the result of log\b.*, in the tile \[4:8", str(tiled.lost)), tiled.lost
+    assert tiled.non_finite is not None
+    assert re.search(r"the result of log\b.*, in the tile \[4:8", str(tiled.non_finite)), tiled.non_finite
 
 
 def test_looking_changes_nothing() -> None:
@@ -200,14 +200,14 @@ def test_looking_changes_nothing() -> None:
 def test_a_loss_that_is_finite_is_not_looked_into() -> None:
     tiled = TiledModule(Small(""), tiles=(2, 2))
     tiled(LazyImage(torch.randn(1, 3, 24, 36))).sum().backward()
-    assert tiled.lost is None
+    assert tiled.non_finite is None
 
 
 def test_a_loss_is_read_in_backward_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device is not waited for after each forward; a loss that is dropped is never read, and leaves nothing."""
     read: list[bool] = []
-    lost = finite.Look.lost
-    monkeypatch.setattr(finite.Look, "lost", lambda look: read.append(lost(look)) or read[-1])
+    lost = finite.Look.non_finite
+    monkeypatch.setattr(finite.Look, "non_finite", lambda look: read.append(lost(look)) or read[-1])
     tiled = TiledModule(Small(""), tiles=(2, 2))
     x = torch.randn(1, 3, 24, 36)
     tiled(x)
@@ -218,9 +218,9 @@ def test_a_loss_is_read_in_backward_and_not_before(monkeypatch: pytest.MonkeyPat
     assert read == [False]
     del loss
     gc.collect()
-    assert tiled.lost is None and read == [False]
+    assert tiled.non_finite is None and read == [False]
     net = Small("vector")
-    assert TiledModule(net, tiles=(2, 2)).lost is None
+    assert TiledModule(net, tiles=(2, 2)).non_finite is None
     tiled = TiledModule(net, tiles=(2, 2))
     y = tiled(x)  # no backward follows where a user looks first
-    assert not y.isfinite().all() and "the result of div" in str(tiled.lost)
+    assert not y.isfinite().all() and "the result of div" in str(tiled.non_finite)

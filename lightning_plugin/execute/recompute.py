@@ -61,7 +61,7 @@ class Inputs:
         return found
 
 
-class Again:
+class Recompute:
     """Makes what a segment stored a second time.
 
     The segment's own handles know of this, so this knows of them weakly.

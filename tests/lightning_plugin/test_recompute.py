@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lightning_plugin import LazyImage, PlanError, TiledModule, materialize
 from lightning_plugin.errors import RecordingError
-from lightning_plugin.execute import again
+from lightning_plugin.execute import recompute
 from lightning_plugin.execute.forward import Forward
 from lightning_plugin.options import Options
 from lightning_plugin.plan import Plan
@@ -74,7 +74,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             places.append(self.segment.place)
             return super().run()
 
-    monkeypatch.setattr(again, "Forward", Counted)
+    monkeypatch.setattr(recompute, "Forward", Counted)
     return places
 
 
@@ -201,7 +201,7 @@ class Pools(nn.Module):
         return spread, self.out(self.norm(F.avg_pool2d(h, (1, 128)))).square().mean()
 
 
-def test_of_several_dropped_maps_on_glass_one_is_made_again() -> None:
+def test_of_several_dropped_maps_on_background_one_is_made_again() -> None:
     """Identical tiles are looked for anew: fewer tiles have a share in the one that is still wanted."""
     plain = fill(Pools().double())
     x = torch.zeros(1, 3, 128, 128, dtype=torch.float64)

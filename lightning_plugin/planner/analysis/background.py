@@ -22,7 +22,7 @@ from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import Spread, TileOp
 from lightning_plugin.program.program import Program
 
-#: Parts of an image that are glass by more than the one and no more than the next are planned for alike.
+#: Parts of an image that are background by more than the one and no more than the next are planned for alike.
 STEPS = (0.0, 0.25, 0.5, 0.65, 0.8, 0.9, 0.95, 1.0)
 
 
@@ -52,7 +52,7 @@ class Side:
 Reach = tuple[Side, ...] | None
 
 
-class Glass:
+class Background:
     """The cells of one image, and what each map of a network sees of them."""
 
     def __init__(self, known: Constants, image: Value, order: Sequence[Node]) -> None:
@@ -126,24 +126,24 @@ class Glass:
 
 @dataclass(frozen=True)
 class Scene:
-    """The glass of all images of a network."""
+    """The background of all images of a network."""
 
-    glass: tuple[Glass, ...] = ()
+    background: tuple[Background, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.glass)
+        return bool(self.background)
 
     @cached_property
     def tissue(self) -> float:
         """No more of any image is known to be constant than the rest of this."""
-        return min((float((glass.known.cells <= VARIED).mean()) for glass in self.glass), default=1.0)
+        return min((float((background.known.cells <= VARIED).mean()) for background in self.background), default=1.0)
 
     def distinct(self, program: Program, grid: Grid) -> float:
         """The share of a program's tiles that are different."""
-        if not self.glass or grid.tiles < 2 or not all(node.op.uniform for node in program.steps):
+        if not self.background or grid.tiles < 2 or not all(node.op.uniform for node in program.steps):
             return ALL
         maps = [t.map for t in program.targets]
-        seen = [here for glass in self.glass if (here := glass.counted(grid, maps)) is not None]
+        seen = [here for background in self.background if (here := background.counted(grid, maps)) is not None]
         if not seen:
             return ALL
         found = reduce(np.logical_and, seen)
@@ -152,9 +152,9 @@ class Scene:
         return (found.size - alike + min(alike, kinds)) / max(1, found.size)
 
 
-def parts_of_glass(known: Iterable[Constants | None]) -> tuple[int, ...]:
-    """How much of images is glass, as coarsely as plans are made for it: for each that knows something the least of
-    all of these, since tiles that read several are alike where all are; () where none is known to be."""
+def parts_of_background(known: Iterable[Constants | None]) -> tuple[int, ...]:
+    """How much of images is background, as coarsely as plans are made for it: for each that knows something the least
+    of all of these, since tiles that read several are alike where all are; () where none is known to be."""
     found = tuple(-1 if k is None else step(float((k.cells > VARIED).mean())) for k in known)
     least = min((i for i in found if i >= 0), default=None)
     return () if least is None else tuple(min(i, least) for i in found)
@@ -210,4 +210,4 @@ def scene(images: Mapping[Value, Constants | None], order: Sequence[Node]) -> Sc
         return Scene()
     spread = {v: None for n in order for v in n.maps if v.node is not None and isinstance(v.node.op, Spread)}
     known = ((v, known or Constants(v.space.extent, 1)) for v, known in {**spread, **images}.items())
-    return Scene(tuple(Glass(cells, v, order) for v, cells in known))
+    return Scene(tuple(Background(cells, v, order) for v, cells in known))
