@@ -126,7 +126,9 @@ def add_each(totals: list[Tensor], others: list[Tensor], times: int) -> None:
 def checkpointed() -> weakref.ref[Any] | None:
     """The block that `torch.utils.checkpoint` without reentry is running, which it runs again in backward."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
-    return weakref.ref(hooks[0]) if hooks and hooks[0].__qualname__.startswith("_checkpoint_hook.") else None
+    if hooks is None or not hooks[0].__qualname__.startswith("_checkpoint_hook."):  # type: ignore[redundant-expr]
+        return None
+    return weakref.ref(hooks[0])
 
 
 def profiles() -> bool:

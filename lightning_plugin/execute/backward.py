@@ -381,7 +381,7 @@ class Backward:
                     place = box if owned is work.members[0] else self.tapes.boxes(owned)[id(v)]
                     self.gradients.give(v, place, g, self.segment.plan.ahead)
         back = zip((serial for serial, _ in carried), here[len(given) :], strict=True)
-        return {serial: g for serial, g in back if g is not None}
+        return {serial: g for serial, g in back if g is not None}  # type: ignore[redundant-expr]
 
     def evaluate(
         self,

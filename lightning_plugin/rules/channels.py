@@ -86,7 +86,8 @@ def stack(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tenso
 
 @ATEN.rule(aten.slice.Tensor, aten.narrow.default, aten.flip.default, aten.index_select.default, kind="local")
 def slice_channels(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    x, dim = args[0], dim_of(args, kwargs, 1)
+    x = args[0]
+    dim: Any = dim_of(args, kwargs, 1)
     dims = list(dim) if isinstance(dim, (list, tuple)) else [dim]
     if not x.is_map or not all(plain(x, d) for d in dims):
         return NotImplemented

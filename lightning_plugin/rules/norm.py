@@ -73,7 +73,7 @@ class Normalization(torch.autograd.Function):
                 grad, x, unit, mean, var, saved, saved, False, ctx.eps, wanted
             )
         # What goes back to the map in all, with the sign turned; see `type_of_statistics`.
-        d_mean = -unit.to(exact) * rstd * total if dx is None else -channel_sums(dx).to(exact)
+        d_mean = -unit.to(exact) * rstd * total if dx is None else -channel_sums(dx).to(exact)  # type: ignore[redundant-expr]
         d_var = -0.5 * unit.to(exact) * rstd.square() * scaled
         return (
             dx,

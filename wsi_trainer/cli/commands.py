@@ -294,7 +294,7 @@ def refused(error: BaseException) -> UserError | None:
     if isinstance(error, OSError) and error.strerror:
         return UserError(about_disk(error))
     if isinstance(error, MemoryError):
-        return UserError(SHORT["can't allocate memory"].format(error or "no more could be had"))
+        return UserError(SHORT["can't allocate memory"].format(str(error) or "no more could be had"))
     if isinstance(error, RuntimeError) and (number := OF_THE_SYSTEM.search(str(error))):
         return refused(OSError(int(number[1]), os.strerror(int(number[1]))))
     if isinstance(error, RuntimeError):

@@ -141,7 +141,7 @@ class Gathered(Metric):
 
     def compute(self) -> tuple[Tensor, Tensor]:
         """(rows, ...) targets and (rows, names) predictions."""
-        if isinstance(self.targets, list) and not self.targets:  # several devices have joined them to tensors
+        if not len(self.targets):  # a list, or a tensor where several devices have joined them
             return torch.empty(0), torch.empty(0)
         return dim_zero_cat(self.targets), dim_zero_cat(self.predicted)
 

@@ -103,7 +103,7 @@ class TissueBatchNorm2d(nn.Module):
         scale = torch.rsqrt(variance + self.eps)
         if self.weight is not None:
             scale = scale * self.weight
-        shift = -mean * scale if self.bias is None else self.bias - mean * scale
+        shift = -mean * scale if self.bias is None else self.bias - mean * scale  # type: ignore[redundant-expr]
         out = x * scale[:, None, None] + shift[:, None, None]
         return self.after(out.to(x.dtype))
 

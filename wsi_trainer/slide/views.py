@@ -208,7 +208,7 @@ def naming(name: str, box: Box) -> Iterator[None]:
     except SlideError:
         raise
     except Exception as error:
-        raise SlideError(name, f"cannot be read at {box}: {error or type(error).__name__}") from error
+        raise SlideError(name, f"cannot be read at {box}: {str(error) or type(error).__name__}") from error
 
 
 class BlockView(View):

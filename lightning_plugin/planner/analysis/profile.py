@@ -116,7 +116,7 @@ class Trial:
         ledger.begin()
         with ledger.watching():
             found = torch.autograd.grad(live, wanted, cotangents, allow_unused=True)
-        made = sum(g.numel() * g.element_size() for g in found if g is not None)
+        made = sum(g.numel() * g.element_size() for g in found if g is not None)  # type: ignore[misc, redundant-expr]
         return max(0, ledger.peak - before - made)
 
 

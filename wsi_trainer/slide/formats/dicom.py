@@ -302,7 +302,7 @@ class WsiDicomReader(Reader):
             with warnings.catch_warnings(action="ignore"):  # what is odd in a header is no news to the user
                 self._slide: Any = WsiDicom.open(files_of(self._path))
         except Exception as error:  # wsidicom and pydicom raise many kinds
-            raise SlideError(self._path, f"wsidicom: {error or type(error).__name__}") from error
+            raise SlideError(self._path, f"wsidicom: {str(error) or type(error).__name__}") from error
         self._levels = sorted(self._slide.levels, key=lambda level: level.level)
         shapes = [(level.size.height, level.size.width) for level in self._levels]
         spacing = self._levels[0].mpp

@@ -132,7 +132,7 @@ def ome_planes(tif: tifffile.TiffFile) -> int:
 
 def description(tif: tifffile.TiffFile) -> str:
     """The text of the first page."""
-    text = tif.pages.first.description
+    text: object = tif.pages.first.description
     return text if isinstance(text, str) else ""
 
 
