@@ -38,7 +38,7 @@ POINTS = 10
 #: Arguments of `make_plan` that are given otherwise, or decide nothing about a plan for a size.
 OWN: set[str | int] = {
     "module", "image", "dtype", "device", "optimizer", "budget", "tiles", "backward_tiles", "wobble", "compile", "trim",
-    "calls",
+    "calls", "policy",
 }  # fmt: skip
 #: Pixels on a side that numbers of bytes still have room for.
 LARGEST = 10_000_000

@@ -163,7 +163,7 @@ def test_what_is_said_of_a_chain(tmp_path: Path) -> None:
     (row,) = [line for line in str(plan).splitlines() if "chain of 30" in line]
     assert row.startswith("1.first … 30") and f"{chain.slots} slots" in row
     data = json.loads(plan.to_json())
-    assert data["version"] == 7 and data["chains"][0]["count"] == 30 and len(data["chains"][0]["segments"]) == 1
+    assert data["version"] == 1 and data["chains"][0]["count"] == 30 and len(data["chains"][0]["segments"]) == 1
     assert Plan.from_json(plan.to_json()) == plan
     plan.draw(str(tmp_path / "plan.png"))
     assert (tmp_path / "plan.png").stat().st_size > 10_000
