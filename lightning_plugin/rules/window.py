@@ -188,8 +188,9 @@ class Convolution(SlidingOp):
     def slide(self, box: Box, x: Tensor, vectors: Sequence[Tensor], padding: Sequence[int]) -> Tensor:
         padding = self.in_all(padding)
         bias, apart = self.bias_of(vectors)
+        x, stride = self.thinned(x, vectors[0], padding)
         made = torch.convolution(
-            x, vectors[0], bias if apart is None else apart.detach(), self.stride, padding, self.dilation, False,
+            x, vectors[0], bias if apart is None else apart.detach(), stride, padding, self.dilation, False,
             [0] * len(padding), self.groups,
         )  # fmt: skip
         return made if apart is None else biased(made, apart)
@@ -198,10 +199,21 @@ class Convolution(SlidingOp):
         return self.sliding(box, self.slide_unread)
 
     def slide_unread(self, x: Tensor, vectors: Sequence[Tensor], padding: Sequence[int]) -> Tensor:
-        how = How(self.stride, self.in_all(padding), self.dilation, False, self.groups)
+        padding = self.in_all(padding)
         bias, apart = self.bias_of(vectors)
-        made = unread(x, vectors[0], bias, how)
+        x, stride = self.thinned(x, vectors[0], padding)
+        made = unread(x, vectors[0], bias, How(stride, padding, self.dilation, False, self.groups))
         return made if apart is None else biased(made, apart)
+
+    def thinned(self, x: Tensor, weight: Tensor, padding: Sequence[int]) -> tuple[Tensor, Sequence[int]]:
+        """The input and the stride of the kernel, the same result.
+
+        On a CPU the gradient of a strided 1 × 1 convolution of fewer than 16 channels in channels-last order writes past
+        its workspace: a crash, or wrong numbers (uxlfoundation/oneDNN#6035). So the positions are picked before.
+        """
+        if not x.is_cpu or weight.shape[1] >= 16 or max(self.stride) == 1 or max(weight.shape[2:]) > 1 or any(padding):
+            return x, self.stride
+        return x[(..., *(slice(None, None, s) for s in self.stride))], [1] * len(self.stride)
 
     def bias_of(self, vectors: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None]:
         """The bias, as the kernel's own or, where its gradient is summed apart, as that; see `biased`."""

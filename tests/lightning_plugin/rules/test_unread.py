@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from lightning_plugin.private import FakeTensor, TorchDispatchMode
 from lightning_plugin.rules.unread import How, unread
 from tests.lightning_plugin.outside import account
 from tests.lightning_plugin.test_random_networks import QUIET
+from tests.warm import start
 
 aten = torch.ops.aten
 
@@ -136,3 +139,30 @@ def test_a_plan_knows_what_is_not_made() -> None:
     books = account(step, net)
     assert tiled.plan is not None and len(tiled.plan.segments) == 1
     assert books.held <= tiled.plan.peak_bytes == tiled.peak_bytes
+
+
+@pytest.mark.parametrize("way", [{"tiles": (2, 2)}, {"budget": "1GiB"}], ids=str)
+def test_strided_convolutions_of_few_channels_have_gradients_in_channels_last_order(
+    way: dict[str, Any], tmp_path: Path
+) -> None:
+    """PyTorch's own kernel ends the process there, so it is asked in another one."""
+    process = start(tmp_path / "log.txt", strided, way, tmp_path / "found.pt")
+    process.join(120)
+    process.kill()
+    assert process.exitcode == 0, (tmp_path / "log.txt").read_text()
+    for found, expected in torch.load(tmp_path / "found.pt"):
+        torch.testing.assert_close(found, expected)
+
+
+def strided(way: dict[str, Any], path: Path) -> None:
+    torch.manual_seed(0)
+    found = []
+    for height, width in [(128, 93), (107, 84), (106, 80), (98, 80), (116, 86)] * 4:
+        pixels = torch.rand(1, height, width, 3).permute(0, 3, 1, 2)
+        # The first convolution hands its order on, and its result needs a gradient.
+        nets = [nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 8, 1, stride=2, bias=False))]
+        nets.append(copy.deepcopy(nets[0]))
+        TiledModule(nets[0], **way)(LazyImage.from_tensor(pixels)).square().mean().backward()
+        nets[1](pixels.contiguous()).square().mean().backward()
+        found += [(a.grad, b.grad) for a, b in zip(nets[0].parameters(), nets[1].parameters())]
+    torch.save(found, path)
