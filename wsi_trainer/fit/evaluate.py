@@ -86,7 +86,7 @@ def predict(words: Sequence[str]) -> int:
     parser.add_argument("slides", type=str, help="a slide, a store, a folder, or a manifest whose label may be missing")
     parser.add_argument("--name", type=str, default=None, help="their name; by default that of the file or folder")
     add_overwrite(parser)
-    run, options = open_run(parser, moved_slides(words))
+    run, options = open_run(parser, words)
     cohort = run.of_cohort(options.name or name_of(Path(options.slides)))
     target = cohort.results / "predictions.csv"
     run.keep(target, options.overwrite)
@@ -130,14 +130,6 @@ def export(words: Sequence[str]) -> int:
 def add_overwrite(parser: ArgumentParser) -> None:
     """The option of commands that write results."""
     parser.add_argument("--overwrite", action="store_true", help="replace what is there")
-
-
-def moved_slides(words: Sequence[str]) -> list[str]:
-    """The words with `--slides WHAT`, as it used to be written, as an argument at the end."""
-    from wsi_trainer.fit.parser import value_of, without
-
-    slides = value_of(words, "--slides")
-    return list(words) if slides is None else [*without(words, ["--slides"]), slides]
 
 
 # Slides of another cohort.

@@ -30,7 +30,6 @@ from wsi_trainer.fit.parser import (
     limits_imports,
     make_parser,
     parse,
-    value_of,
     with_whole_paths,
 )
 from wsi_trainer.fit.run import Run, as_written
@@ -90,7 +89,6 @@ def fit_parser() -> ArgumentParser:
     )
     parser.add_argument(
         "--resume",
-        "--ckpt_path",
         type=str,
         default=None,
         help="continue from this checkpoint: last (from the beginning where there is none yet), or a path",
@@ -119,16 +117,11 @@ def fit_parser() -> ArgumentParser:
 
 
 def as_options(words: Sequence[str]) -> list[str]:
-    """The words with a run that goes on as `--config`, `--out` and `--resume`; the config of a run says where it is."""
-    if words and not words[0].startswith("-"):
-        run = Run(Path(words[0])).existing()
-        return [f"--config={run.config}", f"--out={run.path}", "--resume=last", *words[1:]]
-    config = value_of(words, "--config")
-    if config is None or value_of(words, "--out") is not None:
+    """The words with a run that goes on as `--config`, `--out` and `--resume`."""
+    if not words or words[0].startswith("-"):
         return list(words)
-    run = Run(Path(config).parent)
-    of_run = run.splits.is_file() and Path(config).name == run.config.name
-    return [*words, f"--out={run.path}"] if of_run else list(words)
+    run = Run(Path(words[0])).existing()
+    return [f"--config={run.config}", f"--out={run.path}", "--resume=last", *words[1:]]
 
 
 def run_fit(

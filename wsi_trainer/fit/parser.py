@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from argparse import ArgumentError
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial, wraps
@@ -19,7 +19,6 @@ from typing import Any
 import pytorch_lightning as pl
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, set_parsing_settings  # type: ignore[attr-defined]
 from jsonargparse._common import parsing_settings
-from rich.console import Console
 from torch import nn
 
 from wsi_trainer import models
@@ -29,8 +28,6 @@ from wsi_trainer.data.patches import PatchConfig
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.config import Loaded, TrainConfig
 from wsi_trainer.fit.run import Run
-from wsi_trainer.io.display import say
-from wsi_trainer.io.untrusted import read_yaml
 from wsi_trainer.models import FrozenFeatures, ModelConfig, PatchEncoder, SlideModel, make_model
 from wsi_trainer.models.encoders import is_encoder
 from wsi_trainer.models.pretrained import load_weights
@@ -276,7 +273,7 @@ def run_parser(name: str, description: str) -> ArgumentParser:
 
 def open_run(parser: ArgumentParser, words: Sequence[str]) -> tuple[Run, Namespace]:
     """The run that the words of a command name, and the other options."""
-    own, overrides = parted(with_run_first(parser, words))
+    own, overrides = parted(words)
     for word in overrides:
         key = word.partition("=")[0].removeprefix("--")
         if key.startswith("model.") or key in OF_RUN:
@@ -313,50 +310,6 @@ def parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
         else:
             keys.append(word if "=" in word else f"{word}={next(left, '')}")
     return own, keys
-
-
-def with_run_first(parser: ArgumentParser, words: Sequence[str]) -> list[str]:
-    """The words with the run as an argument of its own; it used to be named by its config or --out."""
-    given = {name: value for name in ("--config", "--out") if (value := value_of(words, name)) is not None}
-    if not given:
-        return list(words)
-    run = given["--out"] if "--out" in given else folder_of(Path(given["--config"]))
-    say(Console(), f"--{' and --'.join(n[2:] for n in given)} still works; write: {parser.prog} {run}")
-    return [str(run), *without(words, given)]
-
-
-def folder_of(config: Path) -> Path:
-    """The run that a config belongs to: it lies in its folder, or names it."""
-    if Run(config.parent).config.name == config.name and Run(config.parent).splits.is_file():
-        return config.parent
-    if not config.is_file():
-        raise UserError(f"--config: there is no file {config}; give the folder of the run")
-    content = read_yaml(config)
-    named = content.get("out") if isinstance(content, Mapping) else None
-    return config.parent if named is None else Path(str(named))
-
-
-def value_of(words: Sequence[str], name: str) -> str | None:
-    """The value that follows an option, or that it has after an equals sign; the last one counts."""
-    found = None
-    for word, after in zip(words, [*words[1:], ""]):
-        if word == name:
-            found = after
-        elif word.startswith(f"{name}="):
-            found = word.partition("=")[2]
-    return found
-
-
-def without(words: Sequence[str], names: Iterable[str]) -> list[str]:
-    """The words without these options and their values."""
-    kept: list[str] = []
-    left = iter(words)
-    for word in left:
-        if word in names:
-            next(left, None)
-        elif word.partition("=")[0] not in names:
-            kept.append(word)
-    return kept
 
 
 # Which code a config may name.

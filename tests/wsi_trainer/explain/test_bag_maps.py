@@ -103,7 +103,7 @@ def test_the_viewer_draws_maps_of_bags_where_their_files_say(slides: Path, tmp_p
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
     words = [f"--config={tmp_path / 'config.yaml'}"]
     assert main(["fit", *words]) == 0
-    assert main(["heatmap", *words, "--method=attention", "--size=64"]) == 0
+    assert main(["heatmap", str(tmp_path / "run"), "--method=attention", "--size=64"]) == 0
     maps = Run(tmp_path / "run").maps("attention")
     ((slide, entry),) = json.loads((maps / "heatmaps.json").read_text())["slides"].items()
     scene = Scene(contents_of(tmp_path / "run"))

@@ -92,7 +92,10 @@ def test_a_file_that_is_no_checkpoint_is_one_line(
     assert path.name in one_line(capsys)
     if kind in ("cut", "pickle"):
         config = f"--config={trained / 'config.yaml'}"
-        for more in ([config, f"--resume={path}"], [config, f"--out={tmp_path / 'r'}", f"--model.pretrained={path}"]):
+        for more in (
+            [str(trained), f"--resume={path}"],
+            [config, f"--out={tmp_path / 'r'}", f"--model.pretrained={path}"],
+        ):
             assert main(["fit", *more]) == 2
             assert path.name in one_line(capsys)
     assert not trap.exists()
