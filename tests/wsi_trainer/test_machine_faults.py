@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import os
 import signal
@@ -22,7 +21,7 @@ from PIL import Image
 from tests.warm import start
 from wsi_trainer.cli.commands import as_user_error
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit.events import EventLog, LogFile
+from wsi_trainer.fit.process import LogFile
 from wsi_trainer.fit.run import Run
 from wsi_trainer.io.files import machine, remove_half_written, replace_file, save_array, save_picture
 from wsi_trainer.io.tables import write_table
@@ -79,13 +78,6 @@ def test_a_system_that_opens_no_more_files_is_no_broken_slide(tmp_path: Path, mo
     with pytest.raises(SlideError, match="Too many open files") as caught:
         TiffReader(tmp_path / "s.tif")
     assert "broken" not in str(caught.value)
-
-
-@pytest.mark.usefixtures("halved")
-def test_a_record_of_the_log_is_written_whole(tmp_path: Path) -> None:
-    log = EventLog(tmp_path / "events.jsonl")
-    log._append({"event": "trained", "step": 1})
-    assert [json.loads(line)["step"] for line in log.path.read_text().splitlines()] == [1]
 
 
 @pytest.mark.parametrize("write", [

@@ -141,7 +141,7 @@ def hashes(folder: Path) -> dict[str, str]:
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name not in ("log.txt", "events.jsonl", ".lock") and "tensorboard" not in path.parts
+        if path.is_file() and path.name not in ("log.txt", "status.json", ".lock") and "tensorboard" not in path.parts
     }
 
 

@@ -22,8 +22,8 @@ from wsi_trainer.embed.files import Layout, Written, made_with, origin_of, write
 from wsi_trainer.errors import UserError
 from wsi_trainer.explain.heatmaps import device_of
 from wsi_trainer.fit.config import TrainConfig
-from wsi_trainer.fit.events import at_work
 from wsi_trainer.fit.parser import check_bags, instantiate, limits_imports, make_parser, parse
+from wsi_trainer.fit.process import at_work
 from wsi_trainer.fit.trainer import precision_of
 from wsi_trainer.io.arrays import import_h5py
 from wsi_trainer.io.display import say

@@ -1,4 +1,4 @@
-"""Callbacks of a run: the estimate before it, the log, slides left out, memory, and reading ahead."""
+"""Callbacks of a run: the estimate before it, its status, slides left out, memory, and reading ahead."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.data.patches import open_bag
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.config import TrainConfig
-from wsi_trainer.fit.events import EventLog
 from wsi_trainer.fit.plan import plan_shape
 from wsi_trainer.fit.run import Run
+from wsi_trainer.fit.status import StatusFile, time_left
 from wsi_trainer.io.display import clean, duration, format_bytes, say
 from wsi_trainer.io.files import replace_file, write_json
 from wsi_trainer.io.tables import append_row
@@ -37,7 +37,7 @@ from wsi_trainer.slide.views import AHEAD
 log = logging.getLogger("wsi_trainer")
 
 EVERY = 5.0
-"""Seconds between two steps that are written down."""
+"""Seconds between two steps that change the status."""
 NAMED = 5
 """Losses that are not finite and are named; more of them say nothing new."""
 FAILURE_COLUMNS = ("slide", "stage", "epoch", "reason")
@@ -167,24 +167,27 @@ def sentence(facts: dict[str, Any]) -> str:
     )
 
 
-class Events(Callback):
-    """Writes steps at a bounded rate, epochs with their scores, checkpoints, and losses that are not finite."""
+class Progress(Callback):
+    """Keeps the status of a run: steps at a bounded rate, epochs with their scores, and losses that are not finite."""
 
-    def __init__(self, events: EventLog, every: float = EVERY) -> None:
-        self.events, self.every = events, every
+    def __init__(self, file: StatusFile, every: float = EVERY) -> None:
+        self.file, self.every = file, every
         self._written = float("-inf")
-        self._named = 0
+        self._lost = 0
         self._process = psutil.Process()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._batches = int(trainer.num_training_batches)
-        self.events.write("train", epochs=trainer.max_epochs, batches=self._batches, done=self._done(trainer))
-
-    def _done(self, trainer: pl.Trainer) -> int:
-        """Batches behind: of whole epochs, and of the one under way."""
+        self._total = self._batches * (trainer.max_epochs or 0)
         progress = trainer.fit_loop.epoch_loop.batch_progress
         within = progress.current.completed if progress.current.completed < self._batches else 0
-        return trainer.current_epoch * self._batches + within
+        self._first, self._began = trainer.current_epoch * self._batches + within, time.monotonic()
+        self._write(trainer, self._first, epochs=trainer.max_epochs)
+
+    def _write(self, trainer: pl.Trainer, done: int, **fields: Any) -> None:
+        left = time_left(self._total, self._first, done, time.monotonic() - self._began)
+        share = min(done / self._total, 1.0) if self._total else None
+        self.file.update(step=trainer.global_step, progress=share, seconds_left=left, not_finite=self._lost, **fields)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: SlideBatch, batch_idx: int
@@ -197,43 +200,36 @@ class Events(Callback):
             return
         self._written = time.monotonic()
         strategy = tiled(trainer)
-        self.events.write(
-            "step",
+        self._write(
+            trainer,
+            trainer.current_epoch * self._batches + batch_idx + 1,
             epoch=trainer.current_epoch,
-            batch=batch_idx,
-            step=trainer.global_step,
-            done=trainer.current_epoch * self._batches + batch_idx + 1,
-            slide=batch["slide"],
             loss=value,
             memory=self._process.memory_info().rss,
             device_memory=None if strategy is None else strategy.peak_bytes,
         )
 
     def _not_finite(self, trainer: pl.Trainer, batch: SlideBatch, batch_idx: int, value: float) -> None:
-        self._named += 1
-        if self._named > NAMED:
+        self._lost += 1
+        if self._lost > NAMED:
             return
         where = f"epoch {trainer.current_epoch}, batch {batch_idx}, step {trainer.global_step}"
         strategy = trainer.strategy
-        lost = strategy.non_finite if isinstance(strategy, (SFTStrategy, SFTDDPStrategy)) and self._named == 1 else None
-        first = None if lost is None else str(lost)
-        self.events.write("loss", step=trainer.global_step, slide=batch["slide"], loss=value, first=first)
+        if self._lost == 1 and isinstance(strategy, (SFTStrategy, SFTDDPStrategy)) and strategy.non_finite is not None:
+            self.file.update(first_lost=str(strategy.non_finite))
         log.warning(
             "the loss of slide %s is %s (%s): as in plain PyTorch the run goes on, with weights that may be lost; a "
             "lower model.learning_rate or float32 may help%s",
-            clean(batch["slide"]), value, where, "; further ones are not named" if self._named == NAMED else "",
+            clean(batch["slide"]), value, where, "; further ones are not named" if self._lost == NAMED else "",
         )  # fmt: skip
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         scores = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        epoch, done = trainer.current_epoch, (trainer.current_epoch + 1) * self._batches
-        self.events.write("epoch", epoch=epoch, step=trainer.global_step, done=done, scores=scores)
-
-    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: Any) -> None:
-        self.events.write("checkpoint", step=trainer.global_step)
+        epoch = trainer.current_epoch
+        self._write(trainer, (epoch + 1) * self._batches, epoch=epoch, scores=scores)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.events.write("trained", step=trainer.global_step)
+        self.file.update(step=trainer.global_step, progress=1.0, seconds_left=0.0)
 
 
 class FailureLog(Callback):

@@ -23,8 +23,8 @@ from wsi_trainer.data.manifest import SlideRecord, check_files, read_manifest
 from wsi_trainer.data.splits import first_names
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.callbacks import FailureLog
-from wsi_trainer.fit.events import at_work, logged_to
 from wsi_trainer.fit.parser import limits_imports, open_run, run_parser
+from wsi_trainer.fit.process import at_work, logged_to
 from wsi_trainer.fit.run import LESIONS, Run
 from wsi_trainer.fit.trainer import Bar, image_of, make_trainer, tissue_stride
 from wsi_trainer.io.display import say

@@ -13,16 +13,14 @@ from lightning_utilities.core.rank_zero import rank_zero_only
 from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from rich.console import Console
 
-from wsi_trainer import __version__
 from wsi_trainer.data.datamodule import SlideData
 from wsi_trainer.data.dataset import pixels_of
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit.callbacks import Estimate, Events, FailureLog, MemoryWatch, ReadAhead, memory_facts
+from wsi_trainer.fit.callbacks import Estimate, FailureLog, MemoryWatch, Progress, ReadAhead, memory_facts
 from wsi_trainer.fit.compare import Other, fit_compared
 from wsi_trainer.fit.config import Loaded, TrainConfig
 from wsi_trainer.fit.cross_validation import fit_folds
 from wsi_trainer.fit.evaluate import show, test_split, warn_of_lack
-from wsi_trainer.fit.events import at_work, logged_to, recorded
 from wsi_trainer.fit.parser import (
     OF_RUN,
     check_settings,
@@ -32,7 +30,9 @@ from wsi_trainer.fit.parser import (
     parse,
     with_whole_paths,
 )
+from wsi_trainer.fit.process import at_work, logged_to
 from wsi_trainer.fit.run import Run, as_written
+from wsi_trainer.fit.status import recorded
 from wsi_trainer.fit.trainer import (
     Bar,
     RandomState,
@@ -151,10 +151,10 @@ def run_fit(
             _write_config(run, parser.dump(with_whole_paths(options)), resume)
         grace = MOMENT if SERVICES & set(loaded.train.loggers) else GRACE
         with (
-            recorded(run.events, __version__, resume) if first else nullcontext() as events,
+            recorded(run.status) if first else nullcontext() as status,
             at_work(run.path, grace),
         ):
-            watchers: list[Callback] = [] if events is None else [Events(events)]
+            watchers: list[Callback] = [] if status is None else [Progress(status)]
             if not train(run, loaded, resume, progress, watchers):
                 return run
             trained = run.holding(loaded)

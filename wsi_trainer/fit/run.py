@@ -167,8 +167,8 @@ class Run:
         return self.path / "log.txt"
 
     @property
-    def events(self) -> Path:
-        return self.path / "events.jsonl"
+    def status(self) -> Path:
+        return self.path / "status.json"
 
     @property
     def checkpoints(self) -> Path:

@@ -1,11 +1,15 @@
-"""The command `status`: how far a run is that goes on elsewhere, has ended, or has died; all of it from its log."""
+"""The status of a run: `status.json`, which its process keeps up to date, and the command `status`, which reads it."""
 
 from __future__ import annotations
 
 import json as json_format
+import logging
 import platform
+import threading
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,22 +18,147 @@ import psutil
 from rich.console import Console
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit.events import OUTCOMES, read_events
-from wsi_trainer.fit.run import Run, as_written
+from wsi_trainer.fit.process import LOGGERS
+from wsi_trainer.fit.run import Run, as_written, read_json
 from wsi_trainer.io.display import duration, format_bytes, say
+from wsi_trainer.io.files import write_json
+from wsi_trainer.stopping import Stopped
+
+log = logging.getLogger("wsi_trainer")
 
 LAST = 5
-"""Warnings that are shown."""
+"""Warnings that are kept."""
+LONGEST = 2000
+"""Characters of a warning or an error."""
 COLOURS = {"running": "green", "done": "green", "failed": "bold red", "died": "bold red", "stopped": "yellow"}
-LEFT = {"died", *OUTCOMES}
+LEFT = ("died", "done", "stopped", "failed")
 """States that nothing follows."""
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """One run, as its process last described it."""
+
+    run: str
+    state: str
+    """`running`, `died` (its process is gone and did not say why), `elsewhere` (on another host, so that only the time
+    of its last word tells), `waiting` (not begun), or an outcome: `done`, `stopped`, `failed`."""
+    host: str | None = None
+    pid: int | None = None
+    created: float | None = None
+    """When the system made the process, which tells it from a later one of this number."""
+    user: str | None = None
+    began: str | None = None
+    heard: str | None = None
+    """When the process last wrote."""
+    silent_seconds: float | None = None
+    """Seconds since then."""
+    epoch: int | None = None
+    epochs: int | None = None
+    step: int | None = None
+    loss: float | None = None
+    progress: float | None = None
+    """Of the training, from 0 to 1."""
+    seconds_left: float | None = None
+    """Of the training, while it goes on."""
+    memory: int | None = None
+    device_memory: int | None = None
+    scores: dict[str, float | None] | None = None
+    last_error: str | None = None
+    not_finite: int = 0
+    """Losses that were no finite numbers; the log names the first ones."""
+    first_lost: str | None = None
+    """The operator and the tile that first made one."""
+    warnings: Sequence[str] = ()
+    """The last ones."""
+
+
+# Writing.
+
+
+class StatusFile:
+    """Writes the file anew whenever something changes; the run goes on without it where the disk refuses it."""
+
+    def __init__(self, path: Path) -> None:
+        process = psutil.Process()
+        self.path = path
+        self.status = RunStatus(
+            path.parent.resolve().name, "running", platform.node(), process.pid, process.create_time(),
+            process.username(), _now(),
+        )  # fmt: skip
+        self._lock = threading.RLock()  # warnings come from any thread, and from here
+        self._said = False
+
+    def update(self, **fields: Any) -> None:
+        """Change these fields of the status."""
+        with self._lock:
+            self.status = replace(self.status, heard=_now(), **fields)
+            try:
+                write_json(self.path, asdict(self.status))
+            except OSError as error:
+                if not self._said:
+                    self._said = True
+                    log.warning("the run goes on without an up-to-date %s: %s", self.path.name, error.strerror)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+class _Warnings(logging.Handler):
+    """Puts warnings of the libraries into the status."""
+
+    def __init__(self, file: StatusFile) -> None:
+        super().__init__(logging.WARNING)
+        self.file = file
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.file.update(warnings=(*self.file.status.warnings, record.getMessage()[:LONGEST])[-LAST:])
+
+
+@contextmanager
+def recorded(path: Path) -> Iterator[StatusFile]:
+    """In this context the status of a run is kept: who runs it, what warns, and how it ends."""
+    file = StatusFile(path)
+    file.update()
+    handler = _Warnings(file)
+    for name in LOGGERS:
+        logging.getLogger(name).addHandler(handler)
+    try:
+        yield file
+    except Stopped:
+        file.update(state="stopped")
+        raise
+    except BaseException as error:
+        file.update(state="failed", last_error=f"{type(error).__name__}: {' '.join(str(error).split())}"[:LONGEST])
+        raise
+    else:
+        file.update(state="done")
+    finally:
+        for name in LOGGERS:
+            logging.getLogger(name).removeHandler(handler)
+
+
+def time_left(total: int, first: int, done: int, seconds: float) -> float | None:
+    """Seconds until the end, by the time that this process took for what it has done, validation included.
+
+    Args:
+        total: Batches of the whole training.
+        first: Batches that were done when the process began.
+        done: Batches that are done now.
+        seconds: Since it began.
+    """
+    return None if done <= first else seconds / (done - first) * max(total - done, 0)
+
+
+# Reading.
 
 
 def status(run: Path, json: bool = False, watch: bool = False, every: float = 10.0) -> int:
     """Say how far a run is: progress, time left, memory, who runs it, whether its process lives, the last error.
 
-    It only reads the log in the run's folder, so it may be asked from anywhere that sees the folder. The exit code is
-    1 where the run, or a fold, has failed or died.
+    It only reads status.json in the run's folder, so it may be asked from anywhere that sees the folder. The exit code
+    is 1 where the run, or a fold, has failed or died.
 
     Args:
         run: the folder of a run or of a cross-validation, `--out` of `wsi-train fit`
@@ -80,14 +209,14 @@ def details(one: RunStatus) -> list[str]:
         silent = f", last heard of {duration(one.silent_seconds)} ago" if one.silent_seconds is not None else ""
         lines.append(f"process {one.pid} of {one.user} on {one.host}, since {one.began}{silent}")
     if one.loss is not None:
-        lines.append(f"loss {one.loss if isinstance(one.loss, str) else format(one.loss, '.4g')}")
+        lines.append(f"loss {one.loss:.4g}")
     if one.memory is not None:
         device = (
             "" if one.device_memory is None else f"; steps have needed {format_bytes(one.device_memory)} of the device"
         )
         lines.append(f"memory {format_bytes(one.memory)}{device}")
     if one.scores:
-        lines.append(", ".join(f"{k} {v if isinstance(v, str) else format(v, '.4g')}" for k, v in one.scores.items()))
+        lines.append(", ".join(f"{k} {'not finite' if v is None else format(v, '.4g')}" for k, v in one.scores.items()))
     if one.not_finite:
         first = "" if one.first_lost is None else f"; {one.first_lost}"
         lines.append(f"{one.not_finite} losses were not finite: the log names slides and steps{first}")
@@ -97,38 +226,6 @@ def details(one: RunStatus) -> list[str]:
     if one.state in ("died", "stopped", "failed"):
         lines.append("continue it with `wsi-train fit ... --resume last`")
     return lines
-
-
-@dataclass(frozen=True)
-class RunStatus:
-    """One run, as its log has it."""
-
-    run: str
-    state: str
-    """`running`, `died` (its process is gone and did not say why), `elsewhere` (on another host, so that only the age
-    of its last record tells), `waiting` (not begun), or an outcome: `done`, `stopped`, `failed`."""
-    host: str | None = None
-    pid: int | None = None
-    user: str | None = None
-    began: str | None = None
-    silent_seconds: float | None = None
-    """Since the last record."""
-    epoch: int | None = None
-    epochs: int | None = None
-    step: int | None = None
-    loss: float | str | None = None
-    progress: float | None = None
-    """Of the training, from 0 to 1."""
-    seconds_left: float | None = None
-    """Of the training, while it goes on."""
-    memory: int | None = None
-    device_memory: int | None = None
-    scores: dict[str, Any] | None = None
-    last_error: str | None = None
-    not_finite: int = 0
-    first_lost: str | None = None
-    """Losses that were no finite numbers and are named in the log."""
-    warnings: tuple[str, ...] = ()
 
 
 def status_of(path: Path) -> list[RunStatus]:
@@ -142,77 +239,30 @@ def status_of(path: Path) -> list[RunStatus]:
         return [one_status(part, part.name) for part in parts if part.is_dir()]
     if status.state == "waiting":
         Run(path).existing()
-        raise UserError(f"{path} has no {Run(path).events.name}: it is of an older version, or it has not begun")
+        raise UserError(f"{path} has no {Run(path).status.name}: it is of an older version, or it has not begun")
     return [status]
 
 
 def one_status(path: Path, name: str) -> RunStatus:
     """The status of the process that wrote to this folder last."""
-    file = Run(path).events
+    file = Run(path).status
+    if not file.is_file():
+        return RunStatus(name, "waiting")
     with as_written(file):
-        records = read_events(file)
-        starts = [place for place, record in enumerate(records) if record["event"] == "start"]
-        if not starts:
-            return RunStatus(name, "waiting")
-        return _of_process(name, records[starts[-1] :])
+        one = RunStatus(**read_json(file))
+        state = alive(one) if one.state == "running" else one.state
+        silent = (datetime.now(UTC) - datetime.fromisoformat(str(one.heard))).total_seconds()
+        left = None if state in LEFT else one.seconds_left
+        return replace(one, run=name, state=state, silent_seconds=max(silent, 0.0), seconds_left=left)
 
 
-def _of_process(name: str, records: list[dict[str, Any]]) -> RunStatus:
-    start, last = records[0], records[-1]
-
-    def latest(event: str) -> dict[str, Any]:
-        return next((record for record in reversed(records) if record["event"] == event), {})
-
-    train, step, epoch, error = (latest(event) for event in ("train", "step", "epoch", "error"))
-    state = latest("end").get("outcome") or alive(start)
-    furthest = max((record for record in records if "done" in record), key=lambda record: record["done"], default={})
-    progress = _progress(train, furthest) if not latest("trained") else 1.0
-    return RunStatus(
-        run=name,
-        state=state,
-        host=start["host"],
-        pid=start["pid"],
-        user=start["user"],
-        began=start["time"],
-        silent_seconds=max((datetime.now(UTC) - datetime.fromisoformat(last["time"])).total_seconds(), 0.0),
-        epoch=furthest.get("epoch"),
-        epochs=train.get("epochs"),
-        step=next((record["step"] for record in reversed(records) if "step" in record), None),
-        loss=step.get("loss"),
-        progress=progress,
-        seconds_left=None if state in OUTCOMES or state == "died" else _left(train, furthest, progress),
-        memory=step.get("memory"),
-        device_memory=step.get("device_memory"),
-        scores=epoch.get("scores"),
-        last_error=f"{error['kind']}: {error['text']}" if error else None,
-        not_finite=sum(record["event"] == "loss" for record in records),
-        first_lost=next(
-            (found for record in records if record["event"] == "loss" and (found := record.get("first"))), None
-        ),
-        warnings=tuple(record["text"] for record in records if record["event"] == "warning")[-LAST:],
-    )
-
-
-def alive(start: dict[str, Any]) -> str:
+def alive(one: RunStatus) -> str:
     """Whether the process lives: a number is given again after a while, the moment of its beginning is not."""
-    if start["host"] != platform.node():
+    if one.host != platform.node():
         return "elsewhere"
     try:
-        process = psutil.Process(start["pid"])
-        same = abs(process.create_time() - start["created"]) < 2
+        process = psutil.Process(one.pid)
+        same = one.created is not None and abs(process.create_time() - one.created) < 2
         return "running" if same and process.status() != psutil.STATUS_ZOMBIE else "died"
     except psutil.NoSuchProcess:
         return "died"
-
-
-def _progress(train: dict[str, Any], furthest: dict[str, Any]) -> float | None:
-    total = (train.get("epochs") or 0) * train.get("batches", 0)
-    return min(furthest["done"] / total, 1.0) if total > 0 else None
-
-
-def _left(train: dict[str, Any], furthest: dict[str, Any], progress: float | None) -> float | None:
-    """By the time that this process took for what it has done, validation included."""
-    if progress is None or furthest["done"] <= train["done"]:
-        return 0.0 if progress == 1.0 else None
-    spent, done = furthest["seconds"] - train["seconds"], furthest["done"] - train["done"]
-    return float(max(spent / done * (train["epochs"] * train["batches"] - furthest["done"]), 0.0))
