@@ -19,10 +19,9 @@ from torch import Tensor, nn
 
 from lightning_plugin import Plan, SFTDDPStrategy, SFTStrategy
 from wsi_trainer.data.datamodule import SlideData
-from wsi_trainer.data.dataset import open_image
-from wsi_trainer.data.loader import TrainLoader
+from wsi_trainer.data.dataset import SlideDataset
+from wsi_trainer.data.loader import TrainLoader, Visit
 from wsi_trainer.data.manifest import SlideRecord
-from wsi_trainer.data.patches import open_bag
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.config import TrainConfig
 from wsi_trainer.fit.plan import plan_shape
@@ -32,6 +31,7 @@ from wsi_trainer.io.display import clean, duration, format_bytes, say
 from wsi_trainer.io.files import replace_file, write_json
 from wsi_trainer.io.tables import append_row
 from wsi_trainer.models import SlideBatch, SlideModel
+from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.views import AHEAD
 
 log = logging.getLogger("wsi_trainer")
@@ -63,76 +63,66 @@ class Estimate(Callback):
         assert isinstance(pl_module, SlideModel)
         if not trainer.is_global_zero or trainer.fit_loop.restarted_mid_epoch or trainer.current_epoch > 0:
             return
-        sizes = {split: self._sizes(self.slides.of(split)) for split in ("train", "val", "test")}
-        del sizes["test"]  # it was only to be seen whether they can be opened: better now than at the end
-        if not sizes["train"]:
+        shapes = {split: self._shapes(self.slides.of(split)) for split in ("train", "val", "test")}
+        del shapes["test"]  # it was only to be seen whether they can be opened: better now than at the end
+        if not shapes["train"]:
             return
         strategy = trainer.strategy
         budget: Any = None
         if isinstance(strategy, (SFTStrategy, SFTDDPStrategy)):
             budget = strategy.settings.options.budget
-        largest = max(sizes["train"].values(), key=lambda size: size[0] * size[1])
-        if min(largest) < pl_module.stride:
+        largest, data = max(shapes["train"].values(), key=count_pixels), self.slides.config
+        if min(largest[2:]) < pl_module.stride:
             raise UserError(
-                f"the largest training slide has {largest[1]} × {largest[0]} pixels at data.downsample "
-                f"{self.slides.config.downsample}, and the backbone needs {pl_module.stride} for one position"
+                f"the largest training slide has {largest[3]} × {largest[2]} pixels at data.downsample "
+                f"{data.downsample}, and the backbone needs {pl_module.stride} for one position"
             )
-        data = self.slides.config
         factors = [factor / data.downsample for factor in data.context]
         say(Console(), "planning a step on the largest slide, to say what the run costs")
-        device = pl_module.device.type
-        patches = None if data.patches is None else (largest[0] // largest[1], largest[1])
-        shape = (1, 3, *largest) if patches is None else (patches[0], 3, patches[1], patches[1])
-        plan = plan_shape(pl_module, shape, budget or UNLIMITED, device, factors)
-        facts = estimate(plan, sizes, largest, budget, self.config.devices, checkpoint_bytes(pl_module))
-        if patches is not None:
-            facts["patches"] = list(patches)
+        plan = plan_shape(pl_module, largest, budget or UNLIMITED, pl_module.device.type, factors)
+        facts = estimate(plan, shapes, largest, budget, self.config.devices, checkpoint_bytes(pl_module))
+        facts["patches"] = None if data.patches is None else largest[0]
         write_json(self.run.estimate, facts)
         for line in sentence(facts).splitlines():
             say(Console(), line)
 
-    def _sizes(self, records: list[SlideRecord]) -> dict[str, tuple[int, int]]:
-        """Height and width of each slide that can be opened; one that cannot ends the run here, unless it may go on.
+    def _shapes(self, records: list[SlideRecord]) -> dict[str, tuple[int, ...]]:
+        """Shape of each slide's image or bag; one that cannot be opened ends the run here, unless it may go on."""
+        shapes, config = {}, self.slides.config
+        dataset = SlideDataset(records, None, config, lambda view: torch.empty(view.shape, device="meta"))
+        for number, record in enumerate(records):
+            batch = dataset[Visit(number, 0)]
+            if "failure" not in batch:
+                shapes[record.slide] = tuple(batch["image"].shape)
+            elif config.on_error == "stop":
+                raise SlideError(record.slide, batch["failure"])
+            else:
+                log.info("slide %s is left out of the estimate: %s", record.slide, batch["failure"])
+        return shapes
 
-        Those of a bag are its patches', one below the other.
-        """
-        sizes, config = {}, self.slides.config
-        for record in records:
-            try:
-                if config.patches is not None:
-                    count = 0
-                    for part in record.parts or (record,):
-                        with open_bag(part.path, config.patches, source_mpp=part.mpp) as bag:
-                            count += bag.shape[0]
-                    sizes[record.slide] = (count * config.patches.size, config.patches.size)
-                    continue
-                with open_image(record.path, config.downsample, record.mpp) as image:
-                    sizes[record.slide] = image.size
-            except (UserError, OSError) as error:
-                if config.on_error == "stop":
-                    raise
-                log.info("slide %s is left out of the estimate: %s", record.slide, error)
-                continue
-        return sizes
+
+def count_pixels(shape: tuple[int, ...]) -> int:
+    """Pixels of an image, or of all patches of a bag."""
+    return math.prod(shape) // shape[1]
 
 
 def estimate(
     plan: Plan,
-    sizes: dict[str, dict[str, tuple[int, int]]],
-    largest: tuple[int, int],
+    shapes: dict[str, dict[str, tuple[int, ...]]],
+    largest: tuple[int, ...],
     budget: int | None,
     devices: int,
     checkpoint: int,
 ) -> dict[str, Any]:
     """The numbers: a slide's time is that of the largest, by its share of pixels."""
-    pixels = {split: sum(h * w for h, w in slides.values()) for split, slides in sizes.items()}
-    speed = plan.seconds / (largest[0] * largest[1]) / devices
+    pixels = {split: sum(map(count_pixels, slides.values())) for split, slides in shapes.items()}
+    speed = plan.seconds / count_pixels(largest) / devices
     train, val = pixels["train"] * speed, pixels["val"] * speed * FORWARD_SHARE
     tiers = {tier: sum(s.forecast.stored_bytes for s in plan.segments if s.tier == tier) for tier in ("host", "disk")}
     return {
-        "slides": {split: len(slides) for split, slides in sizes.items()},
+        "slides": {split: len(slides) for split, slides in shapes.items()},
         "pixels": pixels,
-        "largest": list(largest),
+        "largest": list(largest[2:]),
         "seconds_per_epoch": train + val,
         "train_seconds": train,
         "validation_seconds": val,
@@ -152,9 +142,10 @@ def checkpoint_bytes(model: SlideModel) -> int:
 
 def sentence(facts: dict[str, Any]) -> str:
     """The estimate as lines for the console."""
-    what = "is {1} × {0} (width × height)".format(*facts["largest"])
-    if "patches" in facts:
-        what = "has {0} patches of {1} × {1}".format(*facts["patches"])
+    height, width = facts["largest"]
+    what = f"is {width} × {height} (width × height)"
+    if facts["patches"]:
+        what = f"has {facts['patches']} patches of {width} × {height}"
     slides, gigapixels = facts["slides"], sum(facts["pixels"].values()) / 1e9
     limit = f" of {format_bytes(facts['budget'])}" if facts["budget"] else ", without a budget"
     stored = {tier: facts[f"{tier}_bytes"] for tier in ("host", "disk")}

@@ -318,10 +318,7 @@ def plan_shape(
     factors: Sequence[float] = (),
 ) -> Plan:
     """The plan of a training step on an image, (1, 3, height, width), or on a bag, (patches, 3, size, size)."""
-    model.train()
-    model.standardise.eval()  # it would write the statistics of a slide that is not there
-    factors = factors or [4.0**level for level in range(1, model.levels)]
     try:
-        return make_plan(Step(model, factors), shape, budget=budget, device=device, dtype=torch.uint8)
+        return make_plan(step_of(model, factors), shape, budget=budget, device=device, dtype=torch.uint8)
     finally:
         model.train()

@@ -19,13 +19,15 @@ def test_a_slide_takes_its_share_of_the_largest_ones_time() -> None:
     stored = SegmentPlan((1,), Grid((2, 2)), Grid((2, 2)), tier="disk", forecast=figures)
     forecast = Forecast(peak_bytes=7 * GIB, plain_bytes=90 * GIB, seconds=60.0)
     plan = Plan((stored,), budget=8 * GIB, forecast=forecast)
-    sizes = {"train": {"a": (1000, 2000), "b": (1000, 1000)}, "val": {"c": (1000, 2000)}}
-    facts = estimate(plan, sizes, (1000, 2000), 8 * GIB, 1, 5 * 2**20)
+    shapes = {"train": {"a": (1, 3, 1000, 2000), "b": (1, 3, 1000, 1000)}, "val": {"c": (1, 3, 1000, 2000)}}
+    facts = estimate(plan, shapes, shapes["train"]["a"], 8 * GIB, 1, 5 * 2**20)
     assert facts["train_seconds"] == pytest.approx(90) and facts["validation_seconds"] == pytest.approx(20)
     assert facts["device_bytes"] == 7 * GIB and facts["disk_bytes"] == 3 * GIB and facts["host_bytes"] == 0
-    assert estimate(plan, sizes, (1000, 2000), 8 * GIB, 2, 0)["train_seconds"] == pytest.approx(45)
-    assert estimate(plan, sizes, (1000, 2000), None, 1, 0)["device_bytes"] == 90 * GIB  # plain PyTorch holds it all
-    said = sentence(facts)
+    assert estimate(plan, shapes, shapes["train"]["a"], 8 * GIB, 2, 0)["train_seconds"] == pytest.approx(45)
+    assert (
+        estimate(plan, shapes, shapes["train"]["a"], None, 1, 0)["device_bytes"] == 90 * GIB
+    )  # plain PyTorch holds it all
+    said = sentence(facts | {"patches": None})
     for part in (
         "2 slides to train on and 1 to validate",
         "2 min an epoch",
