@@ -208,12 +208,13 @@ class Convolution(SlidingOp):
     def thinned(self, x: Tensor, weight: Tensor, padding: Sequence[int]) -> tuple[Tensor, Sequence[int]]:
         """The input and the stride of the kernel, the same result.
 
-        On a CPU the gradient of a strided 1 × 1 convolution of fewer than 16 channels in channels-last order writes past
-        its workspace: a crash, or wrong numbers (uxlfoundation/oneDNN#6035). So the positions are picked before.
+        On a CPU the gradient of a strided 1 × 1 convolution of fewer than 16 channels in channels-last order writes
+        past its workspace: a crash, or wrong numbers (uxlfoundation/oneDNN#6035). So the positions are picked before.
         """
         if not x.is_cpu or weight.shape[1] >= 16 or max(self.stride) == 1 or max(weight.shape[2:]) > 1 or any(padding):
             return x, self.stride
-        return x[(..., *(slice(None, None, s) for s in self.stride))], [1] * len(self.stride)
+        picked: Any = (..., *(slice(None, None, s) for s in self.stride))
+        return x[picked], [1] * len(self.stride)
 
     def bias_of(self, vectors: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None]:
         """The bias, as the kernel's own or, where its gradient is summed apart, as that; see `biased`."""
