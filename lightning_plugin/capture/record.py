@@ -167,10 +167,10 @@ class Recorder:
         flat = tree_leaves((args, kwargs), is_leaf=lambda a: isinstance(a, Value))
         values = list(dict.fromkeys(a for a in flat if isinstance(a, Value)))
         values.sort(key=lambda v: not v.is_map)
-        place = {id(v): Slot(i) for i, v in enumerate(values)}
+        place = {v: Slot(i) for i, v in enumerate(values)}
 
         def slot(a: Any) -> Any:
-            return place[id(a)] if isinstance(a, Value) else a
+            return place[a] if isinstance(a, Value) else a
 
         new_args = tree_map(slot, tuple(args), is_leaf=is_value)
         new_kwargs = tuple((k, tree_map(slot, v, is_leaf=is_value)) for k, v in kwargs.items())
@@ -361,7 +361,7 @@ def ask(
     values = [a for a in tree_leaves((args, kwargs), is_leaf=is_value) if isinstance(a, Value)]
     for instead in alternatives(recorder, values, rule is API.get(func)):
         swapped, named = tree_map(
-            lambda a: instead.get(id(a), a) if isinstance(a, Value) else a,  # noqa: B023
+            lambda a: instead.get(a, a) if isinstance(a, Value) else a,  # noqa: B023
             (args, kwargs),
             is_leaf=is_value,
         )

@@ -61,8 +61,8 @@ def likeness(tapes: Tapes, owned: Owned, content: Content) -> object | None:
     program, need = tapes.program, tapes.boxes(owned)
     values = []
     for v in program.reads:
-        if id(v) in need:
-            key = content(v, need[id(v)])
+        if v in need:
+            key = content(v, need[v])
             if key is None:
                 return None
             values.append(key)
@@ -71,18 +71,18 @@ def likeness(tapes: Tapes, owned: Owned, content: Content) -> object | None:
     )
     lie = [lying(box, t.map.space.extent) for t, box in zip(program.targets, owned, strict=True)]
     lie += [
-        lying(need[id(v)], v.space.extent)
+        lying(need[v], v.space.extent)
         for v in (*program.reads, *(v for n in program.steps for v in n.outputs))
-        if v.is_map and id(v) in need
+        if v.is_map and v in need
     ]
     return tuple(values), tuple(lie), tuple(padding(program, need)), lands
 
 
-def padding(program: Program, need: Mapping[int, Box]) -> Iterator[tuple[int, ...]]:
+def padding(program: Program, need: Mapping[Value, Box]) -> Iterator[tuple[int, ...]]:
     """What each window pads of a tile."""
     for node in program.steps:
-        if isinstance(node.op, TileOp) and id(node.outputs[0]) in need:
-            yield tuple(node.op.pads(need[id(node.outputs[0])]))
+        if isinstance(node.op, TileOp) and node.outputs[0] in need:
+            yield tuple(node.op.pads(need[node.outputs[0]]))
 
 
 def lying(box: Box, extent: Sequence[int]) -> tuple[tuple[int, bool, bool], ...]:

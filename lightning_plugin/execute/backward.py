@@ -66,11 +66,11 @@ class Backward:
         needs = ctx.needs_input_grad[4:]
         self.leaves = [t.detach().requires_grad_(need) for t, need in zip(inputs, needs, strict=True)]
         first, second = len(program.vectors), len(program.vectors) + len(self.segment.spreads)
-        self.vectors = {id(v): t for v, t in zip(program.vectors, self.leaves, strict=False)}
-        self.spreads = {id(v): t for v, t in zip(self.segment.spreads, self.leaves[first:], strict=False)}
-        self.images = {id(v): t for v, t in zip(self.segment.images, self.leaves[second:], strict=False)}
-        self.handles: dict[int, Boundary] = {
-            id(v): ref() for v, ref in zip(self.segment.boundaries, ctx.handles, strict=True)
+        self.vectors = dict(zip(program.vectors, self.leaves, strict=False))
+        self.spreads = dict(zip(self.segment.spreads, self.leaves[first:], strict=False))
+        self.images = dict(zip(self.segment.images, self.leaves[second:], strict=False))
+        self.handles: dict[Value, Boundary] = {
+            v: ref() for v, ref in zip(self.segment.boundaries, ctx.handles, strict=True)
         }
         # Tokens are the last tensors that autograd knows of; before them it has the marker and the other inputs.
         makers = ctx.next_functions[len(ctx.next_functions) - len(self.handles) :]
@@ -95,7 +95,7 @@ class Backward:
         self.reduced: dict[int, tuple[tuple[Tensor | None, ...], tuple[Tensor, ...]]] = {}
         self.maps: dict[int, Cotangent | Recalled] = {}
         place = 0
-        kept = {id(v): c for v, c in zip(self.segment.stored, self.ctx.cotangents, strict=True)}
+        kept = dict(zip(self.segment.stored, self.ctx.cotangents, strict=True))
         for t in program.targets:
             if t.stored is None:
                 count = len(t.node.outputs)
@@ -106,7 +106,7 @@ class Backward:
                     self.alive.append(t)
                     self.reduced[t.node.serial] = (mine, results)
                 continue
-            cotangent = kept[id(t.stored)]
+            cotangent = kept[t.stored]
             if cotangent.begun:
                 self.alive.append(t)
                 self.maps[t.node.serial] = cotangent
@@ -129,7 +129,7 @@ class Backward:
                 handle.bring_back()
             self.program = segment.program if segment.scans else segment.program.narrow(self.alive)
             self.tapes = segment.tapes(self.program, segment.backward_grid)
-            self.operands = [self.vectors[id(v)] for v in self.program.vectors]
+            self.operands = [self.vectors[v] for v in self.program.vectors]
             self.over_tiles()
             if segment.team is not None:
                 ordinary = (*segment.spreads, *segment.images)
@@ -137,7 +137,7 @@ class Backward:
         for cotangent in self.maps.values():
             cotangent.clear()
         vectors = map(self.gradients.vector, range(len(segment.program.vectors)))
-        spreads = [self.gradients.whole(v, self.spreads[id(v)].dtype) for v in segment.spreads]
+        spreads = [self.gradients.whole(v, self.spreads[v].dtype) for v in segment.spreads]
         images = [self.gradients.whole(v, v.dtype) for v in segment.images]
         kinds = [v.device for v in segment.boundaries]
         needs = self.needs[len(self.needs) - len(kinds) :]
@@ -171,7 +171,7 @@ class Backward:
         segment = self.segment
         reads = []
         for v in self.program.reads:
-            handle = self.handles.get(id(v))
+            handle = self.handles.get(v)
             begun = handle is not None and handle.cotangent.begun
             reads.append((self.wanted(v), begun))
         given = tuple(
@@ -182,7 +182,7 @@ class Backward:
         same = segment.plan.forward == segment.backward_grid
         adders = tuple((i, adder.kept) for i, adder in self.gradients.adders.items())
         recalled = tuple(map(likeness, (self.maps.get(t.node.serial) for t in self.alive)))
-        where = [read_from(v, self.handles.get(id(v))) for v in self.program.reads]
+        where = [read_from(v, self.handles.get(v)) for v in self.program.reads]
         return segment.likeness(
             self.tapes, self.leaves, where, "backward", *reads, given, leaves, same, adders, recalled
         )
@@ -281,7 +281,7 @@ class Backward:
 
         segment.expect(lambda: outline(program, segment.backward_grid), self.handles, {})
         tapes = segment.tapes(program, segment.backward_grid)
-        operands = [self.vectors[id(v)] for v in program.vectors]
+        operands = [self.vectors[v] for v in program.vectors]
         with torch.no_grad():
             fetch = segment.fetch(self.handles)
             for members in segment.loop(tapes, self.handle, fetch, planned=False):
@@ -300,7 +300,7 @@ class Backward:
 
     def handle(self, v: Value) -> Boundary | None:
         """Where a boundary that is read lies."""
-        return self.handles.get(id(v))
+        return self.handles.get(v)
 
     def given(self, program: Program) -> dict[int, Cotangent | Recalled]:
         """The cotangents of stored targets by their place."""
@@ -319,9 +319,7 @@ class Backward:
     def wanted(self, v: Value) -> bool:
         """Whether something that a tile reads needs a gradient."""
         return v.requires_grad and (
-            id(v) in self.followed
-            or id(v) in self.images
-            or (id(v) in self.spreads and self.spreads[id(v)].requires_grad)
+            v in self.followed or v in self.images or (v in self.spreads and self.spreads[v].requires_grad)
         )
 
     # One tile
@@ -378,7 +376,7 @@ class Backward:
         for (v, box), g in zip(given, here, strict=False):
             if g is not None:
                 for owned in work.members:
-                    place = box if owned is work.members[0] else self.tapes.boxes(owned)[id(v)]
+                    place = box if owned is work.members[0] else self.tapes.boxes(owned)[v]
                     self.gradients.give(v, place, g, self.segment.plan.ahead)
         back = zip((serial for serial, _ in carried), here[len(given) :], strict=True)
         return {serial: g for serial, g in back if g is not None}  # type: ignore[redundant-expr]
@@ -413,10 +411,10 @@ class Backward:
     def piecewise(self, v: Value) -> Callable[[Box, Tensor], None] | None:
         """What takes the gradients of the pieces of a boundary. They come in a pass of autograd's within this one, so
         that room is made for them here; see [Note: passes] in `passes`."""
-        if id(v) not in self.segment.strips or not self.wanted(v):
+        if v not in self.segment.strips or not self.wanted(v):
             return None
         self.gradients.room_for(v)
-        return self.handles[id(v)].cotangent.room().add
+        return self.handles[v].cotangent.room().add
 
 
 def complete(team: Team, segment: SegmentRun, cotangents: Sequence[Cotangent]) -> None:

@@ -27,10 +27,10 @@ class Forward:
         self.stored = stored
         self.segment = run
         self.inputs = inputs
-        self.vectors = {id(v): t.detach() for v, t in zip(program.vectors, inputs, strict=False)}
-        self.spreads = {id(v): t.detach() for v, t in zip(run.spreads, inputs[len(program.vectors) :], strict=False)}
+        self.vectors = {v: t.detach() for v, t in zip(program.vectors, inputs, strict=False)}
+        self.spreads = {v: t.detach() for v, t in zip(run.spreads, inputs[len(program.vectors) :], strict=False)}
         self.tapes = run.tapes(program, run.plan.forward)
-        self.operands = [self.vectors[id(v)] for v in program.vectors]
+        self.operands = [self.vectors[v] for v in program.vectors]
         self.watched = True
         self.totals: dict[int, Reduction] = {}
         #: How many tiles of stored maps were evaluated.
@@ -62,15 +62,15 @@ class Forward:
         return results
 
     @property
-    def handles(self) -> dict[int, Boundary]:
+    def handles(self) -> dict[Value, Boundary]:
         """The boundaries that are read."""
-        return {id(v): self.stored[v] for v in self.segment.boundaries}
+        return {v: self.stored[v] for v in self.segment.boundaries}
 
     def handle(self, v: Value) -> Boundary | None:
         """Where a boundary that is read lies."""
         return self.stored.get(v)
 
-    def expect(self, outlined: Callable[[], Sequence[tuple[Mapping[int, Box], Owned]]]) -> None:
+    def expect(self, outlined: Callable[[], Sequence[tuple[Mapping[Value, Box], Owned]]]) -> None:
         targets = enumerate(self.segment.program.targets)
         written = {i: self.stored[t.stored] for i, t in targets if t.stored is not None}
         self.segment.expect(outlined, self.handles, written)

@@ -56,8 +56,8 @@ class Gradients:
     def __init__(
         self,
         vectors: Sequence[Tensor],
-        ordinary: Mapping[int, Tensor],
-        handles: Mapping[int, Boundary],
+        ordinary: Mapping[Value, Tensor],
+        handles: Mapping[Value, Boundary],
         tiles: int,
         ledger: Ledger | None,
     ) -> None:
@@ -65,7 +65,7 @@ class Gradients:
         self.ordinary = ordinary
         self.handles = handles
         self.ledger = ledger
-        self.wholes: dict[int, tuple[Value, Tensor]] = {}
+        self.wholes: dict[Value, tuple[Value, Tensor]] = {}
 
     def add(self, found: Sequence[Tensor | None], times: int) -> None:
         """A tile's gradients of the vectors that need one, in order; sums that have begun go on in one call."""
@@ -86,29 +86,29 @@ class Gradients:
 
     def whole(self, v: Value, dtype: torch.dtype) -> Tensor | None:
         """The gradient of a map that lies in a tensor."""
-        found = self.wholes.get(id(v))
+        found = self.wholes.get(v)
         return None if found is None else found[1].to(dtype)
 
     def give(self, v: Value, box: Box, gradient: Tensor, ahead: bool) -> None:
         """A tile's gradient of something that it read."""
         self.room_for(v)
-        handle = self.handles.get(id(v))
+        handle = self.handles.get(v)
         if handle is not None:
             handle.cotangent.add(box, gradient, ahead)
             return
-        _, whole = self.wholes[id(v)]
+        _, whole = self.wholes[v]
         v.space.add_into(whole, Box.whole(v.space.extent), gradient.to(whole.device), box)
 
     def room_for(self, v: Value) -> None:
         """Room for the gradient of a map, unless it is there."""
-        handle = self.handles.get(id(v))
-        if id(v) in self.wholes or (handle is not None and handle.cotangent.begun):
+        handle = self.handles.get(v)
+        if v in self.wholes or (handle is not None and handle.cotangent.begun):
             return
         if handle is not None:
             handle.cotangent.room()
         else:
             with watched(self.ledger):
-                self.wholes[id(v)] = (v, self.zeros(v))
+                self.wholes[v] = (v, self.zeros(v))
 
     def blank(self, maps: Iterable[Value]) -> None:
         """Room for the gradients of these maps and of all vectors, as tiles would have made it."""
@@ -119,7 +119,7 @@ class Gradients:
 
     def zeros(self, v: Value) -> Tensor:
         """Room for the gradient of a map that lies in a tensor."""
-        like = self.ordinary[id(v)]
+        like = self.ordinary[v]
         dtype = torch.promote_types(like.dtype, torch.float32)
         return torch.zeros_like(like, dtype=dtype, memory_format=torch.contiguous_format)
 
@@ -130,6 +130,6 @@ class Gradients:
         sums = team.totals([a.total for a in adders], [a.blank for a in adders])
         for adder, total in zip(adders, sums, strict=True):
             adder.total = total
-        shares = [self.wholes[id(v)][1] if id(v) in self.wholes else None for v in maps]
+        shares = [self.wholes[v][1] if v in self.wholes else None for v in maps]
         wholes = team.totals(shares, [partial(self.zeros, v) for v in maps])
-        self.wholes = {id(v): (v, t) for v, t in zip(maps, wholes, strict=True) if t is not None}
+        self.wholes = {v: (v, t) for v, t in zip(maps, wholes, strict=True) if t is not None}

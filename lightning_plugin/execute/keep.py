@@ -54,17 +54,17 @@ class Uses:
     """How many nodes have still to read each map."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
-        self.left = Counter(id(v) for node in nodes for v in node.inputs if v.is_map)
+        self.left = Counter(v for node in nodes for v in node.inputs if v.is_map)
 
     def done(self, node: Node, frame: Frame) -> None:
         for v in node.inputs:
             if v.is_map:
-                self.left[id(v)] -= 1
-                if not self.left[id(v)]:
+                self.left[v] -= 1
+                if not self.left[v]:
                     frame.whole.pop(v, None)
 
     def last(self, v: Value) -> bool:
-        return self.left[id(v)] == 1
+        return self.left[v] == 1
 
 
 def keep(node: Node, frame: Frame, uses: Uses, fused: Mapping[int, Node]) -> None:

@@ -106,6 +106,6 @@ class Recompute:
 
     def used(self, program: Program, inputs: Sequence[Tensor]) -> list[Tensor]:
         """The inputs in the order in which the shorter program names them."""
-        of = dict(zip(map(id, self.run.program.vectors), inputs, strict=False))
+        of = dict(zip(self.run.program.vectors, inputs, strict=False))
         spreads = inputs[len(self.run.program.vectors) :]
-        return [*(of[id(v)] for v in program.vectors), *spreads]
+        return [*(of[v] for v in program.vectors), *spreads]

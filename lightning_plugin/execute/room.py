@@ -81,7 +81,7 @@ class Guard:
         self.readers = readers(nodes)
         self.ends = {i for i, n in enumerate(nodes) if not self.readers[i] and any(v.requires_grad for v in n.outputs)}
         #: The values of each node, with their bytes.
-        self.values = [{id(v): v.bytes for v in (*n.maps, *n.outputs)} for n in nodes]
+        self.values = [{v: v.bytes for v in (*n.maps, *n.outputs)} for n in nodes]
         self.looked_in = -1
         self.missing: set[int] = set()
         self.held = 0
@@ -114,7 +114,7 @@ class Guard:
         for i in reversed(range(len(self.readers))):
             if self.readers[i] and self.readers[i] <= only:
                 only.add(i)
-        found: dict[int, int] = {}
+        found: dict[Value, int] = {}
         for i in only:
             found |= self.values[i]
         return sum(found.values())
@@ -122,12 +122,12 @@ class Guard:
 
 def readers(nodes: Sequence[Node]) -> list[set[int]]:
     """For each of some nodes, those among them that read its results."""
-    made = {id(v): i for i, n in enumerate(nodes) for v in n.outputs}
+    made = {v: i for i, n in enumerate(nodes) for v in n.outputs}
     found: list[set[int]] = [set() for _ in nodes]
     for i, n in enumerate(nodes):
         for v in n.inputs:
-            if id(v) in made:
-                found[made[id(v)]].add(i)
+            if v in made:
+                found[made[v]].add(i)
     return found
 
 
@@ -157,8 +157,8 @@ def no_room(path: str, needs: int, ledger: Ledger) -> BudgetError:
 
 def largest_tile(run: SegmentRun, grid: Grid) -> float:
     """The bytes of all maps of the largest tile."""
-    maps = {id(v): v for n in run.program.steps for v in (*n.maps, *n.outputs) if v.is_map}
-    return largest_of(run, grid, list(maps.values()))
+    maps = dict.fromkeys(v for n in run.program.steps for v in (*n.maps, *n.outputs) if v.is_map)
+    return largest_of(run, grid, list(maps))
 
 
 def largest_parts(run: SegmentRun, grid: Grid) -> float:
@@ -170,7 +170,7 @@ def largest_parts(run: SegmentRun, grid: Grid) -> float:
 
 def largest_of(run: SegmentRun, grid: Grid, maps: Sequence[Value]) -> float:
     """The most bytes that a tile has of some maps."""
-    each = [(id(v), v.bytes / max(1, math.prod(v.space.extent))) for v in maps]
+    each = [(v, v.bytes / max(1, math.prod(v.space.extent))) for v in maps]
     tiles = [need for need, _ in outline(run.program, grid)]
     return max(sum(size * need[key].positions for key, size in each if key in need) for need in tiles)
 

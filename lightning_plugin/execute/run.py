@@ -188,11 +188,11 @@ def prepare(plan: Plan, nodes: Sequence[Node], step: Step, first: int = 0) -> li
     for place, (segment, here, program) in enumerate(programs(plan, nodes), first):
         fused = pairs([t.node for t in here], nodes) if segment.keep else {}
         stages.append(Stage(segment, here, program, fused, place, queue))
-    seen: set[int] = set()
+    seen: set[Value] = set()
     for stage in reversed(stages):
         touched = [*stage.reads(), *(v for t in stage.targets for v in t.node.outputs if v.is_map)]
-        stage.last = [v for v in dict.fromkeys(touched) if id(v) not in seen]
-        seen.update(id(v) for v in stage.last)
+        stage.last = [v for v in dict.fromkeys(touched) if v not in seen]
+        seen.update(stage.last)
     return stages
 
 

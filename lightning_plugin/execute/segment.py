@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -39,8 +39,10 @@ from lightning_plugin.residency.boundary import Boundary, Cotangent
 from lightning_plugin.residency.tiers import Home
 from lightning_plugin.team import Team
 
+K = TypeVar("K", bound=Hashable)
+
 #: Begins to read from lower tiers what a tile needs, given its boxes and what it owns.
-Fetch = Callable[[Mapping[int, Box], Owned], None]
+Fetch = Callable[[Mapping[Value, Box], Owned], None]
 
 
 class SegmentRun:
@@ -88,9 +90,9 @@ class SegmentRun:
         self.strips = strips(program, self.boundaries) if self.plan.pieces > 1 else {}
         self.trains = any(v.requires_grad for v in (*self.outputs, *self.stored))
         #: Where what is read is known to be constant, if it is anywhere; see [Note: background] in `constants`.
-        self.known = {id(v): found for v in program.reads if (found := self.knowledge(v, frame)) is not None}
+        self.known = {v: found for v in program.reads if (found := self.knowledge(v, frame)) is not None}
         #: Whether some tiles may turn out identical; see [Note: identical tiles] in `alike`.
-        self.alike = not self.scans and not self.strips and may_be_alike(program, lambda v: self.known.get(id(v)))
+        self.alike = not self.scans and not self.strips and may_be_alike(program, self.known.get)
         #: The places of identical tiles on each grid: looked for once in a step.
         self.grouped: dict[Grid, list[list[int]]] = {}
 
@@ -108,7 +110,7 @@ class SegmentRun:
             return image.background
         return None if tensor is None else Constants.compared(v.space, tensor)
 
-    def near(self, need: Mapping[int, Box]) -> bool:
+    def near(self, need: Mapping[Value, Box]) -> bool:
         """Whether something that a tile reads is known to be constant in part, so that what it makes may be."""
         if self.rehearsal is not None:
             return bool(self.known)
@@ -140,17 +142,17 @@ class SegmentRun:
         self,
         v: Value,
         box: Box,
-        spreads: Mapping[int, Tensor],
+        spreads: Mapping[Value, Tensor],
         handle: Boundary | None,
         give: Callable[[Box, Tensor], None] | None = None,
     ) -> Tensor | Pieces:
         """A tile of something that is read: a boundary, a spread vector or an image. Of a boundary that is read in
         pieces, ``give`` takes their gradients."""
         if handle is not None:
-            strip = self.strips.get(id(v))
+            strip = self.strips.get(v)
             return handle.read(box) if strip is None else in_pieces(handle, strip, box, self.plan.pieces, give)
-        if id(v) in spreads:
-            return v.space.narrow(spreads[id(v)], Box.whole(v.space.extent), box)
+        if v in spreads:
+            return v.space.narrow(spreads[v], Box.whole(v.space.extent), box)
         with self.step.progress.spending("input"):
             tile = self.sources[v].read(box)
         if self.see is not None and v.node is not None:
@@ -188,22 +190,22 @@ class SegmentRun:
                 need = tapes.boxes(after[0])
                 with self.watching():
                     for v in sources:
-                        if id(v) in need:
-                            self.sources[v].prefetch(need[id(v)])
+                        if v in need:
+                            self.sources[v].prefetch(need[v])
                     if fetch is not None:
                         fetch(need, after[0])
             yield now
             now = after
 
     def fetch(
-        self, handles: Mapping[int, Boundary], cotangents: Mapping[int, Cotangent | Recalled] | None = None
+        self, handles: Mapping[Value, Boundary], cotangents: Mapping[int, Cotangent | Recalled] | None = None
     ) -> Fetch | None:
         """What begins to read a tile's part of boundaries, and of the cotangents of targets by their place; None where
         the segment does not transfer ahead."""
         if not self.plan.ahead:
             return None
 
-        def fetch(need: Mapping[int, Box], owned: Owned) -> None:
+        def fetch(need: Mapping[Value, Box], owned: Owned) -> None:
             for key, handle in handles.items():
                 if key in need and key not in self.strips:
                     handle.fetch(need[key])
@@ -215,8 +217,8 @@ class SegmentRun:
 
     def expect(
         self,
-        outlined: Callable[[], Sequence[tuple[Mapping[int, Box], Owned]]],
-        reads: Mapping[int, Boundary],
+        outlined: Callable[[], Sequence[tuple[Mapping[Value, Box], Owned]]],
+        reads: Mapping[Value, Boundary],
         targets: Mapping[int, Boundary | Cotangent | Recalled],
     ) -> None:
         """Let maps know of the largest tiles of a pass, given the boxes that tiles read and what they own; on the
@@ -226,11 +228,12 @@ class SegmentRun:
         tiles = outlined()
         needed = largest([{**need, **self.first_pieces(need)} for need, _ in tiles])
         owned = largest([dict(enumerate(boxes)) for _, boxes in tiles])
-        for found, maps in ((needed, reads), (owned, targets)):
-            for key, kept in maps.items():
-                kept.expect(found.get(key, 0))
+        for v, boundary in reads.items():
+            boundary.expect(needed.get(v, 0))
+        for i, kept in targets.items():
+            kept.expect(owned.get(i, 0))
 
-    def first_pieces(self, need: Mapping[int, Box]) -> dict[int, Box]:
+    def first_pieces(self, need: Mapping[Value, Box]) -> dict[Value, Box]:
         """Of the boundaries that are read in pieces, the first, than which none is larger."""
         return {k: strip.boxes(need[k], self.plan.pieces)[0] for k, strip in self.strips.items() if k in need}
 
@@ -253,7 +256,7 @@ class SegmentRun:
         def content(v: Value, box: Box) -> Hashable | None:
             found = handle(v)
             if found is None:
-                return self.sources[v].holds(box) if v in self.sources else self.known[id(v)].at(box)
+                return self.sources[v].holds(box) if v in self.sources else self.known[v].at(box)
             key = None if found.constants is None else found.constants.at(box)
             return key if key is not None or found.made is None else found.made.signature(box)
 
@@ -345,7 +348,7 @@ class SegmentRun:
         return Constants(v.space.extent) if self.known and self.place + 1 < frame.background else None
 
 
-def outline(program: Program, grid: Grid) -> list[tuple[Mapping[int, Box], Owned]]:
+def outline(program: Program, grid: Grid) -> list[tuple[Mapping[Value, Box], Owned]]:
     """Tiles among which are those of the longest boxes on every axis, each with all its boxes: what a box is on one
     axis depends on nothing but the tile's index there."""
     ends = program.ends(grid)
@@ -355,9 +358,9 @@ def outline(program: Program, grid: Grid) -> list[tuple[Mapping[int, Box], Owned
     return [(program.boxes(owned), owned) for owned in tiles]
 
 
-def largest(tiles: Sequence[Mapping[int, Box]]) -> dict[int, int]:
+def largest(tiles: Sequence[Mapping[K, Box]]) -> dict[K, int]:
     """The positions of each map's largest tile, given some that are the longest on every axis."""
-    extents: dict[int, list[tuple[int, ...]]] = {}
+    extents: dict[K, list[tuple[int, ...]]] = {}
     for boxes in tiles:
         for key, box in boxes.items():
             extents.setdefault(key, []).append(box.extent)

@@ -58,7 +58,7 @@ class Check:
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
         self.nodes = recording.nodes
-        self.maps: set[int] = set()
+        self.maps: set[Value] = set()
         self.reduced: set[int] = set()
 
     def segment(self, place: int, segment: SegmentPlan) -> None:
@@ -92,7 +92,7 @@ class Check:
         node = self.nodes[place]
         if not isinstance(node.op, (TileOp, ReduceOp)):
             raise PlanError(f"{where} names node {place} ({node.label}), which is no operator on a map{self.hint()}")
-        if node.serial in self.reduced or any(id(v) in self.maps for v in node.outputs):
+        if node.serial in self.reduced or any(v in self.maps for v in node.outputs):
             raise PlanError(f"{where} makes node {place} ({node.label}) a second time")
         return Target(node) if isinstance(node.op, ReduceOp) else Target(node, node.outputs[0])
 
@@ -108,7 +108,7 @@ class Check:
 
     def kept(self, where: str, node: Node) -> None:
         for v in node.maps:
-            if id(v) not in self.maps and not isinstance(v.node.op, (Source, Spread)):  # type: ignore[union-attr]
+            if v not in self.maps and not isinstance(v.node.op, (Source, Spread)):  # type: ignore[union-attr]
                 raise PlanError(f"{where} keeps {node.label}, whose input from {v.label} no earlier segment has made")
         self.known(where, node.label, node.vectors)
         self.note(node)
@@ -121,7 +121,7 @@ class Check:
             for grid in grids:
                 if len(grid.counts) != axes:
                     raise PlanError(f"{where} has the grid {grid}, but {t.node.label} has {axes} spatial axes")
-        program = Program.build(targets, lambda v: id(v) in self.maps)
+        program = Program.build(targets, lambda v: v in self.maps)
         inside = {t.node.serial for t in targets}
         for node in program.steps:
             if isinstance(node.op, ReduceOp) and node.serial not in inside:
@@ -135,7 +135,7 @@ class Check:
         if isinstance(node.op, ReduceOp):
             self.reduced.add(node.serial)
         else:
-            self.maps.add(id(node.outputs[0]))
+            self.maps.add(node.outputs[0])
 
     def known(self, where: str, user: str, vectors: Sequence[Value]) -> None:
         """That vectors can be computed now."""
@@ -156,7 +156,7 @@ class Check:
 
     def gathered(self, where: str, node: Node) -> None:
         source = node.inputs[0]
-        if id(source) not in self.maps and not isinstance(source.node.op, (Source, Spread)):  # type: ignore[union-attr]
+        if source not in self.maps and not isinstance(source.node.op, (Source, Spread)):  # type: ignore[union-attr]
             raise PlanError(f"{where} needs the whole result of {source.label}, which no earlier segment stores")
 
     def complete(self) -> None:

@@ -59,7 +59,7 @@ def work_saved(plan: Plan, network: Network) -> list[tuple[float, float]]:
     for _, _, program in programs(plan, network.nodes):
         saved = plain = 0
         if program is not None:
-            saved = sum(work[v.node.serial] for v in InBackward.of(program).maps.values() if v.node is not None)
+            saved = sum(work[v.node.serial] for v in InBackward.of(program).maps if v.node is not None)
             plain = sum(work[n.serial] for n in program.steps)
         found.append((saved / max(1, plain), saved / max(1, sum(work.values()))))
     return found

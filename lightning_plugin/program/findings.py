@@ -127,21 +127,21 @@ class Lie(NamedTuple):
     node: Node | None = None
 
 
-def lies(program: Program, owned: Sequence[Box], need: Mapping[int, Box]) -> Iterator[Lie]:
+def lies(program: Program, owned: Sequence[Box], need: Mapping[Value, Box]) -> Iterator[Lie]:
     """How the tiles of maps lie that a tile reads and makes, in the order of the steps."""
     reducing = {t.node.serial: box for t, box in zip(program.targets, owned, strict=True) if t.stored is None}
     for node in program.steps:
-        out = reducing.get(node.serial) or need.get(id(node.outputs[0]))
+        out = reducing.get(node.serial) or need.get(node.outputs[0])
         if out is None:
             yield Lie(node.outputs[0], None, None)
             continue
         for v, wanted in zip(node.maps, node.op.need(out), strict=True):  # type: ignore[attr-defined]
-            yield Lie(v, need[id(v)], wanted)
+            yield Lie(v, need[v], wanted)
         if isinstance(node.op, TileOp):
             yield Lie(node.outputs[0], out, out, node)
     for t, box in zip(program.targets, owned, strict=True):
         if t.stored is not None:
-            yield Lie(t.stored, need[id(t.stored)], box)
+            yield Lie(t.stored, need[t.stored], box)
 
 
 def lying(found: Iterable[Lie], axis: int) -> Sequence[Hashable]:
@@ -248,7 +248,7 @@ class Tapes:
         program = self.program
         if not self.regular:
             need = program.boxes(owned)
-            given = [read(v, need[id(v)]) for v in program.reads if id(v) in need]
+            given = [read(v, need[v]) for v in program.reads if v in need]
             record(program, owned, need).run(given, owned, vectors, emit, grad, self.seeing(owned))
             return
         lines = self.found.across(program, owned)
@@ -310,7 +310,7 @@ class Tapes:
             return found
         return found.bound(self.program)
 
-    def boxes(self, owned: Sequence[Box]) -> dict[int, Box]:
+    def boxes(self, owned: Sequence[Box]) -> dict[Value, Box]:
         """The boxes of all maps that a tile holds: `Program.boxes`, put together from what is known of its lines."""
         across = self.found.across(self.program, owned) if self.regular else []
         if not across or not all(line.full for line in across):

@@ -24,31 +24,31 @@ from lightning_plugin.program.scan import shareable
 from lightning_plugin.rules.uncut import Entire
 
 
-def stages(nodes: Sequence[Node], stored: set[int]) -> dict[int, int]:
+def stages(nodes: Sequence[Node], stored: set[Value]) -> dict[Value, int]:
     """The stage of every value, with ``stored`` (ids of maps) read back by window operators one stage later."""
-    stage: dict[int, int] = {}
+    stage: dict[Value, int] = {}
     for node in nodes:
         here = 0
         for v in node.inputs:
-            cut = id(v) in stored and node.op.kind in ("window", "resample")
-            here = max(here, stage.get(id(v), 0) + cut)
+            cut = v in stored and node.op.kind in ("window", "resample")
+            here = max(here, stage.get(v, 0) + cut)
         for v in node.inputs:
             if is_entire(v):
-                stage[id(v)] = here
+                stage[v] = here
         after = isinstance(node.op, (ReduceOp, Gather, Entire))
         for v in node.outputs:
-            stage[id(v)] = here + after
+            stage[v] = here + after
     return stage
 
 
-def crossing(nodes: Sequence[Node], stage: dict[int, int]) -> set[int]:
+def crossing(nodes: Sequence[Node], stage: dict[Value, int]) -> set[Value]:
     """Maps that an operator of a later stage needs."""
-    found: set[int] = set()
+    found: set[Value] = set()
     for node in nodes:
-        here = max((stage.get(id(v), 0) for v in node.outputs), default=0) - isinstance(node.op, ReduceOp)
+        here = max((stage.get(v, 0) for v in node.outputs), default=0) - isinstance(node.op, ReduceOp)
         for v in node.inputs:
-            if v.is_map and stored_kind(v) and (stage.get(id(v), 0) < here or isinstance(node.op, Gather)):
-                found.add(id(v))
+            if v.is_map and stored_kind(v) and (stage.get(v, 0) < here or isinstance(node.op, Gather)):
+                found.add(v)
     return found
 
 
@@ -61,13 +61,13 @@ def stored_kind(v: Value) -> bool:
     return v.node is not None and not isinstance(v.node.op, (Source, Spread))
 
 
-def shrinking(nodes: Sequence[Node]) -> set[int]:
-    found: set[int] = set()
+def shrinking(nodes: Sequence[Node]) -> set[Value]:
+    found: set[Value] = set()
     for node in nodes:
         if node.op.kind in ("window", "resample") and node.maps and node.outputs[0].is_map:
             before, after = node.maps[0].space.extent, node.outputs[0].space.extent
             if all(a * 2 <= b + 2 for a, b in zip(after, before, strict=True)):
-                found.add(id(node.outputs[0]))
+                found.add(node.outputs[0])
     return found
 
 
@@ -105,8 +105,8 @@ def sharing(plan: Plan, nodes: Sequence[Node]) -> Plan:
 
 def by_stage(
     nodes: Sequence[Node],
-    stored: set[int],
-    stage: dict[int, int],
+    stored: set[Value],
+    stage: dict[Value, int],
     grid: Grid | None,
     backward: Grid | None,
     alike: bool = False,
@@ -116,9 +116,9 @@ def by_stage(
     inner = spatial_axes(nodes)
     for place, node in enumerate(nodes):
         if isinstance(node.op, ReduceOp):
-            when, space = stage[id(node.outputs[0])] - 1, node.maps[0].space
-        elif node.outputs and id(node.outputs[0]) in stored:
-            when, space = stage[id(node.outputs[0])], node.outputs[0].space
+            when, space = stage[node.outputs[0]] - 1, node.maps[0].space
+        elif node.outputs and node.outputs[0] in stored:
+            when, space = stage[node.outputs[0]], node.outputs[0].space
         else:
             continue
         groups[when].append(place)

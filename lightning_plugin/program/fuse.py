@@ -12,7 +12,7 @@ from lightning_plugin.rules.norm import Normalize, channels_last, pulled_back_in
 from lightning_plugin.rules.reductions import VarMean, wide
 
 if TYPE_CHECKING:
-    from lightning_plugin.graph import Node
+    from lightning_plugin.graph import Node, Value
 
 
 def pairs(nodes: Sequence[Node], among: Sequence[Node]) -> dict[int, Node]:
@@ -20,16 +20,16 @@ def pairs(nodes: Sequence[Node], among: Sequence[Node]) -> dict[int, Node]:
 
     By the serial number of either node; ``among`` are all nodes of the run, which tell who else reads a statistic.
     """
-    readers: dict[int, list[Node]] = {}
+    readers: dict[Value, list[Node]] = {}
     for n in among:
         for v in n.vectors:
-            readers.setdefault(id(v), []).append(n)
+            readers.setdefault(v, []).append(n)
     here = {n.serial for n in nodes}
     found: dict[int, Node] = {}
     for n in nodes:
         if not isinstance(n.op, VarMean) or n.op.correction or n.op.root:
             continue
-        users = {u.serial: u for v in n.outputs for u in readers.get(id(v), ())}
+        users = {u.serial: u for v in n.outputs for u in readers.get(v, ())}
         if len(users) != 1:
             continue
         (user,) = users.values()

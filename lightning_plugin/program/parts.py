@@ -30,8 +30,8 @@ def connected(program: Program) -> list[list[Target]]:
         groups[i] = [*joined, target]
         merged = {s for s, g in group_of.items() if g in met}
         group_of.update(dict.fromkeys(reached | merged, i))
-    order = {id(t): i for i, t in enumerate(program.targets)}
-    return sorted((sorted(g, key=lambda t: order[id(t)]) for g in groups.values()), key=lambda g: order[id(g[0])])
+    order = {t: i for i, t in enumerate(program.targets)}
+    return sorted((sorted(g, key=lambda t: order[t]) for g in groups.values()), key=lambda g: order[g[0]])
 
 
 def differentiated(target: Target, steps: set[int]) -> set[object]:
@@ -49,7 +49,7 @@ def differentiated(target: Target, steps: set[int]) -> set[object]:
             if v.node.serial in steps:
                 stack.append(v.node)
             else:
-                found.add(("boundary", id(v)))
+                found.add(("boundary", v))
     return found
 
 
@@ -65,6 +65,6 @@ def parts_of(program: Program) -> Sequence[Program]:
 
 def with_rest(program: Program, parts: Sequence[Program]) -> list[Program]:
     """The parts, and after them what of the program requires no grad."""
-    done = {id(t) for p in parts for t in p.targets}
-    rest = [t for t in program.targets if id(t) not in done]
+    done = {t for p in parts for t in p.targets}
+    rest = [t for t in program.targets if t not in done]
     return [*parts, program.narrow(rest)] if rest else list(parts)

@@ -49,15 +49,15 @@ class Strip:
         return Strip(first.index, layout.extent[first.index], inner)
 
 
-def strips(program: Program, among: Collection[Value] | None = None) -> Mapping[int, Strip]:
-    """The maps that a program reads and that it can read piece by piece, by identity; ``among`` those that are stored,
-    where some of them are not."""
-    found: dict[int, Strip] = {}
-    readers: dict[int, list[Node]] = {}
+def strips(program: Program, among: Collection[Value] | None = None) -> Mapping[Value, Strip]:
+    """The maps that a program reads and that it can read piece by piece; ``among`` those that are stored, where
+    some of them are not."""
+    found: dict[Value, Strip] = {}
+    readers: dict[Value, list[Node]] = {}
     for node in program.steps:
         for v in dict.fromkeys(node.maps):
-            readers.setdefault(id(v), []).append(node)
-    made = {id(t.stored) for t in program.targets}
+            readers.setdefault(v, []).append(node)
+    made = {t.stored for t in program.targets if t.stored is not None}
     read = program.reads if among is None else among
     for node in program.steps:
         found |= of_node(node, read, readers, made)
@@ -65,20 +65,20 @@ def strips(program: Program, among: Collection[Value] | None = None) -> Mapping[
 
 
 def of_node(
-    node: Node, read: Collection[Value], readers: Mapping[int, list[Node]], stored: set[int]
-) -> dict[int, Strip]:  # fmt: skip
+    node: Node, read: Collection[Value], readers: Mapping[Value, list[Node]], stored: set[Value]
+) -> dict[Value, Strip]:  # fmt: skip
     """What is read for one operator alone, if it takes pieces of all of that, which are cut alike."""
     places = node.op.in_pieces if isinstance(node.op, TileOp) else ()
-    found: dict[int, Strip] = {}
+    found: dict[Value, Strip] = {}
     uncuts = [node.maps[place] for place in places]
     for made in uncuts:
         source = uncut_from(made)
         strip = None if source is None else Strip.of(made.node)  # type: ignore[arg-type]
-        if strip is None or source not in read or id(made) in stored or readers[id(made)] != [node]:
+        if source is None or strip is None or source not in read or made in stored or readers[made] != [node]:
             return {}
-        if any(reader not in [v.node for v in uncuts] for reader in readers[id(source)]):
+        if any(reader not in [v.node for v in uncuts] for reader in readers[source]):
             return {}
-        found[id(source)] = strip
+        found[source] = strip
     return found if len({(strip.positions, strip.inner) for strip in found.values()}) == 1 else {}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -34,16 +34,16 @@ class Target:
         assert isinstance(self.node.op, ReduceOp)
         return self.node.op
 
-    def part(self, box: Box, tiles: Sequence[Tensor], vectors: Mapping[int, Tensor], times: int) -> Reduction:
+    def part(self, box: Box, tiles: Sequence[Tensor], vectors: Mapping[Value, Tensor], times: int) -> Reduction:
         """What one tile, or so many identical ones, add to a target that is reduced."""
         return self.op.repeat(self.op.partial(box, tiles, self.operands(vectors)), times)
 
-    def finish(self, total: Reduction, vectors: Mapping[int, Tensor]) -> tuple[Tensor, ...]:
+    def finish(self, total: Reduction, vectors: Mapping[Value, Tensor]) -> tuple[Tensor, ...]:
         """The results of a target that is reduced."""
         return self.op.finish(total, self.operands(vectors))
 
-    def operands(self, vectors: Mapping[int, Tensor]) -> list[Tensor]:
-        return [vectors[id(v)] for v in self.node.vectors]
+    def operands(self, vectors: Mapping[Value, Tensor]) -> list[Tensor]:
+        return [vectors[v] for v in self.node.vectors]
 
     @property
     def requires_grad(self) -> bool:
@@ -62,7 +62,7 @@ class Program:
     steps: tuple[Node, ...]
     reads: tuple[Value, ...]
     vectors: tuple[Value, ...]
-    last_use: Mapping[int, int] = field(default_factory=dict)
+    last_use: Mapping[Value, int] = field(default_factory=dict)
     overwrite: frozenset[int] = frozenset()
     reference: tuple[int, ...] = ()
 
@@ -72,8 +72,8 @@ class Program:
     ) -> Program:
         """Walk from the targets to what is available: sources, spread vectors and maps that are stored already."""
         steps: dict[int, Node] = {}
-        reads: dict[int, Value] = {}
-        vectors: dict[int, Value] = {}
+        reads: dict[Value, None] = {}
+        vectors: dict[Value, None] = {}
         stack: list[Node] = []
         for t in targets:
             if t.stored is None:
@@ -89,43 +89,40 @@ class Program:
             steps[node.serial] = node
             for v in node.inputs:
                 if not v.is_map:
-                    vectors.setdefault(id(v), v)
+                    vectors.setdefault(v)
                 elif available(v) or isinstance(v.node.op, (Source, Spread)):  # type: ignore[union-attr]
-                    reads.setdefault(id(v), v)
+                    reads.setdefault(v)
                 else:
                     stack.append(v.node)  # type: ignore[arg-type]
         order = tuple(steps[s] for s in sorted(steps))
-        last = {id(v): i for i, node in enumerate(order) for v in node.inputs if v.is_map}
+        last = {v: i for i, node in enumerate(order) for v in node.inputs if v.is_map}
         overwrite = frozenset(n.serial for n in order if may_overwrite(n, order, targets, reads))
         reference = reference or reference_of([t.map.space.extent for t in targets])
-        return Program(
-            tuple(targets), order, tuple(reads.values()), tuple(vectors.values()), last, overwrite, reference
-        )
+        return Program(tuple(targets), order, tuple(reads), tuple(vectors), last, overwrite, reference)
 
     @cached_property
-    def slots(self) -> Mapping[int, int]:
+    def slots(self) -> Mapping[Value, int]:
         """The number of every map: first those that are read, then those that are made."""
         made = (v for node in self.steps for v in node.outputs if v.is_map)
-        return {id(v): i for i, v in enumerate((*self.reads, *made))}
+        return {v: i for i, v in enumerate((*self.reads, *made))}
 
     @cached_property
     def unread(self) -> frozenset[int]:
         """The nodes, by serial, whose results are stored and read by none of the program's: backward needs their
         gradients alone, where they have any. See [Note: unread] in `rules.unread`."""
         stored = [(t.node, t.stored) for t in self.targets if t.stored is not None]
-        return frozenset(n.serial for n, v in stored if v.requires_grad and id(v) not in self.last_use)
+        return frozenset(n.serial for n, v in stored if v.requires_grad and v not in self.last_use)
 
     @cached_property
-    def places(self) -> Mapping[int, int]:
+    def places(self) -> Mapping[Value, int]:
         """The number of every vector."""
-        return {id(v): i for i, v in enumerate(self.vectors)}
+        return {v: i for i, v in enumerate(self.vectors)}
 
     def narrow(self, targets: Sequence[Target]) -> Program:
         """The program that makes some of the targets."""
         if len(targets) == len(self.targets):
             return self
-        available = {id(v) for v in self.reads}
-        return Program.build(targets, lambda v: id(v) in available, self.reference)
+        return Program.build(targets, set(self.reads).__contains__, self.reference)
 
     @property
     def announced(self) -> list[Value]:
@@ -145,40 +142,38 @@ class Program:
         """How far the targets' maps extend."""
         return [t.map.space.extent for t in self.targets]
 
-    def boxes(self, owned: Sequence[Box]) -> dict[int, Box]:
+    def boxes(self, owned: Sequence[Box]) -> dict[Value, Box]:
         """The box of every map that a tile has to hold: hulls of what its readers need, from the targets back."""
-        need: dict[int, Box] = {}
-        reducing = {t.node.serial: box for t, box in zip(self.targets, owned, strict=True) if t.stored is None}
+        need: dict[Value, Box] = {}
+        reducing = {t.node: box for t, box in zip(self.targets, owned, strict=True) if t.stored is None}
         for t, box in zip(self.targets, owned, strict=True):
             if t.stored is not None and not box.empty:
-                need[id(t.stored)] = box
-        for reduces, key, needed, maps in self.back:
-            out = (reducing if reduces else need).get(key)
+                need[t.stored] = box
+        for node, made, needed in self.back:
+            out = reducing.get(node) if made is None else need.get(made)
             if out is None or out.empty:
                 continue
-            for v, wanted in zip(maps, needed(out), strict=True):
+            for v, wanted in zip(node.maps, needed(out), strict=True):
                 held = need.get(v)
                 need[v] = wanted if held is None else held.hull(wanted)
         return need
 
     @cached_property
-    def back(self) -> list[tuple[bool, int, Callable[[Box], tuple[Box, ...]], tuple[int, ...]]]:
-        """From the targets back, for each operator: whether it reduces; its serial, or else the identity of its map;
-        what it needs; and the maps that it needs that of. A search asks for boxes ten thousand times."""
-        found: list[tuple[bool, int, Callable[[Box], tuple[Box, ...]], tuple[int, ...]]] = []
+    def back(self) -> list[tuple[Node, Value | None, Callable[[Box], tuple[Box, ...]]]]:
+        """From the targets back, each operator's node, the map that it makes unless it reduces, and what it needs. A
+        search asks for boxes ten thousand times."""
+        found: list[tuple[Node, Value | None, Callable[[Box], tuple[Box, ...]]]] = []
         for node in reversed(self.steps):
             assert isinstance(node.op, (TileOp, ReduceOp))
-            reduces = isinstance(node.op, ReduceOp)
-            key = node.serial if reduces else id(node.outputs[0])
-            found.append((reduces, key, node.op.need, tuple(id(v) for v in node.maps)))
+            found.append((node, None if isinstance(node.op, ReduceOp) else node.outputs[0], node.op.need))
         return found
 
     @staticmethod
     def tiles(
-        node: Node, boxes: Sequence[Box], held: Mapping[int, Tensor], need: Mapping[int, Box], grad: bool
+        node: Node, boxes: Sequence[Box], held: Mapping[Value, Tensor], need: Mapping[Value, Box], grad: bool
     ) -> list[Tensor]:
         with torch.set_grad_enabled(grad):
-            return [v.space.narrow(held[id(v)], need[id(v)], box) for v, box in zip(node.maps, boxes, strict=True)]
+            return [v.space.narrow(held[v], need[v], box) for v, box in zip(node.maps, boxes, strict=True)]
 
 
 def is_view(value: Value) -> bool:
@@ -190,13 +185,13 @@ def is_view(value: Value) -> bool:
     return not isinstance(op, TileOp) or op.kind == "layout" or op.views
 
 
-def may_overwrite(node: Node, steps: Sequence[Node], targets: Sequence[Target], reads: Mapping[int, Value]) -> bool:
+def may_overwrite(node: Node, steps: Sequence[Node], targets: Sequence[Target], reads: Container[Value]) -> bool:
     """Whether a node that the user wrote in place may be run in place: its input is this segment's own and nobody
     else's."""
     if node.inplace is None or not isinstance(node.inputs[0].layout, type(node.outputs[0].layout)):
         return False
     source = node.inputs[0]
-    if id(source) in reads or any(t.stored is source for t in targets) or node.maps.count(source) != 1:
+    if source in reads or any(t.stored is source for t in targets) or node.maps.count(source) != 1:
         return False
     if is_view(source):
         return False
@@ -219,7 +214,7 @@ def resolve(plan: Plan, nodes: Sequence[Node]) -> list[list[Target]]:
 
 def programs(plan: Plan, nodes: Sequence[Node]) -> Iterator[tuple[SegmentPlan, list[Target], Program | None]]:
     """Each segment with its targets, and with its program, if it has tiles."""
-    made: set[int] = set()
+    made: set[Value] = set()
     for segment, targets in zip(plan.segments, resolve(plan, nodes), strict=True):
-        yield segment, targets, None if segment.keep else Program.build(targets, lambda v: id(v) in made)
-        made.update(id(v) for t in targets for v in t.node.outputs if v.is_map)
+        yield segment, targets, None if segment.keep else Program.build(targets, made.__contains__)
+        made.update(v for t in targets for v in t.node.outputs if v.is_map)

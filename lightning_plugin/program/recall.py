@@ -29,13 +29,13 @@ from lightning_plugin.program.program import Program, Target
 def recallable(program: Program) -> Mapping[int, tuple[Target, ...]]:
     """The reductions of each stored map that may be recalled, by the serial of the node that makes it."""
     reductions = {t.node.serial: t for t in program.targets if t.stored is None}
-    readers: dict[int, list[Node]] = {}
+    readers: dict[Value, list[Node]] = {}
     for node in program.steps:
         for v in node.maps:
-            readers.setdefault(id(v), []).append(node)
+            readers.setdefault(v, []).append(node)
     found: dict[int, tuple[Target, ...]] = {}
     for t in program.targets:
-        nodes = readers.get(id(t.stored), ()) if t.stored is not None else ()
+        nodes = readers.get(t.stored, ()) if t.stored is not None else ()
         if nodes and t.requires_grad and is_unread(t.node) and all(map(looks_alone, nodes)):
             found[t.node.serial] = tuple(reductions[n.serial] for n in nodes)
     return found
@@ -56,10 +56,8 @@ def is_unread(node: Node) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class InBackward:
-    """A ``program`` as its backward runs it: without the ``reductions`` of what is recalled. The ``whole`` program is
-    there so that its identity lasts."""
+    """A ``program`` as its backward runs it: without the ``reductions`` of what is recalled."""
 
-    whole: Program
     program: Program
     reductions: tuple[Target, ...]
 
@@ -67,9 +65,9 @@ class InBackward:
     def of(whole: Program) -> InBackward:
         reductions = tuple(t for found in recallable(whole).values() for t in found)
         gone = {t.node.serial for t in reductions}
-        return InBackward(whole, whole.narrow([t for t in whole.targets if t.node.serial not in gone]), reductions)
+        return InBackward(whole.narrow([t for t in whole.targets if t.node.serial not in gone]), reductions)
 
     @property
-    def maps(self) -> Mapping[int, Value]:
-        """The maps that are recalled, by identity."""
-        return {id(t.map): t.map for t in self.reductions}
+    def maps(self) -> tuple[Value, ...]:
+        """The maps that are recalled."""
+        return tuple(dict.fromkeys(t.map for t in self.reductions))

@@ -77,7 +77,7 @@ def scan(program: Program, grid: Grid) -> tuple[ScanTile, ...]:
     return tuple(
         ScanTile(
             boxes,
-            {id(v): needs.open[i][id(v)] for v in program.reads if id(v) in needs.open[i]},
+            {v: needs.open[i][v] for v in program.reads if v in needs.open[i]},
             {serial: box for serial, row in rows.items() if (box := row.fresh[i]) is not None},
             {serial: box for serial, row in rows.items() if (box := row.carried[i]) is not None},
             {serial: box for serial, row in rows.items() if (box := row.kept[i]) is not None},
@@ -103,7 +103,7 @@ class Needs:
 
     def __init__(self, axis: int, tiles: int) -> None:
         self.axis = axis
-        self.open: list[dict[int, Box]] = [{} for _ in range(tiles)]
+        self.open: list[dict[Value, Box]] = [{} for _ in range(tiles)]
 
     def of(self, node: Node, owned: Sequence[Box] | None) -> Rows:
         """The rows of a node, after those of all that read what it makes; ``owned`` are the boxes that tiles own of it
@@ -113,7 +113,7 @@ class Needs:
             nothing: list[Box | None] = [None] * len(owned)
             return Rows(nothing, nothing, nothing, [self.read(node, box, i) for i, box in enumerate(owned)])
         axis, done = self.axis, 0
-        whole = [self.take(id(node.outputs[0]), i, owned) for i in range(len(self.open))]
+        whole = [self.take(node.outputs[0], i, owned) for i in range(len(self.open))]
         fresh: list[Box | None] = []
         for box in whole:
             rows = None if box is None else box.replace(axis, max(box.lo[axis], done), box.hi[axis])
@@ -125,7 +125,7 @@ class Needs:
         wanted = [() if rows is None else self.read(node, rows, i) for i, rows in enumerate(fresh)]
         return Rows(fresh, *self.handed_on(node, whole, fresh), wanted)
 
-    def take(self, key: int, tile: int, owned: Sequence[Box] | None) -> Box | None:
+    def take(self, key: Value, tile: int, owned: Sequence[Box] | None) -> Box | None:
         """What a tile needs of a map: what it owns, and what is read of it."""
         read = self.open[tile].pop(key, None)
         if owned is None or owned[tile].empty:
@@ -139,7 +139,7 @@ class Needs:
         open_ = self.open[tile]
         boxes: tuple[Box, ...] = node.op.need(rows)  # type: ignore[attr-defined]
         for v, box in zip(node.maps, boxes, strict=True):
-            open_[id(v)] = open_[id(v)].hull(box) if id(v) in open_ else box
+            open_[v] = open_[v].hull(box) if v in open_ else box
         return boxes
 
     def handed_on(
@@ -213,7 +213,7 @@ def run_tile(
             handed[kept[i - len(program.targets)]] = tiles[0] if grad else tiles[0].clone()
 
     looks = None if see is None else lambda place, result: see(program.steps[place], result, tile.owned)
-    given = [read(v, tile.reads[id(v)]) for v in program.reads if id(v) in tile.reads]
+    given = [read(v, tile.reads[v]) for v in program.reads if v in tile.reads]
     given += [carried[serial] for serial in tile.carried]
     tape.run(given, (*tile.owned, *tile.kept.values()), vectors, take, grad, looks)
     return handed

@@ -66,7 +66,7 @@ def structure(program: Program, grid: Grid) -> Hashable | None:
 def places(program: Program, node: Node) -> tuple[tuple[bool, int], ...]:
     """Which of a program's maps and vectors a node reads."""
     slots, vectors = program.slots, program.places
-    return tuple((v.is_map, slots[id(v)] if v.is_map else vectors[id(v)]) for v in node.inputs)
+    return tuple((v.is_map, slots[v] if v.is_map else vectors[v]) for v in node.inputs)
 
 
 def described(v: Value) -> Hashable:

@@ -43,7 +43,7 @@ class ScanTile:
     """One tile of a scan; boxes of maps that the segment makes are by the serial of their node."""
 
     owned: tuple[Box, ...]
-    reads: Mapping[int, Box]
+    reads: Mapping[Value, Box]
     fresh: Mapping[int, Box]
     carried: Mapping[int, Box]
     kept: Mapping[int, Box]
@@ -56,10 +56,10 @@ class ScanTile:
             return carried
         return fresh if carried is None else carried.hull(fresh)
 
-    def boxes(self, program: Program) -> dict[int, Box]:
+    def boxes(self, program: Program) -> dict[Value, Box]:
         """What the tile has of each map that it reads or makes."""
         there = self.fresh.keys() | self.carried.keys()
-        made = {id(n.outputs[0]): self.held(n.serial) for n in program.steps if n.serial in there}
+        made = {n.outputs[0]: self.held(n.serial) for n in program.steps if n.serial in there}
         return {**self.reads, **made}
 
 
@@ -168,7 +168,7 @@ def bound(step: Step, program: Program) -> Step:
     return step._replace(kernel=op.bound(step.rebound), unread=unread)
 
 
-def record(program: Program, owned: Sequence[Box], need: Mapping[int, Box], scan: ScanTile | None = None) -> Tape:
+def record(program: Program, owned: Sequence[Box], need: Mapping[Value, Box], scan: ScanTile | None = None) -> Tape:
     """The tape of a tile, of which ``need`` is all that is held of each map.
 
     The tape of a ``scan`` begins with the rows that it was handed, too. It joins fresh rows to these, and emits what it
@@ -186,7 +186,7 @@ def record(program: Program, owned: Sequence[Box], need: Mapping[int, Box], scan
         steps.append(Step(None, place, inputs, (), -1, False, i, None, ()))
 
     for place, node in enumerate(program.steps):
-        serial, box = node.serial, None if isinstance(node.op, ReduceOp) else need.get(id(node.outputs[0]))
+        serial, box = node.serial, None if isinstance(node.op, ReduceOp) else need.get(node.outputs[0])
         if isinstance(node.op, ReduceOp):
             i = reducing[serial]
             if not owned[i].empty:
@@ -195,22 +195,22 @@ def record(program: Program, owned: Sequence[Box], need: Mapping[int, Box], scan
             assert isinstance(node.op, TileOp)
             out = node.outputs[0]
             fresh = box if scan is None else scan.fresh.get(serial)
-            joins, slot = serial in carried, slots[id(out)]
+            joins, slot = serial in carried, slots[out]
             i = stored.get(serial, -1)
             if i >= 0 and owned[i].empty:
                 i = -1
             share = None if i < 0 else out.space.part(box, owned[i])
-            lasts = program.last_use.get(id(out), -1) > place
+            lasts = program.last_use.get(out, -1) > place
             apart = joins or serial in kept  # what becomes of the result is told by steps of their own
             if fresh is not None:
-                overwrites = serial in program.overwrite and not joins and need[id(node.maps[0])] == fresh
+                overwrites = serial in program.overwrite and not joins and need[node.maps[0]] == fresh
                 unread = serial in program.unread and i >= 0 and not overwrites and not apart
                 steps.append(
                     Step(
                         node.op.writing(node.inplace) if overwrites else node.op.bound(fresh),  # type: ignore[attr-defined]
                         place,
                         parts(program, node, node.op.need(fresh), need),
-                        tuple(program.places[id(v)] for v in node.vectors),
+                        tuple(program.places[v] for v in node.vectors),
                         spare if joins else slot if lasts or apart else -1,
                         out.requires_grad,
                         -1 if apart else i,
@@ -230,12 +230,12 @@ def record(program: Program, owned: Sequence[Box], need: Mapping[int, Box], scan
                 if scan is not None and serial in kept:
                     send(kept[serial], ((slot, out.space.part(box, scan.kept[serial])),))
                 drops += () if lasts else (slot,)
-        drops += tuple({slots[id(v)] for v in node.inputs if program.last_use.get(id(v)) == place and id(v) in need})
+        drops += tuple({slots[v] for v in node.inputs if program.last_use.get(v) == place and v in need})
         if steps:
             steps[-1] = steps[-1]._replace(drops=(*steps[-1].drops, *drops))
             drops = ()
-    reads = [slots[id(v)] for v in program.reads if id(v) in need]
-    reads += [slots[id(n.outputs[0])] for serial in carried for n in program.steps if n.serial == serial]
+    reads = [slots[v] for v in program.reads if v in need]
+    reads += [slots[n.outputs[0]] for serial in carried for n in program.steps if n.serial == serial]
     return Tape(tuple(reads), spare + 1, tuple(steps))
 
 
@@ -249,8 +249,6 @@ def joined(layout: Layout, before: Box, after: Box, tiles: Sequence[Tensor], vec
 
 
 def parts(
-    program: Program, node: Node, wanted: Sequence[Box], need: Mapping[int, Box]
+    program: Program, node: Node, wanted: Sequence[Box], need: Mapping[Value, Box]
 ) -> tuple[tuple[int, Part | None], ...]:
-    return tuple(
-        (program.slots[id(v)], v.space.part(need[id(v)], box)) for v, box in zip(node.maps, wanted, strict=True)
-    )
+    return tuple((program.slots[v], v.space.part(need[v], box)) for v, box in zip(node.maps, wanted, strict=True))

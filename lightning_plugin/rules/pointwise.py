@@ -131,8 +131,8 @@ def pointwise(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[T
     found = broadcast(rec, operands, outs[0].shape)
     if found is None:
         return NotImplemented
-    replaced = {id(old): new for old, new in zip(operands, found[0], strict=True)}
-    swap = lambda a: replaced[id(a)] if isinstance(a, Value) else a  # noqa: E731
+    replaced = dict(zip(operands, found[0], strict=True))
+    swap = lambda a: replaced[a] if isinstance(a, Value) else a  # noqa: E731
     name = operator_name(func)
     grad = name not in NO_GRADIENT
     return local(

@@ -144,8 +144,8 @@ def flattened(rec: Recorder, value: Value, dim: int) -> Value | None:
     return found
 
 
-def alternatives(rec: Recorder, values: Sequence[Value], whole_call: bool) -> Iterator[dict[int, Value]]:
-    """What may stand for the maps of a call, by their identity, whose rule declines them as they are.
+def alternatives(rec: Recorder, values: Sequence[Value], whole_call: bool) -> Iterator[dict[Value, Value]]:
+    """What may stand for the maps of a call whose rule declines them as they are.
 
     Several axes in one dimension become one. So do an axis and the plain factors inside it, where maps differ in that:
     the same positions may be one axis of one map and several factors of another. Where images are tiled among each
@@ -154,8 +154,8 @@ def alternatives(rec: Recorder, values: Sequence[Value], whole_call: bool) -> It
     call of which no map would be left is a barrier, and is said to be one.
     """
     maps = [v for v in values if v.is_map]
-    flat = {id(v): flattened_all(rec, v, 2) for v in maps}
-    if any(flat[id(v)] is not v for v in maps):
+    flat = {v: flattened_all(rec, v, 2) for v in maps}
+    if any(flat[v] is not v for v in maps):
         yield flat
         maps = list(flat.values())
     if len({v.space.extent for v in maps}) > 1:

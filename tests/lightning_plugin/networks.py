@@ -96,9 +96,9 @@ class AnyPlan(Settings):
         nodes = recording.nodes
         self.noted += [n.label for n in nodes if n.op.kind == "barrier"]
         maps = [n.outputs[0] for n in nodes if isinstance(n.op, TileOp)]
-        found = {id(v) for i, v in enumerate(maps) if i % self.cycle in self.stored and stored_kind(v)}
+        found = {v for i, v in enumerate(maps) if i % self.cycle in self.stored and stored_kind(v)}
         if self.pieces > 1:
-            found |= {id(v) for v in keys(nodes) if stored_kind(v)}
+            found |= {v for v in keys(nodes) if stored_kind(v)}
         while True:
             stage = stages(nodes, found)
             more = found | crossing(nodes, stage)
@@ -136,20 +136,20 @@ class AnyPlan(Settings):
         return replace(s, tier="disk" if spill else "device", ahead=i % 4 in self.ahead, drop=drop, recall=recall)
 
     def in_pieces(self, plan: Plan, nodes: Sequence[Node]) -> Plan:
-        made: set[int] = set()
+        made: set[Value] = set()
         segments = []
         for s, targets in zip(plan.segments, resolve(plan, nodes), strict=True):
-            if not s.keep and s.halo == "recompute" and strips(Program.build(targets, lambda v: id(v) in made)):
+            if not s.keep and s.halo == "recompute" and strips(Program.build(targets, lambda v: v in made)):
                 s = replace(s, pieces=self.pieces)
                 self.streams += 1
             segments.append(s)
-            made.update(id(v) for t in targets for v in t.node.outputs if v.is_map and (s.keep or t.stored is not None))
+            made.update(v for t in targets for v in t.node.outputs if v.is_map and (s.keep or t.stored is not None))
         return replace(plan, segments=tuple(segments))
 
-    def segment(self, i: int, s: SegmentPlan, nodes: Sequence[Node], stage: dict[int, int]) -> SegmentPlan:
+    def segment(self, i: int, s: SegmentPlan, nodes: Sequence[Node], stage: dict[Value, int]) -> SegmentPlan:
         if i % self.cycle in self.kept:
             first = nodes[s.targets[0]]
-            when = stage[id(first.outputs[0])] - isinstance(first.op, ReduceOp)
+            when = stage[first.outputs[0]] - isinstance(first.op, ReduceOp)
             return SegmentPlan(whole_stage(nodes, stage, when), s.forward, s.backward, keep=True)
         axes = len(s.forward.counts)
         if self.rows:
@@ -166,14 +166,14 @@ def keys(nodes: Sequence[Node]) -> list[Value]:
     return [source for v in made if (source := uncut_from(v)) is not None]
 
 
-def whole_stage(nodes: Sequence[Node], stage: dict[int, int], when: int) -> tuple[int, ...]:
+def whole_stage(nodes: Sequence[Node], stage: dict[Value, int], when: int) -> tuple[int, ...]:
     """Every node on maps that belongs to a stage."""
     return tuple(
         place
         for place, n in enumerate(nodes)
         if isinstance(n.op, (TileOp, ReduceOp))
         and not isinstance(n.op, (Source, Spread))
-        and stage[id(n.outputs[0])] - isinstance(n.op, ReduceOp) == when
+        and stage[n.outputs[0]] - isinstance(n.op, ReduceOp) == when
     )
 
 

@@ -57,14 +57,14 @@ class Background:
 
     def __init__(self, known: Constants, image: Value, order: Sequence[Node]) -> None:
         self.known = known
-        self.reach: dict[int, Reach] = {id(image): tuple(Side() for _ in known.extent)}
+        self.reach: dict[Value, Reach] = {image: tuple(Side() for _ in known.extent)}
         for node in order:
             found = self.seen_by(node)
-            self.reach.update({id(v): found for v in node.outputs if v.is_map and found != ()})
+            self.reach.update({v: found for v in node.outputs if v.is_map and found != ()})
 
     def seen_by(self, node: Node) -> Reach:
         """What the result of a node sees of the image; () where that is nothing."""
-        inputs = [(i, self.reach[id(v)]) for i, v in enumerate(node.maps) if id(v) in self.reach]
+        inputs = [(i, self.reach[v]) for i, v in enumerate(node.maps) if v in self.reach]
         if not inputs or not node.outputs[0].is_map or not isinstance(node.op, TileOp):
             return ()
         if any(reach is None for _, reach in inputs):
@@ -109,7 +109,7 @@ class Background:
         extents = [v.space.extent for v in maps]
         found: np.ndarray | None = None
         for v, ends in zip(maps, grid.ends(extents), strict=True):
-            reach = self.reach.get(id(v), ())
+            reach = self.reach.get(v, ())
             if reach is None or len(reach) > len(ends):
                 return np.zeros(1, dtype=bool)
             if not reach:

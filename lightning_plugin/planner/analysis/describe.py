@@ -25,19 +25,19 @@ def signature(recording: Recording, gradients: bool = True) -> tuple[Any, ...]:
 def structure(recording: Recording, gradients: bool, sizes: frozenset[int] | None = None) -> tuple[Any, ...]:
     """What two recordings have in common if they differ in nothing but the sizes of their images: a recipe of one is
     the other's. Numbers that an operator has from its maps' ``sizes`` do not count."""
-    place = {id(v): i for i, v in enumerate(v for n in recording.nodes for v in n.outputs)}
-    begun = {id(v) for v, t in recording.bindings.captures.items() if t.tensor.is_leaf and t.tensor.grad is not None}
+    place = {v: i for i, v in enumerate(v for n in recording.nodes for v in n.outputs)}
+    begun = {v for v, t in recording.bindings.captures.items() if t.tensor.is_leaf and t.tensor.grad is not None}
     return tuple(
         (
             type(n.op).__name__,
             describe(n.op, sizes_of(n) if sizes is None else sizes),
-            tuple(place.get(id(v), -1) for v in n.inputs),
+            tuple(place.get(v, -1) for v in n.inputs),
             tuple(
                 (v.layout.dims if v.layout is not None else len(v.shape), str(v.dtype), v.requires_grad)
                 for v in n.outputs
             ),
             n.inplace is not None,
-            gradients and bool(n.outputs) and id(n.outputs[0]) in begun,
+            gradients and bool(n.outputs) and n.outputs[0] in begun,
         )
         for n in recording.nodes
     )

@@ -63,7 +63,7 @@ class Network:
         """The stage of every node that touches maps."""
         of = stages(self.nodes, set())
         return {
-            n.serial: of[id(n.outputs[0])] - isinstance(n.op, ReduceOp)
+            n.serial: of[n.outputs[0]] - isinstance(n.op, ReduceOp)
             for n in self.nodes
             if isinstance(n.op, (TileOp, ReduceOp))
         }
@@ -97,23 +97,23 @@ class Network:
         return found
 
     @cached_property
-    def made(self) -> dict[int, int]:
+    def made(self) -> dict[Value, int]:
         """The position in the order at which a map is made."""
-        return {id(v): i for i, n in enumerate(self.order) for v in n.outputs if v.is_map}
+        return {v: i for i, n in enumerate(self.order) for v in n.outputs if v.is_map}
 
     @cached_property
-    def last_read(self) -> dict[int, int]:
+    def last_read(self) -> dict[Value, int]:
         """The last position at which a map is read; what is gathered is read at once, where it is made."""
-        last: dict[int, int] = {}
+        last: dict[Value, int] = {}
         for i, n in enumerate(self.order):
             for v in n.maps:
-                last[id(v)] = i
+                last[v] = i
         return last
 
     @cached_property
-    def first_read(self) -> dict[int, int]:
+    def first_read(self) -> dict[Value, int]:
         """The first position at which a map is read."""
-        return {id(v): i for i, n in reversed(list(enumerate(self.order))) for v in n.maps}
+        return {v: i for i, n in reversed(list(enumerate(self.order))) for v in n.maps}
 
     @cached_property
     def fused(self) -> dict[int, Node]:
@@ -127,27 +127,27 @@ class Network:
         for i, n in enumerate(self.order):
             made = [n.maps[place] for place in (n.op.in_pieces if isinstance(n.op, TileOp) else ())]
             sources = [source for v in made if (source := uncut_from(v)) is not None]
-            if made and len(sources) == len(made) and all(id(v) in self.made for v in sources):
-                found |= {max(self.made[id(v)] for v in sources) + 1, i + 1}
+            if made and len(sources) == len(made) and all(v in self.made for v in sources):
+                found |= {max(self.made[v] for v in sources) + 1, i + 1}
         return found
 
     @cached_property
-    def gathered(self) -> set[int]:
-        return {id(n.inputs[0]) for n in self.nodes if isinstance(n.op, Gather)}
+    def gathered(self) -> set[Value]:
+        return {n.inputs[0] for n in self.nodes if isinstance(n.op, Gather)}
 
     @cached_property
     def alive(self) -> tuple[tuple[Value, ...], ...]:
         """The maps that are alive at each cut; cut ``i`` lies before node ``i``."""
         found: list[tuple[Value, ...]] = [()]
-        now: dict[int, Value] = {}
+        now: dict[Value, None] = {}
         for i, n in enumerate(self.order):
             for v in n.outputs:
-                if v.is_map and self.last_read.get(id(v), -1) > i:
-                    now[id(v)] = v
+                if v.is_map and self.last_read.get(v, -1) > i:
+                    now[v] = None
             for v in n.maps:
-                if self.last_read[id(v)] == i:
-                    now.pop(id(v), None)
-            found.append(tuple(now.values()))
+                if self.last_read[v] == i:
+                    now.pop(v, None)
+            found.append(tuple(now))
         return tuple(found)
 
     @cached_property
@@ -199,11 +199,11 @@ class Network:
 
     def kept_look(self, begin: int, end: int) -> Hashable:
         """What intervals have in common that hold the same where they are kept."""
-        alive = {id(v) for v in self.alive[end]}
+        alive = set(self.alive[end])
 
         def apart(n: Node) -> Hashable:
             written = n.inplace is not None and self.root(n.outputs[0]) is not n.outputs[0]
-            return n.serial in self.fused, written, tuple(id(v) in alive for v in n.outputs)
+            return n.serial in self.fused, written, tuple(v in alive for v in n.outputs)
 
         return self.repeats.kept(self.order[begin:end], alive, apart)
 
@@ -215,9 +215,7 @@ class Network:
 
     def kept_maps(self, begin: int, end: int) -> list[Value]:
         roots = self.saved_roots
-        return [
-            v for n in self.order[begin:end] for v in n.outputs if v.is_map and id(v) in roots and self.root(v) is v
-        ]
+        return [v for n in self.order[begin:end] for v in n.outputs if v.is_map and v in roots and self.root(v) is v]
 
     def root(self, v: Value) -> Value:
         """The map whose memory a map lies in: views and in-place results share their input's."""
@@ -226,7 +224,7 @@ class Network:
             views = self.profiles[node.serial].views
             if views is not None:
                 v = node.maps[views]
-            elif node.inplace is not None and self.last_read.get(id(node.maps[0])) == self.made[id(v)]:
+            elif node.inplace is not None and self.last_read.get(node.maps[0]) == self.made[v]:
                 v = node.maps[0]
             else:
                 break
@@ -239,16 +237,16 @@ class Network:
         return node.outputs[0].requires_grad
 
     @cached_property
-    def saved_roots(self) -> set[int]:
+    def saved_roots(self) -> set[Value]:
         """Memory that some operator keeps for backward."""
-        roots: set[int] = set()
+        roots: set[Value] = set()
         for n in self.order:
             if not self.saves(n):
                 continue
             p = self.profiles[n.serial]
-            roots.update(id(self.root(n.maps[i])) for i in p.saves)
+            roots.update(self.root(n.maps[i]) for i in p.saves)
             if p.saves_output and n.outputs[0].is_map:
-                roots.add(id(self.root(n.outputs[0])))
+                roots.add(self.root(n.outputs[0]))
         return roots
 
 

@@ -45,29 +45,29 @@ class Repeats:
 
     def look(self, program: Program) -> Hashable:
         """What programs have in common that compute the same on maps of the same sizes."""
-        place = {id(v): i for i, v in enumerate((*program.reads, *program.vectors))}
+        place = {v: i for i, v in enumerate((*program.reads, *program.vectors))}
         steps = self.steps(program.steps, place, lambda n: n.serial in program.overwrite)
-        targets = tuple((place[id(t.node.outputs[0])], t.stored is not None) for t in program.targets)
+        targets = tuple((place[t.node.outputs[0]], t.stored is not None) for t in program.targets)
         return "tiled", tuple(map(origin, program.reads)), len(program.vectors), steps, targets
 
-    def kept(self, nodes: Sequence[Node], alive: Set[int], apart: Callable[[Node], Hashable]) -> Hashable:
+    def kept(self, nodes: Sequence[Node], alive: Set[Value], apart: Callable[[Node], Hashable]) -> Hashable:
         """The same for nodes that are kept: ``alive`` is what is read after them, and ``apart`` what else tells such
         nodes from each other."""
-        place: dict[int, int] = {}
+        place: dict[Value, int] = {}
         for n in nodes:
             for v in n.inputs:
-                place.setdefault(id(v), len(place))
+                place.setdefault(v, len(place))
         # A map that is read here and after counts to the end, whoever made it.
         read_on = tuple(i for key, i in place.items() if key in alive)
         return "kept", tuple(origin(v) for n in nodes for v in n.maps), self.steps(nodes, place, apart), read_on
 
-    def steps(self, nodes: Iterable[Node], place: dict[int, int], more: Callable[[Node], Hashable]) -> Hashable:
+    def steps(self, nodes: Iterable[Node], place: dict[Value, int], more: Callable[[Node], Hashable]) -> Hashable:
         """Nodes with what they read and make, by its place."""
         found = []
         for n in nodes:
             for v in n.outputs:
-                place.setdefault(id(v), len(place))
-            found.append((self.number(n), tuple([place[id(v)] for v in (*n.inputs, *n.outputs)]), more(n)))
+                place.setdefault(v, len(place))
+            found.append((self.number(n), tuple([place[v] for v in (*n.inputs, *n.outputs)]), more(n)))
         return tuple(found)
 
 

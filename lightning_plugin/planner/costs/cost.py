@@ -78,8 +78,8 @@ class Coster(Peaks):
     def __init__(self, network: Network, rates: Rates) -> None:
         super().__init__(network)
         self.rates = rates
-        #: The axes that every operator of a program carries; the program is there so that its identity lasts.
-        self._carried: dict[int, tuple[Program, frozenset[int]]] = {}
+        #: The axes that every operator of a program carries.
+        self._carried: dict[Program, frozenset[int]] = {}
         self._found: dict[Hashable, tuple[Spent, float]] = {}
         self._least: dict[tuple[int, bool, bool], tuple[float, float]] = {}
         #: A scan's tile in the middle: asked for both directions, and for every surroundings.
@@ -133,7 +133,7 @@ class Coster(Peaks):
         """(seconds, operations) of a backward pass that reads back what it can; see [Note: recall] in `program.recall`.
         Of a tile that is read back, its reductions make as large a gradient, to which the map's cotangent is added."""
         left = InBackward.of(tiles.program)
-        size = sum(v.bytes for v in left.maps.values())
+        size = sum(v.bytes for v in left.maps)
         seconds, work = self.passed(Diagonal(left.program, tiles.grid), True, distinct)
         return seconds + RECALLED * size * self.rates.byte(size / tiles.grid.tiles, self.rates.memory), work
 
@@ -150,9 +150,9 @@ class Coster(Peaks):
     def no_overlap(self, tiles: Diagonal) -> bool:
         """Whether all tiles together compute everything once, as it can be seen without looking at them."""
         program = tiles.program
-        if id(program) not in self._carried:
-            self._carried[id(program)] = program, carried(program.steps)
-        return {a for a, count in enumerate(tiles.grid.counts) if count > 1} <= self._carried[id(program)][1]
+        if program not in self._carried:
+            self._carried[program] = carried(program.steps)
+        return {a for a, count in enumerate(tiles.grid.counts) if count > 1} <= self._carried[program]
 
     def found(self, tiles: Diagonal, backward: bool) -> tuple[Spent, float]:
         """(seconds, operations) of all tiles' nodes, forward or the way back: asked for both directions, and for every

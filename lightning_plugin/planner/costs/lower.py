@@ -38,9 +38,9 @@ class Lower:
             return "host"
         return "disk" if self.disk else None
 
-    def sizes(self, maps: Iterable[Value]) -> dict[int, int]:
-        """What each map takes on a lower tier, by identity."""
-        return {id(v): v.bytes * 2 // v.dtype.itemsize if self.half and v.dtype.itemsize > 2 else v.bytes for v in maps}
+    def sizes(self, maps: Iterable[Value]) -> dict[Value, int]:
+        """What each map takes on a lower tier."""
+        return {v: v.bytes * 2 // v.dtype.itemsize if self.half and v.dtype.itemsize > 2 else v.bytes for v in maps}
 
     def size(self, maps: Iterable[Value]) -> int:
         """What maps take on a lower tier."""

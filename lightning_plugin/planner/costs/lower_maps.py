@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from lightning_plugin.graph import Value
 from lightning_plugin.planner.analysis.network import Network, cotangent_bytes, is_given
 from lightning_plugin.planner.costs.lower import Lower, pinned
 from lightning_plugin.planner.costs.rates import Rates
@@ -22,22 +23,22 @@ from lightning_plugin.planner.costs.rates import Rates
 
 @dataclass(frozen=True)
 class LowerMaps:
-    """The maps on the ``host`` that are alive, by identity; the bytes of all maps that were put there and on the disk,
+    """The maps on the ``host`` that are alive; the bytes of all maps that were put there and on the disk,
     and those of parameters on the host, with what goes with them: on the host, those of the blocks that they lie in."""
 
-    host: frozenset[int] = frozenset()
+    host: frozenset[Value] = frozenset()
     host_bytes: int = 0
     disk_bytes: int = 0
     parameter_bytes: int = 0
 
-    def more(self, tier: str, maps: frozenset[int], size: int) -> LowerMaps:
+    def more(self, tier: str, maps: frozenset[Value], size: int) -> LowerMaps:
         """With what one more segment puts on a tier."""
         if tier == "host":
             taken = pinned(size) if len(maps) == 1 else 2 * size  # of several maps, at most
             return replace(self, host=self.host | maps, host_bytes=self.host_bytes + taken)
         return replace(self, disk_bytes=self.disk_bytes + size) if tier == "disk" else self
 
-    def at(self, alive: frozenset[int]) -> LowerMaps:
+    def at(self, alive: frozenset[Value]) -> LowerMaps:
         """The same where these maps are alive: the others stay until backward has used them."""
         host = self.host & alive
         return self if host == self.host else replace(self, host=host)
@@ -58,14 +59,14 @@ def weight_on_host(network: Network, place: int) -> int:
 
 
 def tier_of(
-    lower: Lower, before: LowerMaps, maps: frozenset[int], size: int, network: Network, begin: int, end: int
+    lower: Lower, before: LowerMaps, maps: frozenset[Value], size: int, network: Network, begin: int, end: int
 ) -> str | None:
     """Where the maps of an interval go that leave the device: to the host, if there is room for all that is there then
     with the cotangents at both ends, else to the disk, if there is one."""
     if lower.host is None:
         return lower.tier(0, 0)
     after = before.more("host", maps, size)
-    ends = {v for cut in (begin, end) for v in network.alive[cut] if id(v) in after.host and not is_given(v)}
+    ends = {v for cut in (begin, end) for v in network.alive[cut] if v in after.host and not is_given(v)}
     cotangents = sum(pinned(cotangent_bytes([v])) for v in ends) if network.trains else 0
     return lower.tier(after.parameter_bytes + lower.calls * after.host_bytes, cotangents)
 
@@ -105,8 +106,8 @@ def way_down(rates: Rates, before: LowerMaps, tier: str, size: int) -> Transit:
     return Transit(cached / rates.file, (size - cached) / rates.disk)
 
 
-def way_back(rates: Rates, there: LowerMaps, sizes: Mapping[int, int]) -> Transit:
-    """What maps, whose bytes are known by identity, take from where they are below the device."""
+def way_back(rates: Rates, there: LowerMaps, sizes: Mapping[Value, int]) -> Transit:
+    """What maps, whose bytes are known, take from where they are below the device."""
     host = sum(size for key, size in sizes.items() if key in there.host)
     disk = sum(sizes.values()) - host
     cached = disk * min(1.0, rates.cache / max(1, there.disk_bytes))

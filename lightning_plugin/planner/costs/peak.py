@@ -33,9 +33,9 @@ class Books:
 
     def __init__(self) -> None:
         self.live = self.peak = 0
-        self.size: dict[int, int] = {}
-        self.owner: dict[int, int] = {}
-        self.holders: dict[int, int] = {}
+        self.size: dict[Value, int] = {}
+        self.owner: dict[Value, Value] = {}
+        self.holders: dict[Value, int] = {}
 
     def add(self, size: int) -> None:
         self.live += size
@@ -45,21 +45,21 @@ class Books:
         """Memory for a moment."""
         self.peak = max(self.peak, self.live + size)
 
-    def make(self, key: int, size: int) -> None:
+    def make(self, key: Value, size: int) -> None:
         self.owner[key] = key
         self.size[key] = size
         self.holders[key] = 1
         self.add(size)
 
-    def alias(self, key: int, source: int) -> None:
+    def alias(self, key: Value, source: Value) -> None:
         """Another name for memory that is there."""
         self.owner[key] = self.owner[source]
         self.hold(key)
 
-    def hold(self, key: int) -> None:
+    def hold(self, key: Value) -> None:
         self.holders[self.owner[key]] += 1
 
-    def drop(self, key: int) -> None:
+    def drop(self, key: Value) -> None:
         owner = self.owner.get(key)
         if owner is None:
             return
@@ -85,16 +85,16 @@ def may_pad(node: Node) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a search asks of a node again and again; maps are by identity. ``pads``: it may pad by hand; ``unread``: it
+    """What a search asks of a node again and again. ``pads``: it may pad by hand; ``unread``: it
     may be pulled back without its result."""
 
     node: Node
     profile: Profile
     reduce: bool
-    out: int
-    maps: tuple[int, ...]
-    touched: tuple[int, ...]
-    wants: tuple[int, ...]
+    out: Value
+    maps: tuple[Value, ...]
+    touched: tuple[Value, ...]
+    wants: tuple[Value, ...]
     grad: bool
     pads: bool
     unread: bool
@@ -106,17 +106,17 @@ class Facts:
             node,
             profile,
             isinstance(node.op, ReduceOp),
-            id(node.outputs[0]),
-            tuple(id(v) for v in node.maps),
-            tuple(id(v) for v in touched),
-            tuple(id(v) for v in dict.fromkeys(node.maps) if v.requires_grad),
+            node.outputs[0],
+            node.maps,
+            tuple(touched),
+            tuple(v for v in dict.fromkeys(node.maps) if v.requires_grad),
             any(v.requires_grad for v in node.outputs),
             may_pad(node),
             isinstance(node.op, TileOp) and type(node.op).unread is not TileOp.unread,
         )
 
     @property
-    def measure(self) -> int:
+    def measure(self) -> Value:
         """The map whose share of the whole is the share of the node's work."""
         return self.maps[0] if self.reduce else self.out
 
@@ -124,10 +124,10 @@ class Facts:
 class Held:
     """The tiles of one program's maps, in bytes and as shares of the whole maps."""
 
-    def __init__(self, need: Mapping[int, Box], per: Mapping[int, tuple[float, int]]) -> None:
+    def __init__(self, need: Mapping[Value, Box], per: Mapping[Value, tuple[float, int]]) -> None:
         self.need = need
-        self.share: dict[int, float] = {}
-        self.bytes: dict[int, int] = {}
+        self.share: dict[Value, float] = {}
+        self.bytes: dict[Value, int] = {}
         for key, box in need.items():
             positions = box.positions
             each, whole = per[key]
@@ -144,14 +144,14 @@ class Tile:
     """What is known of one tile of a program, wherever the maps lie that it reads and writes.
 
     Attributes:
-        reads: The bytes of the tile's part of each map that it reads, by identity.
+        reads: The bytes of the tile's part of each map that it reads.
         writes: The bytes of its part of all maps that it stores.
         prefetched: The bytes of pixels that a source reads ahead for the next tile.
         forward: Its peak in forward, beside transfers.
         backward: Its peak in backward.
     """
 
-    reads: dict[int, int]
+    reads: dict[Value, int]
     writes: int
     prefetched: int
     forward: int
@@ -164,7 +164,7 @@ class Peaks:
     def __init__(self, network: Network) -> None:
         self.network = network
         #: Maps on a lower tier, while a segment is costed: a tile of them is fetched into a buffer.
-        self.spilled: frozenset[int] = frozenset()
+        self.spilled: frozenset[Value] = frozenset()
         #: Whether what the segment stores goes to a lower tier: a tile is sent from a buffer, and its cotangent fetched
         #: into one.
         self.leaving = False
@@ -172,34 +172,34 @@ class Peaks:
         self.ahead = False
         #: In how many pieces a segment reads keys, and which maps these are.
         self.pieces = 1
-        self.strips: Mapping[int, Strip] = {}
+        self.strips: Mapping[Value, Strip] = {}
 
     @cached_property
     def facts(self) -> dict[int, Facts]:
         return {n.serial: Facts.of(n, self.network.profiles[n.serial]) for n in self.network.order}
 
     @cached_property
-    def per(self) -> dict[int, tuple[float, int]]:
+    def per(self) -> dict[Value, tuple[float, int]]:
         """For every map its bytes a position, and its positions."""
-        maps = {id(v): v for n in self.network.order for v in (*n.maps, *n.outputs) if v.is_map}
-        wholes = {key: max(1, Box.whole(v.space.extent).positions) for key, v in maps.items()}
-        return {key: (v.bytes / wholes[key], wholes[key]) for key, v in maps.items()}
+        maps = (v for n in self.network.order for v in (*n.maps, *n.outputs) if v.is_map)
+        wholes = {v: max(1, Box.whole(v.space.extent).positions) for v in maps}
+        return {v: (v.bytes / whole, whole) for v, whole in wholes.items()}
 
-    def held(self, program: Program, need: Mapping[int, Box]) -> Held:
+    def held(self, program: Program, need: Mapping[Value, Box]) -> Held:
         """The tiles of a program's maps; of those that are read piece by piece, a piece."""
         held = Held(need, self.per)
         for node in program.steps if self.strips else ():
-            if isinstance(node.op, Uncut) and id(node.maps[0]) in self.strips:
-                for key in {id(node.maps[0]), id(node.outputs[0])} & held.bytes.keys():
+            if isinstance(node.op, Uncut) and node.maps[0] in self.strips:
+                for key in {node.maps[0], node.outputs[0]} & held.bytes.keys():
                     held.bytes[key] = -(-held.bytes[key] // self.pieces)
         return held
 
     def scored(self, node: Node, held: Held) -> int:
         """The scores of a tile's queries and a piece of keys, where these are read piece by piece."""
-        if not self.strips or not isinstance(node.op, Attention) or id(node.outputs[0]) not in held.share:
+        if not self.strips or not isinstance(node.op, Attention) or node.outputs[0] not in held.share:
             return 0
         scores = math.prod(node.op.scores.shape) * wide(node.outputs[0].dtype).itemsize
-        return int(scores * held.share[id(node.outputs[0])]) // self.pieces
+        return int(scores * held.share[node.outputs[0]]) // self.pieces
 
     def vectors(self, program: Program) -> int:
         """The gradients of vectors that a tile makes before they are added to those of earlier tiles."""
@@ -230,7 +230,7 @@ class Peaks:
         """The pixels of the next tile, where a source reads them ahead into the device's own memory. What has no
         targets is kept, and reads an image once."""
         images = program.announced if program.targets else []
-        return sum(held.bytes[id(v)] for v in images if v.device.type == "cpu" and id(v) in held.need)
+        return sum(held.bytes[v] for v in images if v.device.type == "cpu" and v in held.need)
 
     def padded(self, facts: Facts, held: Held) -> int:
         """What padding a border tile by hand allocates."""
@@ -244,7 +244,7 @@ class Peaks:
             return 0
         return held.bytes[facts.out]
 
-    def source(self, program: Program, facts: Facts, books: Books) -> int | None:
+    def source(self, program: Program, facts: Facts, books: Books) -> Value | None:
         """The input whose memory a node's result lies in; None where it has memory of its own, as rows of a scan have
         that were handed on without the input they were made from."""
         source = None
@@ -252,14 +252,14 @@ class Peaks:
             source = facts.maps[facts.profile.views]
         elif facts.node.serial in program.overwrite:
             source = facts.maps[0]
-        return source if source in books.owner else None
+        return source if source is not None and source in books.owner else None
 
-    def tile(self, program: Program, need: Mapping[int, Box]) -> Tile:
+    def tile(self, program: Program, need: Mapping[Value, Box]) -> Tile:
         """A tile that holds these boxes."""
         held = self.held(program, need)
-        stored = {id(t.stored) for t in program.targets if t.stored is not None}
+        stored = {t.stored for t in program.targets if t.stored is not None}
         return Tile(
-            {id(v): held.bytes[id(v)] for v in program.reads if id(v) in need},
+            {v: held.bytes[v] for v in program.reads if v in need},
             sum(held.bytes[key] for key in stored & need.keys()),
             self.prefetched(program, held),
             self.forward_alone(program, need, held),
@@ -275,12 +275,12 @@ class Peaks:
         """The most that a tile holds, with what transfers take."""
         return self.beside(tile, backward) + (tile.backward if backward else tile.forward)
 
-    def forward_alone(self, program: Program, need: Mapping[int, Box], held: Held) -> int:
+    def forward_alone(self, program: Program, need: Mapping[Value, Box], held: Held) -> int:
         """A tile's forward, beside no transfers."""
         books = Books()
         for v in program.reads:
-            if id(v) in need:
-                books.make(id(v), self.read_bytes(v, held.bytes[id(v)]))
+            if v in need:
+                books.make(v, self.read_bytes(v, held.bytes[v]))
         for place, node in enumerate(program.steps):
             facts = self.facts[node.serial]
             if facts.reduce:  # without grad it needs less than with: this is a bound
@@ -300,23 +300,23 @@ class Peaks:
                     books.drop(key)
         return books.peak
 
-    def backward_alone(self, program: Program, need: Mapping[int, Box], held: Held, ends: int = 0) -> int:
+    def backward_alone(self, program: Program, need: Mapping[Value, Box], held: Held, ends: int = 0) -> int:
         """A tile's forward with grad, then its backward, node by node, beside no transfers; ``ends`` is what the
         cotangents take."""
         books = Books()
         for v in program.reads:
-            if id(v) in need:
-                books.make(id(v), self.read_bytes(v, held.bytes[id(v)]))
+            if v in need:
+                books.make(v, self.read_bytes(v, held.bytes[v]))
         saved = self.recomputed(program, held, books)
-        stored = [id(t.stored) for t in program.targets if t.stored is not None and id(t.stored) in need]
+        stored = [t.stored for t in program.targets if t.stored is not None and t.stored in need]
         books.add(ends)
         self.pulled_back(saved, held, books, frozenset(stored))
         return books.peak
 
-    def recomputed(self, program: Program, held: Held, books: Books) -> list[tuple[Facts, list[int], int]]:
+    def recomputed(self, program: Program, held: Held, books: Books) -> list[tuple[Facts, list[Value], int]]:
         """Forward with grad; for each node what it saved, and the bytes it saved besides."""
-        stored = {id(t.stored) for t in program.targets if t.stored is not None}
-        saved: list[tuple[Facts, list[int], int]] = []
+        stored = {t.stored for t in program.targets if t.stored is not None}
+        saved: list[tuple[Facts, list[Value], int]] = []
         for place, node in enumerate(program.steps):
             facts = self.facts[node.serial]
             profile = facts.profile
@@ -330,7 +330,7 @@ class Peaks:
                     books.make(facts.out, self.made(program, facts, held))
                 if facts.out in stored:
                     books.hold(facts.out)
-            keys: list[int] = []
+            keys: list[Value] = []
             extra = held.part(facts, profile.extra) + self.padded(facts, held)
             if facts.grad:
                 keys = [books.owner[facts.maps[i]] for i in profile.saves if facts.maps[i] in books.owner]
@@ -349,13 +349,17 @@ class Peaks:
         return saved
 
     def pulled_back(
-        self, saved: list[tuple[Facts, list[int], int]], held: Held, books: Books, given: frozenset[int] = frozenset()
+        self,
+        saved: list[tuple[Facts, list[Value], int]],
+        held: Held,
+        books: Books,
+        given: frozenset[Value] = frozenset(),
     ) -> None:
         """Backward: gradients of inputs are made, that of the result and what was saved are let go.
 
         The gradients of some maps are ``given``, and not autograd's own: others are added to a copy of them.
         """
-        grads: dict[int, int] = {}
+        grads: dict[Value, int] = {}
         for facts, keys, extra in reversed(saved):
             if facts.grad:
                 made = 0
@@ -384,19 +388,18 @@ class Peaks:
         """The most that a kept interval holds while it runs, forward or backward, gradients of its ends included."""
         network = self.network
         nodes = [n for n in network.order[begin:end] if not (isinstance(n.op, ReduceOp) and n.serial in network.fused)]
-        made = {id(v) for n in nodes for v in n.outputs}
-        reads = {id(v): v for n in nodes for v in n.maps if id(v) not in made}
-        alive = {id(v): v for v in network.alive[end]}
-        last = {id(v): place for place, n in enumerate(nodes) for v in n.maps}
-        last.update({key: len(nodes) for key in alive})
+        made = {v for n in nodes for v in n.outputs}
+        reads = dict.fromkeys(v for n in nodes for v in n.maps if v not in made)
+        last = {v: place for place, n in enumerate(nodes) for v in n.maps}
+        last.update({v: len(nodes) for v in network.alive[end]})
         overwrite = frozenset(
             n.serial for n in nodes if n.inplace is not None and network.root(n.outputs[0]) is not n.outputs[0]
         )
-        program = Program((), tuple(nodes), tuple(reads.values()), (), last, overwrite)
-        need = {id(v): Box.whole(v.space.extent) for n in nodes for v in (*n.maps, *n.outputs) if v.is_map}
+        program = Program((), tuple(nodes), tuple(reads), (), last, overwrite)
+        need = {v: Box.whole(v.space.extent) for n in nodes for v in (*n.maps, *n.outputs) if v.is_map}
         held = self.held(program, need)
         forward = self.forward_alone(program, need, held)
         if not network.trains:
             return forward
-        ends = sum(v.bytes for k, v in alive.items() if v.requires_grad and k in made)
+        ends = sum(v.bytes for v in network.alive[end] if v.requires_grad and v in made)
         return max(self.backward_alone(program, need, held, ends), forward)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.errors import PlanError
-from lightning_plugin.graph import Node
+from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import ReduceOp
 from lightning_plugin.planner.costs.peak import tile_bytes
 from lightning_plugin.program.program import Program, Target
@@ -89,14 +89,14 @@ class Scans:
         )
 
 
-def held(program: Program, parts: Sequence[Part]) -> dict[int, Box]:
+def held(program: Program, parts: Sequence[Part]) -> dict[Value, Box]:
     """What the tile in the middle holds of every map."""
-    found: dict[int, Box] = {}
-    reads = set(map(id, program.reads))
+    found: dict[Value, Box] = {}
+    reads = set(program.reads)
     for node, part in zip(program.steps, parts, strict=True):
         if part.held is not None:
-            found[id(node.outputs[0])] = part.held
+            found[node.outputs[0]] = part.held
         for v, box in zip(node.maps, part.wanted, strict=False):
-            if id(v) in reads:
-                found[id(v)] = found[id(v)].hull(box) if id(v) in found else box
+            if v in reads:
+                found[v] = found[v].hull(box) if v in found else box
     return found

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from lightning_plugin.boxes import Box, Grid
-from lightning_plugin.graph import Node
+from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import ReduceOp, TileOp
 from lightning_plugin.program.program import Program
 from lightning_plugin.rules.uncut import Entire
@@ -50,7 +50,7 @@ class Diagonal:
         """What somebody has found of each tile. Its boxes are not kept: there are many, and they are found again."""
         return {}
 
-    def need(self, i: int) -> dict[int, Box] | None:
+    def need(self, i: int) -> dict[Value, Box] | None:
         """What one of the tiles holds of every map; None where it has no share in any target."""
         index = [picks[min(i, len(picks) - 1)][0] for picks in self.picks]
         owned = self.grid.owned(self.ends, index)
@@ -62,9 +62,9 @@ class Diagonal:
         needs = [need for need in map(self.need, range(self.count)) if need is not None]
         return {node.serial: self.total(node, needs) for node in self.program.steps}
 
-    def total(self, node: Node, needs: Sequence[Mapping[int, Box]]) -> float:
+    def total(self, node: Node, needs: Sequence[Mapping[Value, Box]]) -> float:
         v = node.maps[0] if isinstance(node.op, ReduceOp) else node.outputs[0]
-        boxes = [need.get(id(v)) for need in needs]
+        boxes = [need.get(v) for need in needs]
         product = 1.0
         for a, size in enumerate(v.space.extent):
             picks = self.picks[a] if a < len(self.picks) else [(0, 1)]

@@ -22,11 +22,11 @@ def retiered(plan: Plan, network: Network, lower: Lower) -> Plan | None:
         end = 1 + max(at[t.node.serial] for t in targets)
         maps = [t.stored for t in targets if t.stored is not None]
         if segment.tier != "device":
-            names, size = frozenset(map(id, maps)), lower.size(maps)
+            names, size = frozenset(maps), lower.size(maps)
             tier = tier_of(lower, before, names, size, network, begin, end)
             if tier is None:
                 return None
             before = before.more(tier, names, size)
             segments[i] = replace(segment, tier=tier)
-        before, begin = before.at(frozenset(map(id, network.alive[end]))), end
+        before, begin = before.at(frozenset(network.alive[end])), end
     return replace(plan, segments=tuple(segments))

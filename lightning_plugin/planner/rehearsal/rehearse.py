@@ -161,8 +161,8 @@ def left(nodes: Sequence[Node], frame: Frame) -> list[Tensor]:
         found = frame.vectors.get(v)  # what was there for a use only is no result
         return found is not None and found.grad_fn is not None
 
-    read = {id(v) for n in nodes if any(o.is_map or differentiable(o) for o in n.outputs) for v in n.inputs}
-    return [frame.vector(v) for n in nodes for v in n.outputs if id(v) not in read and differentiable(v)]
+    read = {v for n in nodes if any(o.is_map or differentiable(o) for o in n.outputs) for v in n.inputs}
+    return [frame.vector(v) for n in nodes for v in n.outputs if v not in read and differentiable(v)]
 
 
 def backward(results: Sequence[Tensor]) -> None:

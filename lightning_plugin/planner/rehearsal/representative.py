@@ -119,7 +119,7 @@ class Lines:
     grid: Grid
     ends: list[list[tuple[int, ...]]]
     picks: list[list[int]]
-    along: list[dict[int, Box]]
+    along: list[dict[Value, Box]]
 
     @staticmethod
     def of(program: Program, grid: Grid) -> Lines:
@@ -141,28 +141,29 @@ class Lines:
                 yield index
                 boxes = self.program.boxes(self.grid.owned(self.ends, on_axis(index, axis, len(self.picks))))
 
-    def touches(self, boxes: Mapping[int, Box], axis: int, low: bool) -> bool:
+    def touches(self, boxes: Mapping[Value, Box], axis: int, low: bool) -> bool:
         """Whether some box reaches the first position of an axis, or the last."""
-        found = ((self.maps[key].space.extent, box) for key, box in boxes.items() if key in self.maps)
+        found = ((v.space.extent, boxes[v]) for v in self.maps if v in boxes)
         return any(
             len(extent) > axis and not box.empty and (box.lo[axis] == 0 if low else box.hi[axis] == extent[axis])
             for extent, box in found
         )
 
     @cached_property
-    def maps(self) -> dict[int, Value]:
-        return {id(v): v for n in self.program.steps for v in (*n.maps, *n.outputs) if v.is_map}
+    def maps(self) -> tuple[Value, ...]:
+        maps = (v for n in self.program.steps for v in (*n.maps, *n.outputs) if v.is_map)
+        return tuple(dict.fromkeys(maps))
 
     @cached_property
-    def bytes(self) -> list[tuple[int, int, int]]:
+    def bytes(self) -> list[tuple[Value, int, int]]:
         """Of each map its bytes and its positions."""
-        return [(key, v.bytes, max(1, math.prod(v.space.extent))) for key, v in self.maps.items()]
+        return [(v, v.bytes, max(1, math.prod(v.space.extent))) for v in self.maps]
 
     @cached_property
     def whole(self) -> bool:
         """Whether all maps have the grid's axes, so that boxes can be put together."""
         same = all(need.keys() == self.along[0].keys() for need in self.along)
-        return same and all(len(v.space.extent) == len(self.picks) for v in self.maps.values())
+        return same and all(len(v.space.extent) == len(self.picks) for v in self.maps)
 
     @cached_property
     def copying(self) -> list[Node]:
@@ -189,7 +190,7 @@ class Lines:
         copies = [copied(node, boxes) for node in self.copying]
         return Candidate(owned, (*itertools.chain(*sizes.values()), *copies), (*tiles, *copies))
 
-    def put_together(self, places: Sequence[int]) -> dict[int, Box]:
+    def put_together(self, places: Sequence[int]) -> dict[Value, Box]:
         """The boxes of a tile that has an index of its own on each axis, from those of tiles that have the same on
         all."""
         held = [self.along[place] for place in places]
@@ -202,7 +203,7 @@ class Lines:
 
 def boxes_along(
     program: Program, grid: Grid, ends: list[list[tuple[int, ...]]], picks: Sequence[Sequence[int]]
-) -> list[dict[int, Box]]:
+) -> list[dict[Value, Box]]:
     """The boxes of the tiles that have the first pick on every axis, the second, and so on."""
     return [program.boxes(grid.owned(ends, line)) for line in itertools.zip_longest(*picks, fillvalue=0)]
 
@@ -222,12 +223,12 @@ def may_join(node: Node) -> bool:
     return isinstance(node.op, TileOp) and type(node.op).joins is not TileOp.joins
 
 
-def copied(node: Node, boxes: Mapping[int, Box]) -> int:
+def copied(node: Node, boxes: Mapping[Value, Box]) -> int:
     """The bytes of what some boxes only need: the copy of its input that an operator pads by hand, or a result that it
     puts together."""
-    box = boxes.get(id(node.outputs[0]))
+    box = boxes.get(node.outputs[0])
     if box is None:
         return 0
     if is_padded(node, box):
-        return tile_bytes(node.maps[0], boxes[id(node.maps[0])])
+        return tile_bytes(node.maps[0], boxes[node.maps[0]])
     return tile_bytes(node.outputs[0], box) if may_join(node) and node.op.joins(box) else 0  # type: ignore[attr-defined]

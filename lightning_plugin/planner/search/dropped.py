@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from lightning_plugin.graph import Value
 from lightning_plugin.plan import DEEPEST
 
 
@@ -16,16 +17,16 @@ class Dropped:
     """What a segment stores and drops, and how deep: the maps and their bytes, what it takes to make them once more
     (the bytes of the tiles, work and seconds), and the maps that are read to do so."""
 
-    maps: frozenset[int]
+    maps: frozenset[Value]
     size: int
     tiles: int
-    reads: frozenset[int]
+    reads: frozenset[Value]
     depth: int = 1
     work: float = 0.0
     seconds: float = 0.0
 
 
-def still_needed(dropped: Sequence[Dropped], maps: Collection[int]) -> tuple[Dropped, ...]:
+def still_needed(dropped: Sequence[Dropped], maps: Collection[Value]) -> tuple[Dropped, ...]:
     """Of what was dropped in this order, what some maps are among, and what it takes to make that again."""
     found: list[Dropped] = []
     for d in reversed(dropped):
@@ -34,7 +35,7 @@ def still_needed(dropped: Sequence[Dropped], maps: Collection[int]) -> tuple[Dro
     return tuple(reversed(found))
 
 
-def staying(dropped: Sequence[Dropped], maps: Collection[int] = ()) -> tuple[Dropped, ...]:
+def staying(dropped: Sequence[Dropped], maps: Collection[Value] = ()) -> tuple[Dropped, ...]:
     """Of what was dropped in this order, what is there when some maps have come back: they, and what has nothing after
     it that is dropped less deeply."""
     found: list[Dropped] = []
@@ -57,7 +58,7 @@ def passed(dropped: Sequence[Dropped], depth: int) -> tuple[Dropped, ...]:
     return tuple(reversed(found))
 
 
-def recomputing(dropped: Sequence[Dropped], maps: Collection[int]) -> int:
+def recomputing(dropped: Sequence[Dropped], maps: Collection[Value]) -> int:
     """The most bytes that making all of this again, in order, takes beyond what stays of it."""
     there = most = 0
     stay = staying(dropped, maps)

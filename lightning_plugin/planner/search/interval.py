@@ -46,7 +46,7 @@ class Where(NamedTuple):
 
     begin: int
     end: int
-    reads: frozenset[int] = frozenset()
+    reads: frozenset[Value] = frozenset()
     leaving: bool = False
     ahead: bool = False
     pieces: int = 1
@@ -89,39 +89,39 @@ class Intervals:
     def stored_at(self, begin: int, end: int) -> list[Value]:
         """What a tiled segment has to store: made in it, read after it or asked for."""
         network = self.network
-        made = {id(v) for n in network.order[begin:end] for v in n.outputs if v.is_map}
-        alive = {id(v): v for v in network.alive[end] if id(v) in made}
+        made = {v for n in network.order[begin:end] for v in n.outputs if v.is_map}
+        alive = dict.fromkeys(v for v in network.alive[end] if v in made)
         for n in network.order[begin:end]:
             for v in n.outputs:
-                if v.is_map and id(v) in network.gathered:
-                    alive[id(v)] = v
-        return list(alive.values())
+                if v.is_map and v in network.gathered:
+                    alive[v] = None
+        return list(alive)
 
     @remembered
-    def alive(self, cut: int) -> frozenset[int]:
-        """The maps that are alive at a cut, by identity."""
-        return frozenset(map(id, self.network.alive[cut]))
+    def alive(self, cut: int) -> frozenset[Value]:
+        """The maps that are alive at a cut."""
+        return frozenset(self.network.alive[cut])
 
     @remembered
     def program(self, begin: int, end: int) -> Program | None:
         network = self.network
-        stored = {id(v) for v in self.stored_at(begin, end)}
+        stored = set(self.stored_at(begin, end))
         targets = []
         for n in network.order[begin:end]:
             if isinstance(n.op, ReduceOp):
                 targets.append(Target(n))
-            elif id(n.outputs[0]) in stored:
+            elif n.outputs[0] in stored:
                 targets.append(Target(n, n.outputs[0]))
         if not targets:
             return None
         made = network.made
-        return Program.build(targets, lambda v: id(v) in made and made[id(v)] < begin)
+        return Program.build(targets, lambda v: v in made and made[v] < begin)
 
     @remembered
-    def outline(self, begin: int, end: int) -> tuple[frozenset[int], bool]:
-        """The maps that an interval reads, by identity, and whether anything it makes requires grad."""
+    def outline(self, begin: int, end: int) -> tuple[frozenset[Value], bool]:
+        """The maps that an interval reads, and whether anything it makes requires grad."""
         program = self.work_of(begin, end)
-        return frozenset(map(id, program.reads)), any(t.requires_grad for t in program.targets)
+        return frozenset(program.reads), any(t.requires_grad for t in program.targets)
 
     @remembered
     def first(self, begin: int, end: int) -> tuple[int, int]:
@@ -138,7 +138,7 @@ class Intervals:
         if (begin, end) == (where.begin, where.end):
             return where
         pairs = zip(self.work_of(where.begin, where.end).reads, self.work_of(begin, end).reads, strict=True)
-        reads = frozenset(id(there) for here, there in pairs if id(here) in where.reads)
+        reads = frozenset(there for here, there in pairs if here in where.reads)
         return where._replace(begin=begin, end=end, reads=reads)
 
     def work_of(self, begin: int, end: int) -> Program:
@@ -191,8 +191,8 @@ class Intervals:
         return Diagonal(self.work_of(begin, end), grid)
 
     @remembered
-    def strips(self, begin: int, end: int) -> Mapping[int, Strip]:
-        """The maps that an interval can read piece by piece, by identity."""
+    def strips(self, begin: int, end: int) -> Mapping[Value, Strip]:
+        """The maps that an interval can read piece by piece."""
         return strips(self.work_of(begin, end))
 
     def surround(self, where: Where) -> None:
@@ -419,23 +419,23 @@ class Intervals:
         """Images that a kept segment is the first to read whole and that are not on the device yet."""
         network = self.network
         first = network.first_read
-        seen = {id(v): v for n in network.order[begin:end] for v in n.maps if is_given(v) and first[id(v)] >= begin}
+        seen = {v for n in network.order[begin:end] for v in n.maps if is_given(v) and first[v] >= begin}
         self.surround(Where(begin, end))
-        return sum(self.coster.read_bytes(v, v.bytes) for v in seen.values())
+        return sum(self.coster.read_bytes(v, v.bytes) for v in seen)
 
     @remembered
     def plain_work(self, begin: int, end: int) -> float:
         return float(sum(self.network.profiles[n.serial].work for n in self.network.order[begin:end]))
 
     @remembered
-    def ends(self, cut: int, spilled: frozenset[int]) -> int:
+    def ends(self, cut: int, spilled: frozenset[Value]) -> int:
         """The cotangents, on the device, of what is alive at a cut."""
         return sum(size for key, size in self.cotangents(cut).items() if key not in spilled)
 
     @remembered
-    def cotangents(self, cut: int) -> dict[int, int]:
-        """The bytes of the cotangent of each map that is alive at a cut, by identity."""
-        return {id(v): cotangent_bytes([v]) for v in self.network.alive[cut] if not is_given(v)}
+    def cotangents(self, cut: int) -> dict[Value, int]:
+        """The bytes of the cotangent of each map that is alive at a cut."""
+        return {v: cotangent_bytes([v]) for v in self.network.alive[cut] if not is_given(v)}
 
     @remembered
     def path(self, begin: int, end: int) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 
+from lightning_plugin.graph import Value
 from lightning_plugin.plan import SegmentForecast, SegmentPlan
 from lightning_plugin.planner.costs.lower_maps import NOTHING, LowerMaps
 from lightning_plugin.planner.search.dropped import Dropped, staying, still_needed
@@ -42,7 +43,7 @@ class Partial:
     keeps: int
     seconds: float
     peak: int
-    spilled: frozenset[int] = frozenset()
+    spilled: frozenset[Value] = frozenset()
     lower: LowerMaps = NOTHING
     extra: float = 0.0
     piece: Callable[[], Piece] | None = None
@@ -68,7 +69,7 @@ class Partial:
         deepest = max((d.depth for d in self.dropped), default=0)
         return tuple(self.keeps + sum(d.size for d in self.dropped if d.depth <= k) for k in range(deepest + 1))
 
-    def at(self, alive: frozenset[int]) -> Partial:
+    def at(self, alive: frozenset[Value]) -> Partial:
         """The same where these maps are alive: what else was dropped is held no longer, and where what nobody reads
         again has gone does not matter."""
         spilled, lower = self.spilled & alive, self.lower.at(alive)

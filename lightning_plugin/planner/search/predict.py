@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from lightning_plugin.graph import Value
 from lightning_plugin.plan import Plan, SegmentPlan
 from lightning_plugin.planner.analysis.background import ALL
 from lightning_plugin.planner.analysis.network import Network
@@ -75,7 +76,7 @@ def with_tiers(plan: Plan, network: Network, rates: Rates, works: Sequence[Work]
     found = []
     for mine, (segment, targets, program) in zip(works, programs(plan, network.nodes), strict=True):
         if program is None:
-            read = {id(v) for t in targets for v in t.node.maps}
+            read = {v for t in targets for v in t.node.maps}
             brings = lower.back(rates, read).times(4 if network.trains else 1)  # see `Search.kept`
             found.append(brings.with_work(mine.forward, ahead=False))
         else:
@@ -86,10 +87,10 @@ def with_tiers(plan: Plan, network: Network, rates: Rates, works: Sequence[Work]
 
 @dataclass(frozen=True)
 class Gone:
-    """What has gone to lower tiers, and the bytes of each map there, by identity."""
+    """What has gone to lower tiers, and the bytes of each map there."""
 
     there: LowerMaps = NOTHING
-    sizes: Mapping[int, int] = field(default_factory=dict)
+    sizes: Mapping[Value, int] = field(default_factory=dict)
 
     def more(self, segment: SegmentPlan, targets: Sequence[Target]) -> Gone:
         """With what a segment stores."""
@@ -101,12 +102,12 @@ class Gone:
         mine = stored_below(segment, targets)
         return way_down(rates, self.there, segment.tier, sum(mine.values())) if mine else NONE
 
-    def back(self, rates: Rates, maps: Iterable[int]) -> Transit:
+    def back(self, rates: Rates, maps: Iterable[Value]) -> Transit:
         """What those of some maps take that have gone."""
         return way_back(rates, self.there, {key: self.sizes[key] for key in maps if key in self.sizes})
 
 
-def stored_below(segment: SegmentPlan, targets: Sequence[Target]) -> dict[int, int]:
+def stored_below(segment: SegmentPlan, targets: Sequence[Target]) -> dict[Value, int]:
     """The bytes of each map that a segment stores below the device."""
     if segment.keep or segment.tier == "device":
         return {}
@@ -125,13 +126,13 @@ def tiled(
     """The seconds of a segment with tiles, after those that have put maps on ``lower`` tiers and ``dropped`` others, to
     which it adds."""
     writes = lower.down(rates, segment, targets)
-    reads = lower.back(rates, map(id, program.reads))
+    reads = lower.back(rates, program.reads)
     again = InBackward.of(program).maps if segment.recall else ()
     recalled = lower.more(segment, targets).back(rates, again)
     total = with_transfers(work.forward, work.backward, writes, reads, segment.ahead, recalled)
     if segment.drop:
-        maps = frozenset(id(t.stored) for t in targets if t.stored is not None)
-        needs = frozenset(map(id, program.reads))
+        maps = frozenset(t.stored for t in targets if t.stored is not None)
+        needs = frozenset(program.reads)
         mine = Dropped(maps, 0, 0, needs, segment.drop, seconds=reads.with_work(work.forward, segment.ahead))
         total += sum(d.seconds for d in (mine, *passed(still_needed(dropped, needs), segment.drop)))
         dropped.append(mine)

@@ -61,7 +61,7 @@ class Search:
         #: Of the plan that was found last among those that decide the same, what each segment is made of.
         self._pieces: dict[Plan, list[list[Piece]]] = {}
         self._stored: dict[tuple[int, int], tuple[Placement, Placement | None]] = {}
-        #: What each map takes on a lower tier, by identity.
+        #: What each map takes on a lower tier.
         self.below = lower.sizes(v for n in network.order for v in n.outputs if v.is_map)
 
     @property
@@ -101,7 +101,7 @@ class Search:
         """A partial plan with one more tiled segment, in every way that is allowed, fits, and is not beaten by what
         the ``front`` holds already."""
         reads = span.program.reads if before.spilled else ()
-        brought = [v for v in reads if id(v) in before.spilled]
+        brought = [v for v in reads if v in before.spilled]
         for seen in before.sights(bool(self.network.background)):
             for spill in self.spills(before, span):
                 placement = self.placement(seen, span, spill)
@@ -141,8 +141,8 @@ class Search:
         found = self._stored.get((begin, end))
         if found is None:
             maps = tuple(self.intervals.stored_at(begin, end))
-            here = Placement(maps, frozenset(map(id, maps)), sum(v.bytes for v in maps), "device", 0, 0)
-            gathered = any(id(v) in self.network.gathered for v in maps)
+            here = Placement(maps, frozenset(maps), sum(v.bytes for v in maps), "device", 0, 0)
+            gathered = any(v in self.network.gathered for v in maps)
             below = here._replace(below=self.lower.size(maps)) if here.size and not gathered else None
             found = self._stored[begin, end] = here._replace(device=here.size), below
         return found
@@ -153,7 +153,7 @@ class Search:
         if placement.below:
             writes = way_down(self.rates, before.lower, placement.tier, placement.below)
         if brought:
-            reads = way_back(self.rates, before.lower, {id(v): self.below[id(v)] for v in brought})
+            reads = way_back(self.rates, before.lower, {v: self.below[v] for v in brought})
         return Moves(placement, brought, writes, reads)
 
     def depths(self, before: Partial, span: Span, moves: Moves, ahead: bool, front: Front) -> list[int]:
@@ -203,10 +203,10 @@ class Search:
         room = Room(self.budget - self.fixed - before.held - span.flight, placement.device - back, ends)
         if room.ends + again > room.free:
             return None
-        where = Where(begin, end, frozenset(map(id, moves.brought)), leaving, ahead, pieces, before.blind)
+        where = Where(begin, end, frozenset(moves.brought), leaving, ahead, pieces, before.blind)
         keys = NONE
         if moves.brought and (cut := intervals.strips(begin, end)):
-            keys = way_back(self.rates, before.lower, self.lower.sizes(v for v in moves.brought if id(v) in cut))
+            keys = way_back(self.rates, before.lower, self.lower.sizes(v for v in moves.brought if v in cut))
         return Site(span, where, placement, room, again, moves.writes, moves.reads, keys)
 
     def may_drop(self, placement: Placement) -> bool:
@@ -216,7 +216,7 @@ class Search:
             self.network.trains
             and bool(stored)
             and not placement.below
-            and not any(id(v) in self.network.gathered for v in stored)
+            and not any(v in self.network.gathered for v in stored)
         )
 
     def extended(self, before: Partial, site: Site, way: Tiled, drop: int, front: Front) -> Partial | None:
@@ -292,9 +292,9 @@ class Search:
     def kept(self, before: Partial, begin: int, end: int) -> Partial | None:
         """One more segment, run whole."""
         network, intervals = self.network, self.intervals
-        if still_needed(before.dropped, {id(v) for n in network.order[begin:end] for v in n.maps}):
+        if still_needed(before.dropped, {v for n in network.order[begin:end] for v in n.maps}):
             return None  # what is kept would hold on to what was dropped
-        brought = {v: v.bytes for n in network.order[begin:end] for v in n.maps if id(v) in before.spilled}
+        brought = {v: v.bytes for n in network.order[begin:end] for v in n.maps if v in before.spilled}
         flight = self.copies.kept_flight(begin, end)
         base = before.held + sum(brought.values()) + intervals.given_whole(begin, end)
         held = base + (intervals.saved_bytes(begin, end) if network.trains else 0)

@@ -14,11 +14,11 @@ from lightning_plugin.program.program import Program
 
 
 class Placement(NamedTuple):
-    """Where a segment puts what it stores (also by identity, and how many bytes): the tier, and the bytes there and on
+    """Where a segment puts what it stores (also as a set, and how many bytes): the tier, and the bytes there and on
     the device."""
 
     stored: tuple[Value, ...]
-    maps: frozenset[int]
+    maps: frozenset[Value]
     size: int
     tier: str
     device: int
@@ -48,9 +48,9 @@ class Span:
 
     Attributes:
         program: What it computes in tiles.
-        read: The maps that it reads, by identity.
+        read: The maps that it reads.
         trains: Whether anything that it makes requires grad.
-        before: The maps that are alive at its beginning, by identity.
+        before: The maps that are alive at its beginning.
         after: The maps that are alive at its end.
         flight: The bytes of its copies of streamed tensors, and of their gradients.
         plain: The operations of its forward.
@@ -59,10 +59,10 @@ class Span:
     begin: int
     end: int
     program: Program
-    read: frozenset[int]
+    read: frozenset[Value]
     trains: bool
-    before: frozenset[int]
-    after: frozenset[int]
+    before: frozenset[Value]
+    after: frozenset[Value]
     flight: int
     plain: float
 

@@ -21,6 +21,7 @@ from torch import nn
 from benchmarks.published import paid
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.constants import VARIED, Constants
+from lightning_plugin.graph import Value
 from lightning_plugin.options import Options
 from lightning_plugin.plan import SegmentForecast, SegmentPlan
 from lightning_plugin.planner import cache
@@ -270,8 +271,8 @@ def test_tiers_below_are_filled_one_after_the_other() -> None:
     assert lower.tier_of_parameter(60, 40) == "host" and lower.tier_of_parameter(60, 41) == "disk"
     assert Lower(100, parameters=("host",)).tier_of_parameter(60, 41) is None
     assert Lower(100).there == "host" and Lower(0).there == Lower().there == "disk"
-    maps: Any = [SimpleNamespace(bytes=80, dtype=torch.float64), SimpleNamespace(bytes=40, dtype=torch.bfloat16),
-                 SimpleNamespace(bytes=8, dtype=torch.float32)]  # fmt: skip
+    sizes = {torch.float64: 10, torch.bfloat16: 20, torch.float32: 2}
+    maps = [Value(torch.empty(size, dtype=dtype, device="meta"), None, False) for dtype, size in sizes.items()]
     assert Lower().size(maps) == 128 and Lower(half=True).size(maps) == 20 + 40 + 4
     rates = RATES["cpu"]
     assert one_way(rates, "host", 1000) == 1000 / rates.host and one_way(rates, "disk", 1000) == 1000 / rates.disk

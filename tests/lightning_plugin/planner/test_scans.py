@@ -13,6 +13,7 @@ from torch import nn
 
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.errors import PlanError
+from lightning_plugin.graph import Value
 from lightning_plugin.ops import ReduceOp
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.analysis.recorded import recorded
@@ -34,7 +35,7 @@ class Tile:
     """One tile: the boxes of what it needs, computes, is handed and keeps, by the serial of the node."""
 
     def __init__(self) -> None:
-        self.need: dict[int, Box] = {}
+        self.need: dict[Value, Box] = {}
         self.whole: dict[int, Box] = {}
         self.fresh: dict[int, Box] = {}
         self.carried: dict[int, Box] = {}
@@ -51,12 +52,12 @@ def tile_by_tile(program: Program, grid: Grid) -> list[Tile]:
             if target.stored is None:
                 reduced[target.node.serial] = box
             elif not box.empty:
-                tile.need[id(target.stored)] = box
+                tile.need[target.stored] = box
         for node in reversed(program.steps):
             if isinstance(node.op, ReduceOp):
                 rows = reduced[node.serial]
             else:
-                need = tile.need.get(id(node.outputs[0]))
+                need = tile.need.get(node.outputs[0])
                 if need is None:
                     continue
                 tile.whole[node.serial] = need
@@ -65,7 +66,7 @@ def tile_by_tile(program: Program, grid: Grid) -> list[Tile]:
                     tile.fresh[node.serial] = rows
             if not rows.empty:
                 for v, read in zip(node.maps, node.op.need(rows), strict=True):  # type: ignore[attr-defined]
-                    tile.need[id(v)] = tile.need[id(v)].hull(read) if id(v) in tile.need else read
+                    tile.need[v] = tile.need[v].hull(read) if v in tile.need else read
         for serial, rows in tile.fresh.items():
             done[serial] = rows.hi[axis]
         tiles.append(tile)
@@ -98,13 +99,13 @@ def compare(program: Program, grid: Grid, shared: Scans | None = None) -> None:
     tiles = tile_by_tile(program, grid)
     assert len(given) == len(tiles)
     for mine, tile in zip(given, tiles, strict=True):
-        assert mine.reads == {id(v): tile.need[id(v)] for v in program.reads if id(v) in tile.need}
+        assert mine.reads == {v: tile.need[v] for v in program.reads if v in tile.need}
         assert (mine.fresh, mine.carried, mine.kept) == (tile.fresh, tile.carried, tile.kept)
     scans = shared or Scans(program, grid)
     parts, middle = scans.parts(program), given[len(given) // 2]
     assert held(program, parts) == {
         **middle.reads,
-        **{id(n.outputs[0]): middle.held(n.serial) for n in program.steps
+        **{n.outputs[0]: middle.held(n.serial) for n in program.steps
            if n.serial in middle.fresh or n.serial in middle.carried},
     }  # fmt: skip
     for node, part in zip(program.steps, parts, strict=True):
