@@ -113,22 +113,28 @@ def with_account(forecast: SegmentForecast, place: int, found: Account) -> Segme
 
 
 def with_smaller_tiles(plan: Plan, found: Account, nodes: Sequence[Node]) -> Plan | None:
-    """The plan with smaller tiles where it holds most; None where that segment has no tiles, or hands rows on."""
+    """The plan with smaller tiles where it holds most; None where that segment has no tiles."""
     worst, direction = max(found.turns, key=lambda who: found.turns[who].peak)
     if not 0 <= worst < len(plan.segments) or direction == "again":
         return None  # it holds most in a link of a chain, or where a map is made again
     segment = plan.segments[worst]
     extent = references(plan, nodes)[worst]
-    if segment.keep or segment.halo == "share":
+    if segment.keep:
         return None
-    grid = segment.forward if direction == "forward" else segment.backward
+    shares = segment.halo == "share"  # rows are handed on along the one axis that is cut, alike in both directions
+    grid = segment.forward if direction == "forward" or shares else segment.backward
     sides = list(sides_of(grid, extent))
-    axis = max(range(len(sides)), key=sides.__getitem__)
+    axes = [i for i, count in enumerate(grid.counts) if count > 1 or not shares]
+    axis = max(axes, key=sides.__getitem__, default=0)
     if sides[axis] == 1:
         return None
     sides[axis] = int(SMALLER * sides[axis]) or 1
     finer = grid_of(sides, extent)
-    changed = replace(segment, forward=finer) if direction == "forward" else replace(segment, backward=finer)
+    changed = replace(
+        segment,
+        forward=finer if direction == "forward" or shares else segment.forward,
+        backward=finer if direction == "backward" or shares else segment.backward,
+    )
     return replace(plan, segments=(*plan.segments[:worst], changed, *plan.segments[worst + 1 :]))
 
 

@@ -23,6 +23,7 @@ from lightning_plugin.planner.costs.lower import Lower, lower_tiers
 from lightning_plugin.planner.costs.rates import RATES
 from lightning_plugin.planner.recipes.recipe import Recipe, positions
 from lightning_plugin.planner.rehearsal.rehearse import rehearse
+from lightning_plugin.planner.search.policies import AUTO, with_halo
 from lightning_plugin.settings import known_for
 from tests.exactness import TOLERANCE, difference
 
@@ -161,3 +162,18 @@ def test_what_shares_halos_stays_cut_along_one_axis(budget: str) -> None:
         assert all(sum(count > 1 for count in s.forward.counts) <= 1 for s in scanned)
         shared += len(scanned)
     assert shared > 3
+
+
+def test_rows_that_are_handed_on_are_made_shorter_where_another_size_leaves_less_room() -> None:
+    """In both directions alike, as what forward hands on backward takes."""
+    module = net(["conv", "norm", "relu", "wide"])
+    with network(module, (58, 52)) as here:
+        found = choose_recipe(here, RATES["cpu"], 300 << 10, BELOW, with_halo(AUTO, "share"))
+    with network(module, (62, 56)) as here:
+        free = found.at(here, BELOW)
+        assert free is not None
+        plan = found.at(here, BELOW, free.peak_bytes - 1)
+    assert plan is not None and plan.peak_bytes < free.peak_bytes
+    shorter = [(s, was) for s, was in zip(plan.segments, free.segments, strict=True) if s.halo == "share" and s != was]
+    assert any(s.forward.sides < was.forward.sides for s, was in shorter)
+    assert all(s.forward == s.backward for s, _ in shorter)
