@@ -196,9 +196,9 @@ class Fit(Machine):
             path.write_bytes(whole) if mend else path.unlink(missing_ok=True)
         self.spoilt.clear()
 
-    @precondition(lambda self: self.folder.events.is_file())
+    @precondition(lambda self: self.folder.status.is_file())
     @rule(
-        name=st.sampled_from(["events", "metrics", "splits", "memory", "best"]),
+        name=st.sampled_from(["status", "metrics", "splits", "memory", "best"]),
         kind=st.sampled_from(sorted(DAMAGES)),
         place=st.floats(0, 0.999),
     )
