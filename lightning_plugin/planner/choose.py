@@ -260,11 +260,11 @@ class Chooser:
     def parts(self) -> str:
         """What parameters take, in words."""
         owes = any(map(self.network.owes, self.network.captured))
-        what = "arameters, gradients and the optimizer's state" if owes else "arameters and gradients"
+        others = ", gradients and the optimizer's state" if owes else " and gradients"
         every, here = format_bytes(self.network.fixed_bytes), format_bytes(self.least_fixed)
         if self.least_fixed == self.network.fixed_bytes:
-            return f"P{what} alone take {every}"
-        return f"Of {every} of p{what}, {here} stay on the device; the rest is fetched where it is used"
+            return f"Parameters{others} alone take {every}"
+        return f"Of {every} of parameters{others}, {here} stay on the device; the rest is fetched where it is used"
 
     def refusal(self, budget: int) -> BudgetError:
         plan = self.frugal

@@ -61,11 +61,11 @@ class ModelConfig:
     matrices of low rank beside its linear layers; norms, and biases; or none, the head alone.
     """
     last_stages: int = 2
-    """With `trained: last`, how many stages."""
+    """Number of stages that are trained where `trained` is `last`."""
     lora_rank: int = 8
-    """With `trained: lora`, the rank of these matrices."""
+    """Rank of the matrices of LoRA, where `trained` is `lora`."""
     lora_alpha: float = 16.0
-    """With `trained: lora`, how much they count, times their rank."""
+    """Factor of the matrices of LoRA, times their rank."""
     pretrained: Path | None = None
     """File of weights of the backbone to start from; what of it matched is printed."""
     dropout: float = 0.0
