@@ -126,7 +126,7 @@ RESERVE = 1024
 
 
 def usable(budget: int) -> int:
-    """How much of a budget a plan may use."""
+    """Bytes of a budget that a plan may use."""
     return int(budget * (1 - UNPLANNED)) - RESERVE
 
 

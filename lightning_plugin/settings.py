@@ -384,7 +384,7 @@ class Settings:
 
 
 def background(recording: Recording) -> tuple[int, ...]:
-    """How much of its images is background: a plan is for about so much."""
+    """Coarse shares of background of the images, for which a plan is made."""
     return parts_of_background(background_of(recording.images))
 
 

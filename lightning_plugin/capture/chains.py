@@ -69,12 +69,12 @@ class Runs:
 
     @cached_property
     def made(self) -> dict[Value, Made]:
-        """Where a value is made."""
+        """Place of the node that makes a value."""
         return {v: (i, j) for i, n in enumerate(self.nodes) for j, v in enumerate(n.outputs)}
 
     @cached_property
     def last_read(self) -> dict[Value, int]:
-        """Where a value is read last."""
+        """Place of the last node that reads a value."""
         last = {v: i for i, n in enumerate(self.nodes) for v in n.inputs}
         return last | dict.fromkeys(self.wanted, len(self.nodes) + LONGEST)
 
@@ -83,7 +83,7 @@ class Runs:
         return [self.looks.setdefault(self.look(i, n), len(self.looks)) for i, n in enumerate(self.nodes)]
 
     def look(self, i: int, node: Node) -> Hashable:
-        """What operators have in common that may stand at the same place of two links."""
+        """Key that is equal for operators that may stand at the same place of two links."""
         try:
             op = but_for_keys(node.op), exactly(node.inplace)
         except NoStructure:
@@ -103,7 +103,7 @@ class Runs:
         return op, tuple(reads), tuple(map(described, node.outputs))
 
     def near(self, v: Value, reader: int) -> Made | None:
-        """Where a value is made that is read, if that is near."""
+        """Place of the node that makes a value that is read, if that is near."""
         at = self.made.get(v)
         return at if at is not None and reader - at[0] <= LONGEST else None
 
@@ -173,13 +173,15 @@ class Runs:
         return None
 
     def inside(self, cut: int) -> int:
-        """How many modules lie around both sides of a cut."""
+        """Number of modules that lie around both sides of a cut."""
         sides = (self.nodes[i].path.split(".") for i in (cut - 1, cut))
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*sides, strict=False)))
 
     def crossing(self, cut: int, period: int) -> dict[Made, Value] | None:
-        """What a link reads that begins at a cut of what the one before has made; None where that is nothing, too much,
-        or not all."""
+        """Values that a link beginning at a cut reads of the one before.
+
+        None where there are none or too many, or where older ones are read.
+        """
         found: dict[Made, Value] = {}
         for i in range(cut, cut + period):
             for v in self.nodes[i].inputs:
@@ -191,7 +193,7 @@ class Runs:
         return found if 0 < len(found) <= MOST_ENTRIES else None
 
     def closed(self, span: Span) -> bool:
-        """Whether of a chain's maps others read those alone that the last link hands on."""
+        """True where nodes beyond a chain read no maps of it but those that the last link hands on."""
         exits = set(self.handed_on(span, span.end))
         return all(
             not v.is_map or v in exits or self.last_read.get(v, -1) < span.end
@@ -200,8 +202,8 @@ class Runs:
         )
 
     def sound(self, span: Span) -> bool:
-        """Whether nothing that links read comes from within the chain but what is handed on, and no vector that is
-        handed on is read elsewhere too."""
+        """True where links read no values of the chain but those handed on, and no vector handed on is read elsewhere
+        too."""
         for link in span.links():
             before = set(self.handed_on(span, link.start))
             if any(not v.is_map and self.last_read[v] >= span.end for v in before):
@@ -214,7 +216,7 @@ class Runs:
         return True
 
     def handed_on(self, span: Span, cut: int) -> list[Value]:
-        """What goes on where a link ends, and the next one begins."""
+        """Values that go on where a link ends, and the next one begins."""
         return [self.nodes[cut + offset].outputs[j] for offset, j in span.entries]
 
 
@@ -223,7 +225,7 @@ def size(values: Iterable[Value]) -> int:
 
 
 def but_for_keys(op: Op) -> Hashable:
-    """What an operator is, whatever its keys of random numbers are."""
+    """Key of an operator without its keys of random numbers."""
     if not varies(op):
         return exactly(op)
     values = ((f.name, getattr(op, f.name)) for f in fields(op))
@@ -231,7 +233,7 @@ def but_for_keys(op: Op) -> Hashable:
 
 
 def of_torch(func: Callable[..., Any]) -> bool:
-    """Whether a function is PyTorch's own, or the engine's."""
+    """True of functions of PyTorch and of the engine."""
     module = getattr(func, "__module__", None) or ""
     own = isinstance(func, (*OPERATORS, BuiltinFunctionType, MethodDescriptorType))
     return own or module.split(".")[0] in ("torch", "lightning_plugin")

@@ -111,7 +111,7 @@ class Recorder:
 
     @staticmethod
     def computed_again(effect: Effect, norm: nn.Module) -> bool:
-        """Whether backward comes to a norm."""
+        """True where backward comes to a norm."""
         return any(v.requires_grad for v in effect.values) or any(p.requires_grad for p in norm.parameters())
 
     def emit(

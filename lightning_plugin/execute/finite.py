@@ -119,11 +119,11 @@ class Look:
         self.ready = launched(device)
 
     def taken(self) -> tuple[Recording, dict[Value, Tensor]]:
-        """What is known, which is let go here: results may live on."""
+        """Hand over the values that are known, and let go of them here: results may live on."""
         return self.known.pop()
 
     def non_finite(self) -> bool:
-        """Whether one of the results is not finite."""
+        """True where one of the results is not finite."""
         if self.ready is not None:
             self.ready.synchronize()
         return not self.finite
@@ -139,7 +139,7 @@ def first_vector(nodes: Sequence[Node], vectors: Mapping[Value, Tensor]) -> tupl
 
 
 def at_once(nodes: Sequence[Node], node: Node, value: Value, how: How) -> NonFinite | None:
-    """What a vector that is not finite says by itself; None where it is made of tiles that have to be looked at."""
+    """First operator by the vector alone; None where it is made of tiles that have to be looked at."""
     if isinstance(node.op, Captured):
         user = next((n.label for n in nodes if value in n.inputs), "the step")
         return NonFinite(how, f"a tensor of shape {value.shape} that {user} uses: it was not finite before the step")
@@ -149,7 +149,7 @@ def at_once(nodes: Sequence[Node], node: Node, value: Value, how: How) -> NonFin
 def in_tiles(
     recording: Recording, value: Value, vectors: Mapping[Value, Tensor]
 ) -> tuple[Recording, dict[Value, Tensor]]:
-    """What a vector that is not finite is made of, to be run once more; and the vectors that are known."""
+    """Recording that makes a vector once more, and the vectors that are known."""
     assert value.node is not None
     known = {v: t for v, t in vectors.items() if v not in value.node.outputs}
     return Recording(tuple(ancestors([value], known)), recording.bindings, frozenset(known)), known
