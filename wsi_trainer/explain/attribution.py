@@ -8,6 +8,7 @@ the slide is nowhere held.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,6 +38,14 @@ def index_of(task: Task, name: str | None) -> int:
     if name not in names:
         raise UserError(f"--target is {name!r}; this model has {', '.join(names)}")
     return names.index(name)
+
+
+def folder_of(task: Task, method: str, target: str | None) -> str:
+    """The name of the folder of maps: the method, and the target where that is another than without a name."""
+    place = index_of(task, target)
+    if place == index_of(task, None):
+        return method
+    return f"{method}-" + re.sub(r'[\x00-\x1f/\\:*?"<>|]', "_", targets_of(task)[place])
 
 
 def score(task: Task, logits: Tensor, target: int) -> Tensor:

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from wsi_trainer.errors import UserError
+from wsi_trainer.explain.attribution import folder_of
 from wsi_trainer.explain.heatmaps import write_heatmaps
 from wsi_trainer.explain.outputs import sentence_on_regions
 from wsi_trainer.explain.slide_map import MapOptions
@@ -27,8 +28,9 @@ def heatmap(words: Sequence[str]) -> int:
         "heatmap",
         "Write whole-slide maps of how much each position speaks for a class, tile by tile: OME-Zarr layers, a PNG "
         "overlay, GeoJSON outlines and tiles for QuPath, DICOM results and the top regions of each slide, in the "
-        "folder heatmaps/METHOD of the run. All places are in pixels of level 0 of the original slides, also where "
-        "they were converted with --mpp or --crop. Its script qupath.groovy loads all into a QuPath project.",
+        "folder heatmaps/METHOD of the run (heatmaps/METHOD-TARGET for a --target that is not the default). All "
+        "places are in pixels of level 0 of the original slides, also where they were converted with --mpp or --crop. "
+        "Its script qupath.groovy loads all into a QuPath project.",
     )
     parser.add_argument(
         "--name", type=str, default=None, help="the cohort that was tested, instead of the run's slides"
@@ -55,7 +57,7 @@ def heatmap(words: Sequence[str]) -> int:
             "a heat map is of one slide, and data.group is patient; --data.group slide maps each slide by itself"
         )
     maps = MapOptions(**{field.name: getattr(options, field.name) for field in fields(MapOptions)})
-    folder = run.maps(maps.method)
+    folder = run.maps(folder_of(model.task, maps.method, maps.target))
     run.keep(folder / MAPS, options.overwrite)
     with at_work(run.path):
         facts = write_heatmaps(run, options.split, maps, options.regions)

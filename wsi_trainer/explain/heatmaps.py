@@ -16,7 +16,7 @@ from lightning_plugin import LazyImage
 from wsi_trainer.data.dataset import SlideDataset
 from wsi_trainer.data.loader import Visit, opened
 from wsi_trainer.data.manifest import SlideRecord
-from wsi_trainer.explain.attribution import index_of, receptive_field, targets_of
+from wsi_trainer.explain.attribution import folder_of, index_of, receptive_field, targets_of
 from wsi_trainer.explain.dicom import need_highdicom, results_as_dicom
 from wsi_trainer.explain.outputs import write_script
 from wsi_trainer.explain.slide_map import BagPlaces, MapFiles, MapOptions, SlideMap, compute
@@ -99,7 +99,7 @@ def write_heatmaps(
     target = index_of(model.task, options.target)
     shown_as = PathClass.of(targets_of(model.task)[target], target)
     records = run.slides(split, model.task.columns)
-    folder = run.maps(options.method)
+    folder = run.maps(folder_of(model.task, options.method, options.target))
     folder.mkdir(parents=True, exist_ok=True)
     field = receptive_field(model.backbone) if data.patches is None else data.patches.size
     model.to(device_of(config))

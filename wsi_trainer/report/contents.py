@@ -1,4 +1,4 @@
-"""What a report shows, gathered from the folder of a run and that of its baseline."""
+"""Contents of a report, gathered from the folder of a run and that of its baseline."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit.run import LESIONS, MAPS, Run, as_written, read_json, read_lesion_scores
+from wsi_trainer.explain.maps import Maps
+from wsi_trainer.fit.run import LESIONS, Run, as_written, read_json, read_lesion_scores
 from wsi_trainer.io.tables import read_table
 from wsi_trainer.metrics import (
     Interval,
@@ -25,7 +26,7 @@ Curves = dict[str, list[float]]
 
 @dataclass(frozen=True)
 class Regions:
-    """How regions of the slides of a split compare with those that are drawn."""
+    """Comparison of the found regions of a split with the drawn ones."""
 
     name: str
     """Of the run."""
@@ -34,7 +35,7 @@ class Regions:
 
     @staticmethod
     def load(name: str, folder: Run, split: str) -> Regions | None:
-        """Those of a run, or of its maps; None where it has none of the split."""
+        """The comparison of a run, or of its maps; None where it has none of the split."""
         for place in (folder.segments, *folder.mapped):
             if scores := read_lesion_scores(place, split):
                 return Regions(name, scores, LesionPredictions.read(place / LESIONS))
@@ -61,9 +62,10 @@ class RunResults:
     curves: Curves
     memory: dict[str, Any]
     paths: dict[str, Path]
-    """Where the slides are; that of a patient is the first of its slides."""
+    """Files of the slides; that of a patient is the first of its slides."""
+    maps: list[Maps]
     regions: Regions | None = None
-    """What was found out about its regions, where it has any."""
+    """Comparison of its regions with the drawn ones, where it has any."""
     folds: dict[str, Any] | None = None
     """Of a cross-validation, the scores of each fold, their mean and spread."""
 
@@ -80,6 +82,7 @@ class RunResults:
             read_curves(folder.metrics),
             read_json(folder.memory),
             _paths(folder),
+            Maps.of(folder),
             Regions.load(name, folder, split),
         )
 
@@ -90,9 +93,8 @@ def _of_folds(name: str, folder: Run) -> RunResults:
         runs = [Run(folder.path / fold) for fold in facts["runs"]]
         predictions = joined_folds([read_predictions(run.predictions(facts["split"])) for run in runs])
         scores = {"slide": facts["pooled"], "patients": len(set(predictions.patients))}
-    return RunResults(
-        name, folder, predictions, scores, {}, read_json(runs[0].memory), _paths(runs[0]), None, facts
-    )  # fmt: skip
+    memory = read_json(runs[0].memory)
+    return RunResults(name, folder, predictions, scores, {}, memory, _paths(runs[0]), [], folds=facts)
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ class SlideRow:
     baseline: float | None
     """The error of the baseline on this slide."""
     maps: dict[str, Path]
-    """The pictures of what the model looked at, by the method that made them."""
+    """The pictures of the maps, by the folder of each."""
 
 
 def read_curves(folder: Path) -> Curves:
@@ -128,7 +130,7 @@ def slide_rows(run: RunResults, baseline: RunResults | None) -> list[SlideRow]:
     """The slides, worst mistakes first."""
     errors = run.predictions.errors()
     other = {} if baseline is None else dict(zip(baseline.predictions.slides, baseline.predictions.errors()))
-    pictures = {folder.name: pictures_of(run.folder, folder) for folder in run.folder.mapped}
+    pictures = {maps.folder.name: maps.pictures() for maps in run.maps}
     rows = []
     for index, slide in enumerate(run.predictions.slides):
         rows.append(
@@ -155,19 +157,8 @@ def _path_of(paths: Mapping[str, Path], slide: str, folder: Run) -> Path:
     return paths[slide]
 
 
-def pictures_of(run: Run, folder: Path) -> dict[str, Path]:
-    """The pictures of the maps in a folder by slide, which lie in the run: a run may come from somebody else."""
-    about = folder / MAPS
-    with as_written(about):
-        pictures = {slide: folder / str(entry["picture"]) for slide, entry in read_json(about)["slides"].items()}
-    for path in pictures.values():
-        if not path.resolve().is_relative_to(run.path.resolve()):
-            raise UserError(f"{about} names a picture outside of the run: {path}; make the maps again")
-    return {slide: path for slide, path in pictures.items() if path.is_file()}
-
-
 def _paths(folder: Run) -> dict[str, Path]:
-    """Where the slides are, whatever the columns of their labels; that of a patient is the first of its slides."""
+    """Files of the slides, whatever the columns of their labels; that of a patient is the first of its slides."""
     records = folder.kept()
     return {
         **{record.patient: record.path for record in reversed(records)},

@@ -14,7 +14,7 @@ from matplotlib import colormaps
 from matplotlib.colors import to_hex
 
 from wsi_trainer.explain.outputs import sentence_on_regions
-from wsi_trainer.fit.run import MAPS, Run, as_written, read_json
+from wsi_trainer.fit.run import Run, as_written, read_json
 from wsi_trainer.io.display import format_bytes, template
 from wsi_trainer.io.untrusted import read_text
 from wsi_trainer.metrics import AreaPredictions, Interval, JointPredictions
@@ -74,7 +74,7 @@ def _context(
 ) -> dict[str, Any]:
     runs = [run] if other is None else [run, other]
     rows = slide_rows(run, other)
-    maps = {folder.name: read_json(folder / MAPS) for folder in run.folder.mapped}
+    maps = {maps.folder.name: maps.facts for maps in run.maps}
     labels = sorted({row.words.label for row in rows})
     overlays = {row.slide: found for row in rows[:MOST_ROWS] if (found := overlay_of(row.path))}
     return {
@@ -179,7 +179,7 @@ def _absent(run: RunResults) -> list[str]:
     if isinstance(run.predictions, (AreaPredictions, JointPredictions)):
         if run.regions is None:
             absent.append("Borders and lesions of this split were not compared: `wsi-train segment` does it.")
-    elif not run.folder.mapped and run.folds is None:
+    elif not run.maps and run.folds is None:
         absent.append("This run has no maps of what the model looked at: `wsi-train heatmap` writes them.")
     if run.memory.get("engine") == "plain PyTorch":
         absent.append(

@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib import colormaps
 
 from wsi_trainer.errors import UserError
+from wsi_trainer.explain.maps import MapFile
 from wsi_trainer.explain.outputs import peaks
 from wsi_trainer.regions.outlines import read_regions
 from wsi_trainer.regions.shapes import outlines
@@ -21,7 +22,7 @@ from wsi_trainer.slide.formats.base import PLAIN, ReadOptions
 from wsi_trainer.slide.geometry import SlideTransform, is_plausible
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.tissue import TissueMask
-from wsi_trainer.view.contents import Contents, MapFile, ShownSlide
+from wsi_trainer.view.contents import Contents, ShownSlide
 from wsi_trainer.view.tiles import LAYER_TILE, TILE, BadNumber, Layer, NotThere, TiledSlide, jpeg, png
 
 OPEN = 8

@@ -70,7 +70,7 @@ def test_another_method_and_target_are_said(
 ) -> None:
     words = ["heatmap", str(run[0].path), "--overwrite", "--split=val", "--train.budget=64MiB"]
     assert main([*words, "--method=integrated", "--steps=2", "--target=0", "--top=0"]) == 0
-    facts = json.loads((run[0].maps("integrated") / "heatmaps.json").read_text())
+    facts = json.loads((run[0].maps("integrated-0") / "heatmaps.json").read_text())
     assert facts["class"] == "0" and facts["method"] == "integrated"
     assert all(not entry["top"] for entry in facts["slides"].values())
     assert main([*words, "--method=attention"]) == 2
@@ -79,23 +79,28 @@ def test_another_method_and_target_are_said(
     assert "--target is '2'; this model has 0, 1" in capsys.readouterr().err
 
 
-def test_maps_of_two_methods_stay_side_by_side(
-    run: tuple[Run, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_maps_of_methods_and_targets_stay_side_by_side(
+    run: tuple[Run, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, lesions = run
     words = ["heatmap", str(folder.path), "--train.budget=64MiB", "--top=0", "--split=test"]
     assert main([*words, f"--regions={lesions}", "--overwrite"]) == 0
     first = {path: path.read_bytes() for path in folder.maps("activation").rglob("*") if path.is_file()}
-    assert main([*words, "--method=gradient"]) == 0
-    assert {path: path.read_bytes() for path in first} == first
-    capsys.readouterr()
-    assert main([*words, "--method=gradient"]) == 2
-    assert "give --overwrite" in capsys.readouterr().err
+    for another in ("--method=gradient", "--target=0"):
+        assert main([*words, another]) == 0
+        assert {path: path.read_bytes() for path in first} == first
+        capsys.readouterr()
+        assert main([*words, another]) == 2
+        assert "give --overwrite" in capsys.readouterr().err
+    assert main([*words, "--target=1"]) == 2, "the target without a name"
     for _ in range(2):
         assert main(["report", str(folder.path)]) == 0
         page = folder.report.read_text(encoding="utf-8")
         slides = len(RunResults.load("run", folder, "test").predictions)
         assert page.count('title="activation"') == page.count('title="gradient"') == slides
+        assert page.count('title="activation-0"') == slides and "Maps of activation for 0" in page
         assert "Map of activation within the true regions" in page
     shown = [slide for slide in contents_of(folder.path).slides if slide.split == "test"]
-    assert all({"activation, 1", "gradient, 1"} <= {one.title for one in slide.maps} for slide in shown)
+    assert all(
+        {"activation, 1", "activation, 0", "gradient, 1"} <= {one.title for one in slide.maps} for slide in shown
+    )

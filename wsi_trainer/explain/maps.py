@@ -1,0 +1,94 @@
+"""Maps of a run as `heatmap` wrote them, for the report and the viewer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wsi_trainer.errors import UserError
+from wsi_trainer.fit.run import MAPS, Run, as_written, read_json
+from wsi_trainer.io.arrays import load_array
+from wsi_trainer.slide.geometry import SlideTransform
+
+MOST_PIXELS = 1 << 31
+"""A side of a slide: one position of a map stands for no more."""
+
+
+@dataclass(frozen=True)
+class MapFile:
+    """The map of a slide."""
+
+    path: Path
+    title: str
+    place: SlideTransform
+    """Position in level 0 of the slide of the image that the model saw."""
+    stride: int
+    """Pixels of that image along one position."""
+
+    def load(self) -> NDArray[np.float32]:
+        """The map, left in its file until it is looked at."""
+        with as_written(self.path):
+            values = load_array(self.path)
+            if values.ndim != 2 or values.dtype.kind != "f" or 0 in values.shape:
+                raise ValueError(f"an array of {values.dtype} and shape {values.shape} is no map")
+        return values
+
+
+@dataclass(frozen=True)
+class Maps:
+    """The maps of a method for a class: a folder with heatmaps.json."""
+
+    run: Run
+    folder: Path
+    facts: dict[str, Any]
+    """The content of heatmaps.json."""
+
+    @staticmethod
+    def of(run: Run) -> list[Maps]:
+        """All maps of a run."""
+        return [Maps(run, folder, read_json(folder / MAPS)) for folder in run.mapped]
+
+    @property
+    def title(self) -> str:
+        return f"{self.facts.get('method', '')}, {self.facts.get('class', '')}"
+
+    def pictures(self) -> dict[str, Path]:
+        """The pictures by slide, of those that are there."""
+        return {slide: path for slide, path, _ in self._files("picture") if path.is_file()}
+
+    def arrays(self, run: str = "") -> dict[str, MapFile]:
+        """The maps by slide.
+
+        Args:
+            run: The name of the run, where the title has to tell it from another.
+        """
+        title = f"{run}: {self.title}" if run else self.title
+        with as_written(self.folder / MAPS):
+            return {
+                slide: MapFile(path, title, SlideTransform.of(entry["place"]), _pixels(entry["stride"]))
+                for slide, path, entry in self._files("array")
+            }
+
+    def _files(self, kind: str) -> Iterator[tuple[str, Path, dict[str, Any]]]:
+        """Slide by slide a file and its entry. One outside of the run is refused: a run may come from somebody else."""
+        about = self.folder / MAPS
+        with as_written(about):
+            entries = [(str(slide), dict(entry)) for slide, entry in dict(self.facts.get("slides", {})).items()]
+            found = [(slide, self.folder / str(entry[kind]), entry) for slide, entry in entries]
+        for slide, path, entry in found:
+            if not path.resolve().is_relative_to(self.run.path.resolve()):
+                raise UserError(f"{about} names a file outside of the run: {path}; make the maps again")
+            yield slide, path, entry
+
+
+def _pixels(value: Any) -> int:
+    """A number of pixels as a file says it: positions of the slide are multiplied with it, and divided by it."""
+    found = int(value)
+    if not 1 <= found <= MOST_PIXELS:
+        raise ValueError(f"{str(value)[:40]} is no number of pixels")
+    return found
