@@ -16,7 +16,6 @@ ALL = {
     "small_tiles": "what tiny tiles cost beside their arithmetic",
     "glass": "a step on slides that are mostly glass, against one of tissue",
     "peers": "published and common ways beside ours: time, the process's memory, exactness",
-    "strategy_overhead": "what the strategies cost where there is nothing to tile",
     "slides": "converting and reading slides",
     "view": "the viewer: the first tile of a large slide, and a thousand pans and zooms",
     "segmentation": "a training step of a U-Net on a slide of 20,000 x 20,000 pixels",
