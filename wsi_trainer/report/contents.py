@@ -47,7 +47,7 @@ class Regions:
         if "borders" in self.scores:
             caption = f"Borders by class, within {self.scores['tolerance']:g} µm"
             found.append((caption, self.scores["borders"]["per_class"]))
-        caption = "Lesions detected by class, at so many false positives for each slide"
+        caption = "Lesions detected by class, as a share of all, at 1/4 to 8 false positives for each slide"
         return [*found, (caption, self.scores["lesions"]["per_class"])]
 
 

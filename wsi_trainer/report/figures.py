@@ -144,7 +144,7 @@ def _calibration(runs: Mapping[str, Any]) -> str | None:
 
 
 def _confusion(runs: Mapping[str, Any]) -> str:
-    """How many slides of each class are predicted as each class."""
+    """Counts of slides by label and predicted class."""
     predictions: ClassPredictions = next(iter(runs.values()))
     counts = confusion(predictions)
     figure, axes = new_figure("predicted", "label")

@@ -97,6 +97,8 @@ def _context(
         "error_means": run.predictions.of_slide.ERROR,
         "tables": _tables(run),
         "interval": Interval.of,
+        "titled": titled,
+        "unbroken": unbroken,
         "picture": slide_picture,
         "map_picture": map_picture,
         "maps": maps,
@@ -108,6 +110,23 @@ def _context(
         "config": read_text(run.folder.config),
         "absent": _absent(run),
     }
+
+
+NAMES = {
+    "auc": "AUC", "froc": "FROC", "f1": "F1", "iou": "IoU", "dice": "Dice", "brier": "Brier score", "r2": "R²",
+    "pearson": "Pearson's r", "spearman": "Spearman's ρ", "c": "C", "label": "slide's",
+}  # fmt: skip
+"""Words of the names of scores that are written otherwise."""
+
+
+def titled(score: str) -> str:
+    """The name of a score as a reader knows it."""
+    return " ".join(NAMES.get(word, word) for word in score.split("_"))
+
+
+def unbroken(interval: Interval) -> str:
+    """A score with its interval, of which a narrow column breaks the line only before the bracket."""
+    return str(interval).replace(" to ", "\u00a0to\u00a0")
 
 
 def where(run: RunResults, split: str) -> str:

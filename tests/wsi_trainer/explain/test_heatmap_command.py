@@ -99,7 +99,7 @@ def test_maps_of_methods_and_targets_stay_side_by_side(
         slides = len(RunResults.load("run", folder, "test").predictions)
         assert page.count('title="activation"') == page.count('title="gradient"') == slides
         assert page.count('title="activation-0"') == slides and "Maps of activation for 0" in page
-        assert "Map of activation within the true regions" in page
+        assert "Share of the activation map in the true regions" in page
     shown = [slide for slide in contents_of(folder.path).slides if slide.split == "test"]
     assert all(
         {"activation, 1", "activation, 0", "gradient, 1"} <= {one.title for one in slide.maps} for slide in shown

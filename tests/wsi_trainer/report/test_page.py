@@ -45,7 +45,7 @@ def test_the_page_needs_nothing_but_itself(runs: tuple[Run, Run]) -> None:
 def test_the_page_says_the_numbers_and_what_is_absent(runs: tuple[Run, Run]) -> None:
     page = unescape(write_report(runs[0], runs[1], facts={"time": "12 s"}).read_text(encoding="utf-8"))
     assert "What is not there yet" in page and "This run used plain PyTorch" in page
-    assert "which excludes 0" in page and "24 slides of 24 patients" in page
+    assert "the interval excludes 0" in page and "Brier score" in page and "24 slides of 24 patients" in page
     assert "1.0 MiB" in page and "320 × 256 (width × height)" in page and "12 s" in page
     assert "slide 5 <&>.tif" in page and "train: {epochs: 2}" in page
 
