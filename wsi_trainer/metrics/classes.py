@@ -5,17 +5,16 @@ Scores are written with NumPy: a bootstrap asks for each a thousand times, and c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wsi_trainer.metrics.table import Predictions, PredictionsError, Score, Table, Words
 
-LABEL, PROBABILITY = "label_", "probability_"
 CURVES = ("roc", "precision_recall", "calibration")
 
 
@@ -150,6 +149,8 @@ ORDINAL_SCORES: Mapping[str, Score] = {"quadratic_kappa": quadratic_kappa, **SCO
 class ClassPredictions(Predictions):
     """Labels and predicted probabilities, which sum to one, of classes that exclude each other."""
 
+    COLUMNS: ClassVar = {"labels": "label", "probabilities": "probability_"}
+    MARK = "label"
     SCORES = SCORES
     ERROR = "one minus the probability of the true class"
     FIGURES = (*CURVES, "confusion")
@@ -164,15 +165,10 @@ class ClassPredictions(Predictions):
     sites: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        self.check("labels")
-        self.check("probabilities", shape=(len(self.classes),))
+        super().__post_init__()
         if not np.isfinite(self.probabilities).all():
             bad = self.slides[int(np.flatnonzero(~np.isfinite(self.probabilities).all(axis=1))[0])]
             raise PredictionsError(f"the prediction of slide {bad} is not a finite number")
-
-    @property
-    def truth(self) -> NDArray[np.int64]:
-        return self.labels
 
     def of_patient(self, rows: NDArray[np.int64]) -> dict[str, Any]:
         """With two classes a patient is positive when any slide is, and has the highest probability of its slides.
@@ -212,24 +208,19 @@ class ClassPredictions(Predictions):
     def by_class(self, scores: Mapping[str, Score]) -> dict[str, dict[str, tuple[Predictions, dict[str, Score]]]]:
         return {"per_class": {name: (self, class_scores(index)) for index, name in enumerate(self.classes)}}
 
-    def columns(self) -> tuple[list[str], Sequence[Sequence[Any]]]:
-        names = [PROBABILITY + name for name in self.classes]
-        labels = [self.classes[label] for label in self.labels]
-        return ["label", *names], [[label, *row] for label, row in zip(labels, self.probabilities, strict=True)]
+    def columns(self) -> dict[str, list[Any]]:
+        return super().columns() | {"label": [self.classes[label] for label in self.labels]}
 
     @classmethod
-    def claims(cls, columns: Sequence[str]) -> bool:
-        return "label" in columns
-
-    @classmethod
-    def of_table(cls, table: Table) -> ClassPredictions:
-        classes = table.classes(PROBABILITY)
+    def of_table(cls, table: Table) -> Self:
+        classes = table.classes("probability_")
         table.need("label")
         unknown = next((label for label in table.texts("label") if label not in classes), None)
         if unknown is not None:
             raise PredictionsError(f"{table.path} has the label {unknown!r}, which is none of its {list(classes)}")
         labels = np.array([classes.index(label) for label in table.texts("label")], dtype=np.int64)
-        return cls(*table.owners, classes, labels, table.numbers([PROBABILITY + c for c in classes]), table.sites)
+        numbers = table.numbers([f"probability_{name}" for name in classes])
+        return cls(*table.owners, classes, labels, numbers, table.sites)
 
 
 def class_scores(index: int) -> dict[str, Score]:
@@ -261,8 +252,10 @@ MULTI_LABEL_SCORES: Mapping[str, Score] = {name: partial(macro, score=score) for
 
 @dataclass(frozen=True)
 class MultiLabelPredictions(Predictions):
-    """Whether each label applies, and its predicted probability."""
+    """Labels of which several may apply, each with its predicted probability."""
 
+    COLUMNS: ClassVar = {"labels": "label_", "probabilities": "probability_"}
+    MARK = "label_"
     SCORES = MULTI_LABEL_SCORES
     ERROR = "mean distance of the probabilities from the labels that are known"
     FIGURES = CURVES
@@ -274,13 +267,6 @@ class MultiLabelPredictions(Predictions):
     """(rows, classes): 1 where it applies, 0 where not, NaN where that is not known."""
     probabilities: NDArray[np.float64]
     sites: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        self.check("labels", "probabilities", shape=(len(self.classes),))
-
-    @property
-    def truth(self) -> NDArray[np.float64]:
-        return self.labels
 
     def of(self, name: str) -> ClassPredictions:
         """One label against its absence, as predictions of two classes: the slides where it is known."""
@@ -312,17 +298,3 @@ class MultiLabelPredictions(Predictions):
 
     def by_class(self, scores: Mapping[str, Score]) -> dict[str, dict[str, tuple[Predictions, dict[str, Score]]]]:
         return {"per_class": {name: (self.of(name), dict(SCORES)) for name in self.classes}}
-
-    def columns(self) -> tuple[list[str], Sequence[Sequence[Any]]]:
-        names = [prefix + name for prefix in (LABEL, PROBABILITY) for name in self.classes]
-        return names, np.concatenate([self.labels, self.probabilities], axis=1).tolist()
-
-    @classmethod
-    def claims(cls, columns: Sequence[str]) -> bool:
-        return any(name.startswith(LABEL) for name in columns)
-
-    @classmethod
-    def of_table(cls, table: Table) -> MultiLabelPredictions:
-        classes = table.classes(PROBABILITY)
-        labels, probabilities = (table.numbers([prefix + c for c in classes]) for prefix in (LABEL, PROBABILITY))
-        return cls(*table.owners, classes, labels, probabilities, table.sites)

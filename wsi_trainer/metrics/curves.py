@@ -63,7 +63,7 @@ def froc_band(predictions: LesionPredictions, count: int = 500, seed: int = 0) -
 
 
 def calibration(predictions: ClassPredictions, positive: int = 1, bins: int = 10) -> Calibration:
-    """How often one class is the label where its probability lies in each of `bins` bins of equal width."""
+    """Frequency of one class as the label in each of `bins` bins of equal width of its probability."""
     said = predictions.probabilities[:, positive]
     place = np.minimum((said * bins).astype(int), bins - 1)
     slides = np.bincount(place, minlength=bins)

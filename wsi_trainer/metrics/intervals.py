@@ -52,7 +52,7 @@ class Interval:
     """Why there is no interval; its bounds are NaN then."""
 
     def excludes(self, number: float) -> bool:
-        """Whether the interval lies wholly on one side of the number."""
+        """True where the interval lies wholly on one side of the number."""
         return self.low > number or self.high < number
 
     @property
@@ -158,7 +158,7 @@ def _without_one(patients: Sequence[str]) -> Iterator[NDArray[np.int64]]:
 
 
 def _settled(drawn: NDArray[np.float64], value: float) -> bool:
-    """Whether 95 % of the resamples on which it is defined are the value itself: they say nothing of its spread."""
+    """True where 95 % of the resamples on which it is defined are the value: they say nothing of its spread."""
     known = drawn[np.isfinite(drawn)]
     return bool(len(known) and (np.abs(known - value) < 1e-12).mean() >= 0.95)
 

@@ -41,7 +41,7 @@ def sensitivity(predictions: LesionPredictions, place: int, rates: ArrayLike) ->
     allowed = np.floor(np.asarray(rates, np.float64) * predictions.images.sum() + _WHOLE).astype(np.int64)
     if not len(marks.lesions):
         return np.full(allowed.shape, np.nan)
-    # What is false has to stay below the threshold from here on: the first that is too many, if there is one.
+    # The threshold has to lie above the first false positive that is too many, if there is one.
     beyond = np.append(np.sort(marks.false)[::-1], MISSED)
     lowest = beyond[np.minimum(allowed, len(marks.false))]
     return (marks.lesions > lowest[..., None]).mean(axis=-1)
@@ -76,11 +76,11 @@ class LesionPredictions(Predictions):
     marks: tuple[tuple[Marks, ...], ...]
     """Row by row, those of each class."""
     images: NDArray[np.int64]
-    """How many slides a row stands for."""
+    """Number of slides that a row stands for."""
     sites: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        self.check("images")
+        super().__post_init__()
         wrong = [slide for slide, row in zip(self.slides, self.marks, strict=True) if len(row) != len(self.classes)]
         if wrong:
             raise PredictionsError(f"slide {wrong[0]} has not the marks of {len(self.classes)} classes")
@@ -98,7 +98,7 @@ class LesionPredictions(Predictions):
 
     @property
     def truth(self) -> NDArray[np.int64]:
-        """How many lesions of each class are drawn."""
+        """Numbers of drawn lesions of each class."""
         return np.array([[len(one.lesions) for one in row] for row in self.marks], np.int64)
 
     def of_patient(self, rows: NDArray[np.int64]) -> dict[str, Any]:
@@ -125,10 +125,13 @@ class LesionPredictions(Predictions):
         marks = [self.marks[row][place] for row in rows]
         return Marks(*(np.concatenate([getattr(m, kind) for m in marks]) for kind in ("lesions", "false")))
 
-    def columns(self) -> tuple[list[str], Sequence[Sequence[Any]]]:
+    def columns(self) -> dict[str, list[Any]]:
         """For each class lesions_<class>, then false_<class>: probabilities with spaces between."""
-        names = [f"{kind}{name}" for kind in (_LESIONS, _FALSE) for name in self.classes]
-        return names, [[*(_text(m.lesions) for m in row), *(_text(m.false) for m in row)] for row in self.marks]
+        lesions, false = {}, {}
+        for name, marks in zip(self.classes, zip(*self.marks, strict=True), strict=True):
+            lesions[_LESIONS + name] = [_text(its.lesions) for its in marks]
+            false[_FALSE + name] = [_text(its.false) for its in marks]
+        return lesions | false
 
     @classmethod
     def of_table(cls, table: Table) -> LesionPredictions:

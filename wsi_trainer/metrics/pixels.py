@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Self
@@ -32,6 +32,7 @@ def _share(
 class PixelPredictions(Predictions):
     """Numbers of pixels of each class, one row for each slide (or each patient); ignored pixels are left out."""
 
+    MARK = "drawn_"
     KINDS: ClassVar[tuple[str, ...]]
     """Counts of each class."""
     RATIOS: ClassVar[tuple[str, ...]]
@@ -45,7 +46,9 @@ class PixelPredictions(Predictions):
     sites: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        self.check("pixels", shape=(len(self.KINDS), len(self.classes)))
+        super().__post_init__()
+        if self.pixels.shape != (shape := (len(self.slides), len(self.KINDS), len(self.classes))):
+            raise PredictionsError(f"{shape[0]} slides have pixels of shape {self.pixels.shape}, not {shape}")
 
     def ratios(self, pixels: NDArray[np.float64], kind: str) -> NDArray[np.float64]:
         """One of `RATIOS` of each class from (..., kinds, classes) pixels; NaN where there is nothing to divide by."""
@@ -78,13 +81,9 @@ class PixelPredictions(Predictions):
             }
         }
 
-    def columns(self) -> tuple[list[str], Sequence[Sequence[Any]]]:
+    def columns(self) -> dict[str, list[Any]]:
         names = [f"{kind}_{name}" for kind in self.KINDS for name in self.classes]
-        return names, self.pixels.reshape(len(self), -1).tolist()
-
-    @classmethod
-    def claims(cls, columns: Sequence[str]) -> bool:
-        return all(any(name.startswith(f"{kind}_") for name in columns) for kind in cls.KINDS)
+        return dict(zip(names, self.pixels.reshape(len(self), -1).T.tolist(), strict=True))
 
     @classmethod
     def of_table(cls, table: Table) -> Self:
@@ -208,8 +207,8 @@ class JointPredictions(Predictions):
         return JointPredictions(areas.slides, areas.patients, areas, labels, areas.sites)
 
     @property
-    def classes(self) -> tuple[str, ...]:
-        """Those of pixels."""
+    def classes(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The classes of pixels."""
         return self.areas.classes
 
     @property
@@ -240,6 +239,5 @@ class JointPredictions(Predictions):
         both = self.areas.by_class(scores)
         return both | {LABEL + heading: parts for heading, parts in self.labels.by_class(scores).items()}
 
-    def columns(self) -> tuple[list[str], Sequence[Sequence[Any]]]:
-        (names, values), (more, others) = self.areas.columns(), self.labels.columns()
-        return [*names, *more], [[*row, *other] for row, other in zip(values, others, strict=True)]
+    def columns(self) -> dict[str, list[Any]]:
+        return self.areas.columns() | self.labels.columns()

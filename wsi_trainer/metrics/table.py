@@ -33,16 +33,20 @@ class Words:
     probability: float | None = None
     """Of the predicted class, where there are exclusive classes."""
     wrong: bool = False
-    """Whether another class is predicted than the label; never where there are no classes."""
+    """True where another class is predicted than the label; never where there are no classes."""
 
 
 class Predictions:
     """Rows of one kind. A kind is a frozen dataclass with `slides`, `patients`, its arrays, and `sites` last.
 
-    A new kind defines what is documented here and joins `KINDS` in `wsi_trainer.metrics`; files, patients, intervals,
-    reports and folds follow from that.
+    A new kind defines these constants and the methods that raise `NotImplementedError`, and joins `KINDS` in
+    `wsi_trainer.metrics`; files, patients, intervals, reports and folds follow from that.
     """
 
+    COLUMNS: ClassVar[Mapping[str, str]] = {}
+    """Columns of the file by field; `name_` stands for a column of each class."""
+    MARK: ClassVar[str]
+    """The column that tells the kind's files from others."""
     SCORES: ClassVar[Mapping[str, Score]]
     """The scores of the kind by name; the first stands for all."""
     ERROR: ClassVar[str]
@@ -51,26 +55,54 @@ class Predictions:
     """Names of the figures of a report."""
     slides: Owner
     patients: Owner
+    classes: Owner
     sites: Owner
+
+    def __post_init__(self) -> None:
+        """Raise an error where the owners or arrays do not go with the slides."""
+        rows = len(self.slides)
+        if len(self.patients) != rows:
+            raise PredictionsError(f"{rows} slides have {len(self.patients)} patients; each slide has one")
+        if self.sites and len(self.sites) != rows:
+            raise PredictionsError(f"{rows} slides have {len(self.sites)} sites; each slide has one, or none has")
+        for name, column in self.COLUMNS.items():
+            shape = (rows, len(self.classes)) if column.endswith("_") else (rows,)
+            if (found := getattr(self, name).shape) != shape:
+                raise PredictionsError(f"{rows} slides have {name} of shape {found}, not {shape}")
 
     @classmethod
     def claims(cls, columns: Sequence[str]) -> bool:
-        """Whether a file with these columns holds this kind."""
-        raise NotImplementedError
+        """True for the columns of a file of this kind."""
+        return any(name == cls.MARK or (cls.MARK.endswith("_") and name.startswith(cls.MARK)) for name in columns)
 
     @classmethod
     def of_table(cls, table: Table) -> Self:
         """The predictions of a file."""
-        raise NotImplementedError
+        prefixes = [column for column in cls.COLUMNS.values() if column.endswith("_")]
+        classes = [table.classes(prefix) for prefix in prefixes[-1:]]
+        arrays = [
+            table.numbers([column + its for its in classes[0]])
+            if column.endswith("_")
+            else table.numbers([column])[:, 0]
+            for column in cls.COLUMNS.values()
+        ]
+        return cls(*table.owners, *classes, *arrays, table.sites)  # type: ignore[call-arg]
 
-    def columns(self) -> tuple[list[str], Sequence[Sequence[Any]]]:
-        """The columns of the file that are of this kind, and row by row their values."""
-        raise NotImplementedError
+    def columns(self) -> dict[str, list[Any]]:
+        """The columns of the file that are of this kind."""
+        found: dict[str, list[Any]] = {}
+        for name, column in self.COLUMNS.items():
+            values = getattr(self, name)
+            if column.endswith("_"):
+                found |= {column + its: values[:, place].tolist() for place, its in enumerate(self.classes)}
+            else:
+                found[column] = values.tolist()
+        return found
 
     @property
     def truth(self) -> NDArray[Any]:
-        """The target of each row."""
-        raise NotImplementedError
+        """The target of each row; by default the first field of `COLUMNS`."""
+        return getattr(self, next(iter(self.COLUMNS)))
 
     def of_patient(self, rows: NDArray[np.int64]) -> dict[str, Any]:
         """The fields of the one row that stands for all rows of a patient."""
@@ -131,35 +163,16 @@ class Predictions:
 
     def write(self, path: Path) -> None:
         """Write the CSV file: slide, patient, site (where known), then the kind's columns, bit for bit."""
-        names, values = self.columns()
-        owners = [self.slides, self.patients, *([self.sites] if self.sites else [])]
-        cells = (
-            [*owner, *(value if isinstance(value, str) else float(value) for value in line)]
-            for owner, line in zip(zip(*owners, strict=True), values, strict=True)
-        )
-        write_table(path, ["slide", "patient", *(["site"] if self.sites else []), *names], cells)
+        owners = {"slide": self.slides, "patient": self.patients, **({"site": self.sites} if self.sites else {})}
+        columns = owners | self.columns()
+        rows = zip(*columns.values(), strict=True)
+        cells = ([value if isinstance(value, str) else float(value) for value in row] for row in rows)
+        write_table(path, list(columns), cells)
 
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read what `write` wrote."""
         return cls.of_table(Table.read(path))
-
-    def check(self, *arrays: str, shape: tuple[int, ...] = ()) -> None:
-        """Raise an error where owners or arrays do not go with the slides.
-
-        Args:
-            arrays: Names of fields.
-            shape: Their shape behind the first dimension.
-        """
-        rows = len(self.slides)
-        if len(self.patients) != rows:
-            raise PredictionsError(f"{rows} slides have {len(self.patients)} patients; each slide has one")
-        if self.sites and len(self.sites) != rows:
-            raise PredictionsError(f"{rows} slides have {len(self.sites)} sites; each slide has one, or none has")
-        for name in arrays:
-            found = getattr(self, name).shape
-            if found != (rows, *shape):
-                raise PredictionsError(f"{rows} slides have {name} of shape {found}, not {(rows, *shape)}")
 
 
 Kind = TypeVar("Kind", bound=Predictions)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +65,8 @@ VALUE_SCORES: Mapping[str, Score] = {
 class ValuePredictions(Predictions):
     """A number and its prediction, one row for each slide (or each patient)."""
 
+    COLUMNS: ClassVar = {"targets": "target", "values": "value"}
+    MARK = "value"
     SCORES = VALUE_SCORES
     ERROR = "distance of the predicted number from the true one"
     FIGURES = ("scatter",)
@@ -77,13 +79,6 @@ class ValuePredictions(Predictions):
     """(rows,) numbers of the model."""
     sites: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        self.check("targets", "values")
-
-    @property
-    def truth(self) -> NDArray[np.float64]:
-        return self.targets
-
     def of_patient(self, rows: NDArray[np.int64]) -> dict[str, Any]:
         """The means over the slides."""
         return {"targets": self.targets[rows].mean(), "values": self.values[rows].mean()}
@@ -94,18 +89,6 @@ class ValuePredictions(Predictions):
     def words(self, row: int) -> Words:
         return Words(f"{self.targets[row]:.4g}", f"{self.values[row]:.4g}")
 
-    def columns(self) -> tuple[list[str], Sequence[Sequence[Any]]]:
-        return ["target", "value"], np.stack([self.targets, self.values], axis=1).tolist()
-
-    @classmethod
-    def claims(cls, columns: Sequence[str]) -> bool:
-        return "value" in columns
-
-    @classmethod
-    def of_table(cls, table: Table) -> ValuePredictions:
-        targets, values = table.numbers(["target", "value"]).T
-        return cls(*table.owners, targets, values, table.sites)
-
 
 def c_index(predictions: RiskPredictions) -> float:
     """Harrell's C: of the pairs in which one is known to have had the event first, those where it has the higher risk.
@@ -114,7 +97,7 @@ def c_index(predictions: RiskPredictions) -> float:
     """
     times, events, risks = predictions.times, predictions.events, predictions.risks
     earlier = times[:, None] < times
-    # Who had the event at the very time the other one was last seen without had it first.
+    # An event at the very time at which the other one was last seen without it came first.
     earlier |= (times[:, None] == times) & ~events
     comparable = earlier & events[:, None]
     pairs = int(comparable.sum())
@@ -131,6 +114,8 @@ RISK_SCORES: Mapping[str, Score] = {"c_index": c_index}
 class RiskPredictions(Predictions):
     """Time, event and predicted risk, one row for each slide (or each patient)."""
 
+    COLUMNS: ClassVar = {"times": "time", "events": "event", "risks": "risk"}
+    MARK = "risk"
     SCORES = RISK_SCORES
     ERROR = "share of the slides it can be compared with that are ordered wrongly"
     FIGURES = ("survival",)
@@ -144,9 +129,6 @@ class RiskPredictions(Predictions):
     risks: NDArray[np.float64]
     """(rows,) the higher, the earlier the event is expected."""
     sites: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        self.check("times", "events", "risks")
 
     @property
     def truth(self) -> NDArray[np.float64]:
@@ -176,17 +158,10 @@ class RiskPredictions(Predictions):
     def positives(self) -> NDArray[np.bool_]:
         return self.events
 
-    def columns(self) -> tuple[list[str], Sequence[Sequence[Any]]]:
-        return ["time", "event", "risk"], np.stack([self.times, self.events.astype(float), self.risks], axis=1).tolist()
-
     @classmethod
-    def claims(cls, columns: Sequence[str]) -> bool:
-        return "risk" in columns
-
-    @classmethod
-    def of_table(cls, table: Table) -> RiskPredictions:
-        times, events, risks = table.numbers(["time", "event", "risk"]).T
-        return cls(*table.owners, times, events.astype(bool), risks, table.sites)
+    def of_table(cls, table: Table) -> Self:
+        found = super().of_table(table)
+        return replace(found, events=found.events.astype(bool))
 
 
 def kaplan_meier(times: NDArray[np.float64], events: NDArray[np.bool_]) -> tuple[Any, Any]:

@@ -61,7 +61,7 @@ KINDS: dict[str, tuple[Callable[[], Predictions], Mapping[str, Score], tuple[str
     "several": (several, SCORES, ("Confusion", "Results by class", "Results by site")),
     "multi_label": (multi_label, MULTI_LABEL_SCORES, ("Precision and recall", "Results by class")),
     "values": (values, VALUE_SCORES, ("Predicted against true", "Results by site", "distance of the predicted")),
-    "risks": (risks, RISK_SCORES, ("Survival by predicted risk", "no event until", "c index")),
+    "risks": (risks, RISK_SCORES, ("Survival by predicted risk", "no event until", "C index")),
 }
 
 
