@@ -17,13 +17,8 @@ from wsi_trainer.metrics.classes import (
     SCORES,
     ClassPredictions,
     MultiLabelPredictions,
-    area_under_roc,
     auc,
-    confusion,
-    precision_averaged,
-    quadratic_kappa,
 )
-from wsi_trainer.metrics.curves import Band, Calibration, calibration, froc_band, pr_band, roc_band
 from wsi_trainer.metrics.intervals import (
     Interval,
     cross_validation,
@@ -47,9 +42,6 @@ from wsi_trainer.metrics.values import (
     VALUE_SCORES,
     RiskPredictions,
     ValuePredictions,
-    c_index,
-    kaplan_meier,
-    log_rank,
 )
 
 KINDS: tuple[type[Predictions], ...] = (RiskPredictions, ValuePredictions, ClassPredictions, MultiLabelPredictions)
@@ -88,9 +80,7 @@ __all__ = [
     "SCORES",
     "VALUE_SCORES",
     "AreaPredictions",
-    "Band",
     "BorderPredictions",
-    "Calibration",
     "ClassPredictions",
     "Interval",
     "JointPredictions",
@@ -103,23 +93,12 @@ __all__ = [
     "Score",
     "ValuePredictions",
     "Words",
-    "area_under_roc",
     "auc",
-    "c_index",
-    "calibration",
-    "confusion",
     "cross_validation",
-    "froc_band",
     "joined_folds",
     "joint_scores",
-    "kaplan_meier",
-    "log_rank",
     "paired_difference",
-    "pr_band",
-    "precision_averaged",
-    "quadratic_kappa",
     "read_predictions",
-    "roc_band",
     "score_intervals",
     "summarise",
 ]

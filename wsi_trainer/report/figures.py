@@ -20,18 +20,11 @@ from wsi_trainer.metrics import (
     PredictionsError,
     RiskPredictions,
     ValuePredictions,
-    area_under_roc,
-    calibration,
-    confusion,
-    froc_band,
-    kaplan_meier,
-    log_rank,
-    pr_band,
-    precision_averaged,
-    roc_band,
 )
-from wsi_trainer.metrics.curves import FIRST, LAST, Band
+from wsi_trainer.metrics.classes import area_under_roc, confusion, precision_averaged
+from wsi_trainer.metrics.curves import FIRST, LAST, Band, calibration, froc_band, pr_band, roc_band
 from wsi_trainer.metrics.lesions import RATES, froc
+from wsi_trainer.metrics.values import kaplan_meier, log_rank
 
 COLOURS = ("#1f5fa8", "#c2571a", "#4b7f3f", "#7a4fa0", "#8a6d3b", "#3f8f8f")
 GREY = "#8b9099"

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from wsi_trainer.metrics import SCORES, ClassPredictions, PredictionsError, auc, calibration, cross_validation, pr_band
+from wsi_trainer.metrics import SCORES, ClassPredictions, PredictionsError, auc, cross_validation
+from wsi_trainer.metrics.curves import calibration, pr_band
 
 
 def cohort(seed: int, first: int = 0, rows: int = 200) -> ClassPredictions:

@@ -19,12 +19,10 @@ from wsi_trainer.metrics import (
     RiskPredictions,
     ValuePredictions,
     auc,
-    c_index,
-    kaplan_meier,
-    log_rank,
     read_predictions,
     summarise,
 )
+from wsi_trainer.metrics.values import c_index, kaplan_meier, log_rank
 
 ROWS = 40
 SLIDES = tuple(f"s{i}" for i in range(ROWS))

@@ -17,11 +17,11 @@ from wsi_trainer.metrics import (
     LesionPredictions,
     Marks,
     PredictionsError,
-    froc_band,
     read_predictions,
     score_intervals,
     summarise,
 )
+from wsi_trainer.metrics.curves import froc_band
 
 # Few values, so that thresholds are shared.
 probabilities = st.sampled_from([0.25, 0.5, 0.625, 0.75, 1.0])

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from sklearn import metrics as sk
 
-from wsi_trainer.metrics import ORDINAL_SCORES, SCORES, ClassPredictions, auc, roc_band
+from wsi_trainer.metrics import ORDINAL_SCORES, SCORES, ClassPredictions, auc
+from wsi_trainer.metrics.curves import roc_band
 
 
 def binary(scores: list[float], labels: list[int]) -> ClassPredictions:
