@@ -1,4 +1,4 @@
-"""All that the page can ask for, without HTTP: the server and the static copy both speak to it."""
+"""Answers to the page's requests, without HTTP: for the server and for the static copy."""
 
 from __future__ import annotations
 
@@ -197,8 +197,7 @@ class Scene:
         entry = self._entry(slide)
         if name == TISSUE:
             return self._masks.get(slide)
-        # Python makes no number of more than 4,300 digits
-        if not (name.isascii() and name.isdigit() and len(name) < 10 and int(name) < len(entry.maps)):
+        if name not in map(str, range(len(entry.maps))):
             raise NotThere(f"slide {entry.name} has no layer {name[:20]}; it has {len(entry.maps)} maps")
         found = entry.maps[int(name)]
         opened = self.slide(slide)

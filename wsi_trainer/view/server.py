@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import re
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -45,39 +44,25 @@ def asset(name: str) -> bytes:
     return files("wsi_trainer.view").joinpath("assets", name).read_bytes()
 
 
-Words = Mapping[str, str]
-"""The words of a request, in its path and behind the question mark."""
-_WHOLE = re.compile(r"-?[0-9]{1,9}", re.ASCII)
-_NUMBER = re.compile(r"-?[0-9]{1,12}(\.[0-9]{1,12})?(e-?[0-9]{1,2})?", re.ASCII)
-_SHOWN = 40
-"""Letters of a bad word that the error repeats."""
+Query = Mapping[str, str]
+"""The parameters of a request, of its path and behind the question mark."""
+_KINDS = {int: "a whole number", float: "a number", str: "a word"}
 
 
-def word(words: Words, name: str) -> str:
-    """A word, which is not empty."""
-    if found := words.get(name, ""):
-        return found
-    raise BadNumber(f"{name} is missing")
+def read(query: Query, name: str, kind: type) -> Any:
+    """A parameter of a request; numbers are finite."""
+    text = query.get(name, "")
+    if not text:
+        raise BadNumber(f"{name} is missing")
+    try:
+        value = kind(text)
+        if kind is float and not math.isfinite(value):
+            raise ValueError
+    except ValueError as error:
+        raise BadNumber(f"{name} is {text[:40]!r}; it must be {_KINDS[kind]}") from error
+    return value
 
 
-def whole(words: Words, name: str) -> int:
-    """A whole number."""
-    found = word(words, name)
-    if not _WHOLE.fullmatch(found):
-        raise BadNumber(f"{name} is {found[:_SHOWN]!r}; it must be a whole number")
-    return int(found)
-
-
-def number(words: Words, name: str) -> float:
-    """A finite number."""
-    found = word(words, name)
-    if not (_NUMBER.fullmatch(found) and math.isfinite(float(found))):
-        raise BadNumber(f"{name} is {found[:_SHOWN]!r}; it must be a number")
-    return float(found)
-
-
-READ: Mapping[Any, Callable[[Words, str], Any]] = {str: word, int: whole, float: number}
-"""Readers of a parameter by its annotation."""
 log = logging.getLogger("wsi_trainer")
 KINDS = {"json": "application/json", "jpg": "image/jpeg", "png": "image/png", "bin": "application/octet-stream"}
 KEPT = "private, max-age=3600"
@@ -122,15 +107,15 @@ ROUTES: Mapping[str, Callable[..., Any]] = {
     "/slides/{slide}/layers/{layer}/outlines.json": Scene.outlines,
     "/slides/{slide}/layers/{layer}/top.json": Scene.top,
 }
-"""Every address that is answered. Parameters are words of the request, read by their annotations."""
+"""Every address that is answered. Parameters are read by their annotations."""
 
 
-def answer(scene: Scene, address: str, words: Words) -> File:
+def answer(scene: Scene, address: str, query: Query) -> File:
     """The answer of a route."""
     ask = ROUTES[address]
     kinds = get_type_hints(ask)
     wanted = [one.name for one in signature(ask).parameters.values() if one.default is one.empty][1:]
-    found = ask(scene, **{name: READ[kinds[name]](words, name) for name in wanted})
+    found = ask(scene, **{name: read(query, name, kinds[name]) for name in wanted})
     if isinstance(found, File):
         return found
     kind = KINDS[address.rpartition(".")[2]]
@@ -162,8 +147,8 @@ def _threaded(
     scene: Scene, address: str, threads: ThreadPoolExecutor
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     async def threaded(request: web.Request) -> web.StreamResponse:
-        words = {**request.query, **request.match_info}
-        found = await asyncio.get_running_loop().run_in_executor(threads, answer, scene, address, words)
+        query = {**request.query, **request.match_info}
+        found = await asyncio.get_running_loop().run_in_executor(threads, answer, scene, address, query)
         response = web.Response(body=found.body, headers={"Content-Type": found.kind, "Cache-Control": found.caching})
         if found.kind != "image/jpeg":
             response.enable_compression()

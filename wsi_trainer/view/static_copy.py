@@ -15,13 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.progress import track
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.view.contents import Contents
 from wsi_trainer.view.scene import TISSUE, Scene, to_json
 from wsi_trainer.view.server import ASSETS, PAGE, asset
-from wsi_trainer.view.tiles import LAYER_TILE, TILE, NotThere
+from wsi_trainer.view.tiles import LAYER_TILE, TILE, NotThere, grid_of
 
 LONGEST = 8192
 """Pixels of the longer side of a slide in the copy."""
@@ -96,7 +97,6 @@ class _Copy:
         for layer in range(len(about["layers"])):
             if "broken" not in about["layers"][layer]:
                 self._layer(str(layer))
-                self._ranks(str(layer))
                 self._say(f"layers/{layer}/outlines.json", scene.outlines(number, str(layer), OUTLINED))
                 self._say(f"layers/{layer}/top.json", scene.top(number, str(layer), TOP))
         if about["regions"]:
@@ -115,32 +115,22 @@ class _Copy:
             (level for level in range(opened.coarsest) if not longest or max(opened.shape(level)) <= longest),
             opened.coarsest,
         )
-        grids = {level: opened.grid(level) for level in range(finest, opened.coarsest + 1)}
-        for level, (rows, columns) in grids.items():
-            for row in range(rows):
-                for column in range(columns):
-                    path = self._out / self._folder / "tiles" / str(level) / f"{row}-{column}.jpg"
-                    _write(path, self._scene.tile(self._number, level, row, column))
+        for level in range(finest, opened.coarsest + 1):
+            for row, column in np.ndindex(opened.grid(level)):
+                path = self._out / self._folder / "tiles" / str(level) / f"{row}-{column}.jpg"
+                _write(path, self._scene.tile(self._number, level, row, column))
         return finest
 
     def _layer(self, name: str) -> None:
+        """Write the numbers of a layer; of a map also the ranks of its positions, which a server would count."""
         layer = self._scene.layer(self._number, name)
-        for level in range(layer.levels):
-            rows, columns = (-(-size // (LAYER_TILE * 2**level)) for size in layer.values.shape)
-            for row in range(rows):
-                for column in range(columns):
-                    numbers = self._scene.numbers(self._number, name, level, row, column)
-                    self._say(f"layers/{name}/{level}/{row}-{column}.bin", base64.b64encode(numbers).decode())
-
-    def _ranks(self, name: str) -> None:
-        """The rank of each position of a map, in tiles like its values: nobody could count them without a server."""
-        layer = self._scene.layer(self._number, name)
-        ranks = replace(layer, values=layer.ranks())
-        rows, columns = (-(-size // LAYER_TILE) for size in ranks.values.shape)
-        for row in range(rows):
-            for column in range(columns):
-                numbers = ranks.tile(0, row, column).astype("<f4").tobytes()
-                self._say(f"layers/{name}/ranks/{row}-{column}.bin", base64.b64encode(numbers).decode())
+        grids = {str(level): (layer, level) for level in range(layer.levels)}
+        if name != TISSUE:
+            grids["ranks"] = (replace(layer, values=layer.ranks()), 0)
+        for folder, (numbers, level) in grids.items():
+            for row, column in np.ndindex(grid_of(numbers.values.shape, LAYER_TILE * 2**level)):
+                tile = numbers.tile(level, row, column).astype("<f4").tobytes()
+                self._say(f"layers/{name}/{folder}/{row}-{column}.bin", base64.b64encode(tile).decode())
 
     def _say(self, name: str, content: Mapping[str, Any] | str) -> None:
         address = f"{self._folder}/{name}"

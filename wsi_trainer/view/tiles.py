@@ -43,10 +43,15 @@ class NotThere(Refusal):
 TILE = 512
 """Pixels a side: the chunk of a store."""
 MOST_STEP = 8
-"""How much a tile may be shrunk from the level of the file that it is read from: 4096 × 4096 pixels for one tile."""
+"""Factor by which a tile may be shrunk from the level of the file: 4096 × 4096 pixels are read for one tile."""
 MOST_REGION = 1024
 """Pixels a side of a region at full resolution."""
 QUALITY = 90
+
+
+def grid_of(shape: tuple[int, ...], side: int) -> tuple[int, int]:
+    """Rows and columns of tiles of a side that cover a shape."""
+    return -(-shape[0] // side), -(-shape[1] // side)
 
 
 class TiledSlide:
@@ -74,8 +79,7 @@ class TiledSlide:
 
     def grid(self, level: int) -> tuple[int, int]:
         """Rows and columns of tiles of a level."""
-        height, width = self.shape(level)
-        return -(-height // TILE), -(-width // TILE)
+        return grid_of(self.shape(level), TILE)
 
     def tile(self, level: int, row: int, column: int) -> Pixels:
         """The pixels of a tile; those of the last row and column have what is left."""
@@ -87,10 +91,6 @@ class TiledSlide:
         height, width = self.shape(level)
         y, x = row * TILE, column * TILE
         return _continued(self._images[level], y, x, min(TILE, height - y), min(TILE, width - x))
-
-    def whole(self, level: int) -> Pixels:
-        """All pixels of a level."""
-        return _continued(self._images[level], 0, 0, *self.shape(level))
 
     def region(self, x: int, y: int, width: int, height: int) -> Pixels:
         """The pixels of a box at full resolution; what lies outside the slide is background."""
