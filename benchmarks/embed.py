@@ -1,4 +1,4 @@
-"""What `wsi-train embed` costs beside decoding and the encoder alone, its memory, and whether kills change its files.
+"""Cost of `wsi-train embed` beside decoding and the encoder alone, its memory, and its files after kills.
 
     python -m benchmarks.embed speed --work DIR [--patches 500]
     python -m benchmarks.embed memory --work DIR [--sizes 200 800]

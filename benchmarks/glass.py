@@ -1,4 +1,4 @@
-"""What glass costs: `python -m benchmarks.glass [CASE ...] [--pairs 7] [--side 2048] [--budget 512MiB]`.
+"""The cost of glass: `python -m benchmarks.glass [CASE ...] [--pairs 7] [--side 2048] [--budget 512MiB]`.
 
 A step on an image of which a source knows that 60 or 80 % are one value, against a step on an image of the same size
 that is tissue all over, within the same budget; the two take turns. The tissue is one square in the middle, from which

@@ -1,4 +1,4 @@
-"""What one CUDA device says of the engine in some minutes: steps against plain PyTorch, memory, tiny tiles, slides.
+"""The engine on one CUDA device, in some minutes: steps against plain PyTorch, memory, tiny tiles, slides.
 
     python -m benchmarks.gpu [--parts pairs tiles large] [--only "vgg16 2048"] [--minutes 10]
 
@@ -235,7 +235,7 @@ def main() -> None:
 
 
 def made_here(name: str) -> bool:
-    """Whether a case was measured on this device with this PyTorch."""
+    """True where a case was measured on this device with this PyTorch."""
     path = RESULTS / "gpu.json"
     case = json.loads(path.read_text())["cases"].get(name, {}) if path.exists() else {}
     return case.get("machine") == machine()

@@ -1,4 +1,4 @@
-"""Where what a benchmark measured is kept."""
+"""Files of results, one for each benchmark."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def amend_case(name: str, case: str, values: dict[str, Any]) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """What a timing depends on."""
+    """The machine, as far as a timing depends on it."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     return {
         **environment(),

@@ -103,7 +103,7 @@ def largest(fits: Callable[[int], bool], limit: int = LARGEST, unit: int = UNIT,
 
 
 def planned(limit: int, disk: bool = True, policy: Policy = AUTO) -> Callable[[int], bool]:
-    """Whether a step at a side can be planned; nothing is allocated."""
+    """A test of a side: true where its step can be planned; nothing is allocated."""
     with torch.device("meta"):
         net = vgg16()
 
@@ -122,7 +122,7 @@ OURS = {"ours, memory only": False, "ours, with disk": True}
 
 
 def predictions(sides: dict[str, int], limit: int) -> dict[str, dict[str, float]]:
-    """What a step of ours at its largest side would take, as far as the plan says; and what planning it takes."""
+    """Predicted time of a step of ours at its largest side, and the time of planning it."""
     with torch.device("meta"):
         net = vgg16()
     found = {}

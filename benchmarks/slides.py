@@ -1,4 +1,4 @@
-"""How fast slides are read and converted, against what decoding and encoding alone cost.
+"""Rates of reading and converting slides, against decoding and encoding alone.
 
     python -m benchmarks.slides [--work DIR] [--side 8192] [--what converting]
 
@@ -121,7 +121,7 @@ def many(pieces: list[Any], decode: Callable[[Any], int], at_once: int = 16) -> 
 
 
 def total(decode: Callable[[Any], int], group: list[Any]) -> int:
-    """What the pieces of a group come to."""
+    """The sum over the pieces of a group."""
     return sum(map(decode, group))
 
 
@@ -221,7 +221,7 @@ def _read(read: Read, y: int, x: int, size: int) -> int:
 
 
 def alone(slide: Path, store: Path) -> Jobs:
-    """What no converter can go without: decoding every tile of the slide's finest level once, and encoding every
+    """The least work of any converter: decoding every tile of the slide's finest level once, and encoding every
     chunk of every level that is written, with its checksum.
 
     Both from memory to memory that is there already. Not among it: reading and writing files, taking pixels apart

@@ -1,4 +1,4 @@
-"""What tiny tiles cost beside their arithmetic: a step of many against the same operators run eagerly on crops.
+"""The cost of tiny tiles beside their arithmetic: a step of many against the same operators run eagerly on crops.
 
     python -m benchmarks.small_tiles [--side 1024] [--tiles 16] [--pairs 7] [--width 0.03125]
 
@@ -29,7 +29,7 @@ from tests.zoo.resnet import BasicBlock, ResNet
 
 
 class Count(TorchDispatchMode):
-    """How many operators are dispatched."""
+    """Counts the operators that are dispatched."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -145,7 +145,7 @@ def train(tier: HomeTier, width: int, depth: int, tokens: int, steps: int) -> di
 
 
 def bandwidth(size: int = 256 * MIB) -> float:
-    """What the folder of temporary files reads, past the system's cache where it lets that be said."""
+    """Bytes a second read from the folder of temporary files, past the system's cache where it allows that."""
     data = torch.zeros(size, dtype=torch.uint8).numpy()
     with tempfile.TemporaryFile() as file:
         file.write(data.tobytes())

@@ -78,7 +78,7 @@ def server(what: Path) -> Iterator[tuple[str, psutil.Process]]:
 
 @dataclass
 class Visit:
-    """What a session has seen."""
+    """Counts and times of a session."""
 
     processor: float = 0.0
 

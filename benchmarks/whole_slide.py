@@ -75,7 +75,7 @@ class Network(nn.Module):
 
 
 class Heard:
-    """What a step tells of itself: tiles, as they are done, and the seconds that it waited."""
+    """Progress of a step: tiles, as they are done, and the seconds that it waited."""
 
     def __init__(self, bar: Progress, what: str) -> None:
         self.bar, self.row = bar, bar.add_task(what, total=None)
@@ -220,7 +220,7 @@ def step(store: Path, mode: str, budget: str) -> dict[str, Any]:
 
 
 def planned(heard: Heard) -> dict[str, Any]:
-    """What the plan of a step says, and what planning it took."""
+    """Figures of the plan of a step, and the time of planning it."""
     plan = heard.plan
     assert plan is not None
     return {
@@ -242,7 +242,7 @@ def alone(store: Path, mode: str, budget: str) -> None:
 
 
 def table(cases: dict[str, Any]) -> Table:
-    """What is known so far."""
+    """The cases that are known so far."""
     shown = Table("case", "seconds", "processor", "a million", "predicted", "input", "ledger", "process", "disk")
     for name, c in cases.items():
         if "refused" in c:

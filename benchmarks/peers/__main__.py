@@ -37,7 +37,7 @@ def listing(works: list[Work], ways: list[str], repetitions: int) -> Table:
 
 
 def time_left(todo: list[Run]) -> str:
-    """What runs will take, as far as others like them say."""
+    """Predicted time of runs, by others like them."""
     seconds = [expected_seconds(run) for run in todo]
     some = [s for s in seconds if s is not None]
     if not some:

@@ -37,7 +37,7 @@ def high_water() -> int:
 
 
 def errors(found: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
-    """How far gradients are from plain PyTorch's: all of them, and the worst parameter's, in their norms."""
+    """Distances of gradients from plain PyTorch's: of all, and of the worst parameter, in their norms."""
     missing = expected.keys() - found.keys()
     if missing:
         raise SystemExit(f"no gradient of {', '.join(sorted(missing))}")

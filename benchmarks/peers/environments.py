@@ -33,7 +33,7 @@ class Environment:
 
     @property
     def pins(self) -> tuple[tuple[str, ...], ...]:
-        """What is installed: PyTorch and NumPy of this process first."""
+        """Installed versions: PyTorch and NumPy of this process first."""
         base = (f"torch=={version('torch').partition('+')[0]}", f"numpy=={version('numpy')}")
         return (base, *self.installs)
 

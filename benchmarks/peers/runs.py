@@ -84,7 +84,7 @@ def left(works: Sequence[Work], ways: Sequence[str], repetitions: int) -> Iterat
 
 
 def expected_seconds(run: Run) -> float | None:
-    """How long a run takes, by those of the same way, or of any way, on the same work."""
+    """Seconds of a run, by those of the same way, or of any way, on the same work."""
     made = known(run.work)
     same = [r["process_seconds"] for r in made.get(run.way, [])]
     every = [r["process_seconds"] for runs in made.values() for r in runs]
@@ -106,7 +106,7 @@ def forget(works: Sequence[Work], ways: Sequence[str], only_failed: bool) -> Non
 
 
 def budget_of(way: Way, work: Work) -> int:
-    """What ours may take; zero for other ways."""
+    """The budget of ours; zero for other ways."""
     if way.share is not None:
         net = build(work.network, work.width, bool(work.patches))
         fixed = sum(2 * p.nbytes for p in net.parameters()) + sum(b.nbytes for b in net.buffers())
@@ -125,14 +125,14 @@ def budget_of(way: Way, work: Work) -> int:
 
 
 def reference(work: Work) -> Path:
-    """Where plain PyTorch's gradients are."""
+    """The file of plain PyTorch's gradients."""
     folder = FOLDER / "references"
     folder.mkdir(parents=True, exist_ok=True)
     return folder / f"{work.name.replace(' ', '_').replace('%', '')}-{torch.__version__}.pt"
 
 
 def start(way: Way, work: Work, gradients: Path, console: Console, minutes: float) -> dict[str, Any]:
-    """What a process prints that goes one way."""
+    """The output of a process that goes one way."""
     budget = budget_of(way, work)
     try:
         python = sys.executable if way.environment is None else way.environment.python(console)

@@ -1,4 +1,4 @@
-"""What is trained on: a network, and an image or a bag of patches."""
+"""Training works: a network, and an image or a bag of patches."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Work:
 
 
 def tissue(side: int, share: float) -> tuple[int, int]:
-    """Where the tissue begins and ends, on both axes: a share of the image, one square in the middle."""
+    """Begin and end of the tissue on both axes: a share of the image, one square in the middle."""
     inner = round(side * math.sqrt(share))
     first = (side - inner) // 2
     return first, first + inner

@@ -196,7 +196,7 @@ class Attribution:
     stride: int
     """Pixels of the slide for one position, in both directions."""
     peak_bytes: int = 0
-    """What was held on the device at the worst moment; 0 where plain PyTorch made the map."""
+    """Peak of the device's memory; 0 where plain PyTorch made the map."""
 
     @property
     def positive(self) -> Tensor:

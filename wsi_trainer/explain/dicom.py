@@ -32,7 +32,7 @@ MAY_BE_EMPTY = (
     "PatientID", "PatientName", "PatientBirthDate", "PatientSex", "AccessionNumber", "StudyID", "StudyDate",
     "StudyTime", "ContainerIdentifier",
 )  # fmt: skip
-"""What results repeat of the slide, and may repeat as nothing."""
+"""Attributes that results repeat of the slide; they may be empty."""
 
 
 UNKNOWN_THICKNESS = 0.001

@@ -70,7 +70,7 @@ def write_detected(
 
 
 CPU_BUDGET = "2GiB"
-"""What maps use without a budget on a machine without an accelerator."""
+"""The budget of maps on a machine without an accelerator, where none is given."""
 SPARE = 0.2
 """The share of an accelerator's free memory that is left alone without a budget."""
 

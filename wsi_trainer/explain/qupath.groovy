@@ -21,7 +21,7 @@ import qupath.lib.io.PathIO
 import qupath.lib.regions.ImageRegion
 import static qupath.lib.gui.scripting.QPEx.*
 
-// Where the maps are. Change it if the folder was moved.
+// The folder of the maps. Change it if the folder was moved.
 folder = new File(FOLDER)
 
 loadRun()
@@ -109,7 +109,7 @@ void loadSlide(project, image, String name, Map entry) {
     println "${name}: ${objects.size()} objects"
 }
 
-/** What to add to positions in the slide, x and y; null where the image is another one. */
+/** The offset of positions in the slide, x and y; null where the image is another one. */
 List<Integer> shiftOf(int width, int height, Map place) {
     if (width == (int) place.shape[1] && height == (int) place.shape[0])
         return [0, 0]

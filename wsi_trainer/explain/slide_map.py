@@ -40,7 +40,7 @@ from wsi_trainer.slide.views import Bag, Image, Positions
 from wsi_trainer.store.staging import NGFF04
 
 NGFF: Mapping[str, tuple[str, ...]] = {"both": ("0.5", "0.4"), "0.5": ("0.5",), "0.4": ("0.4",)}
-"""What is written for each choice of `ngff`."""
+"""The versions for each choice of `ngff`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +58,9 @@ class MapOptions:
     steps: int = 16
     """Steps from background to the slide, of integrated gradients; each is a forward and a backward pass."""
     threshold: float = 0.5
-    """Where outlines are drawn in the GeoJSON file, as a share of the slide's largest value."""
+    """The level of outlines in the GeoJSON file, as a share of the slide's largest value."""
     top: int = 3
-    """How many regions with the largest values are cropped as PNG; 0 for none."""
+    """Number of regions with the largest values that are cropped as PNG; 0 for none."""
     size: int = 512
     """Side of a cropped region, in pixels of the slide as the model sees it."""
     tiles: int = 20000
@@ -128,7 +128,7 @@ DICOM = "dicom"
 TILES = "tiles"
 """Folder of the GeoJSON files with tiles."""
 LAYERS = {"0.5": "", "0.4": f"{NGFF04}/"}
-"""Where the layers in each version of NGFF are."""
+"""Folders of the layers in each version of NGFF."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class SlideMap:
     size: tuple[int, int]
     """Height and width of the slide as the model sees it."""
     place: SlideTransform
-    """Where in the original slide the model saw it."""
+    """Position in the original slide of the image that the model saw."""
     stride: int
     name: str
     """The name of its files; see `result_names`."""

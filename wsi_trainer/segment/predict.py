@@ -93,11 +93,11 @@ class SegmentOptions:
     smallest: int = 64
     """Regions of fewer pixels get no outline in the GeoJSON file and are no detections; the label image has them."""
     compare: bool = True
-    """Whether to compare what is found with what is drawn, where the manifest has the column regions. A block takes
-    eight bytes a pixel then, and one without.
+    """Compare the found regions with the drawn ones, where the manifest has the column regions. A block takes eight
+    bytes a pixel then, and one without.
     """
     tolerance: float = 10.0
-    """By how many micrometres a found border may be off the drawn one, in the scores of borders."""
+    """Micrometres by which a found border may be off the drawn one, in the scores of borders."""
 
     join: float = 0.0
     """Lesions within so many micrometres of each other are one, and a detection within half of that of one is in it: 75
@@ -125,9 +125,9 @@ class Segments:
     found: dict[str, Any] = field(default_factory=dict)
     """Slide by slide the files."""
     skipped: dict[str, str] = field(default_factory=dict)
-    """Why others were left out."""
+    """The reasons why others were left out."""
     judged: dict[str, Judged] = field(default_factory=dict)
-    """Those that the manifest has a column `regions` for: an empty cell says that nothing is drawn."""
+    """Comparisons, of slides that have a cell in the column `regions`: an empty cell says that nothing is drawn."""
 
     def write(self, records: Sequence[SlideRecord]) -> None:
         """Write NAME.ome.zarr and NAME.geojson of each slide."""

@@ -174,7 +174,7 @@ class Judged:
     marks: tuple[Marks, ...]
     """Of each class but the first."""
     borders: NDArray[np.float64] | None
-    """What `BorderPredictions` counts; None where nobody knows how large a pixel is."""
+    """The counts of `BorderPredictions`; None where the size of a pixel is not known."""
 
 
 def judge(

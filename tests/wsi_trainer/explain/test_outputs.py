@@ -1,4 +1,4 @@
-"""What is written of a map, read back."""
+"""Files of a map, read back."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What rules found beside the mask of tissue, in the report."""
+"""Findings of rules beside the mask of tissue, in the report."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Drawn(TileSource):
 
 @st.composite
 def two_maps(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
-    """What was found and what was drawn: blobs and single pixels, some of them ignored."""
+    """Found and drawn classes: blobs and single pixels, some of them ignored."""
     shape = draw(st.tuples(st.integers(1, 40), st.integers(1, 40)))
     random = np.random.default_rng(draw(st.integers(0, 10**6)))
     found, drawn = (

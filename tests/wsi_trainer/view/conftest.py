@@ -32,7 +32,7 @@ STRIDE, DOWNSAMPLE = 8, 2
 """A position stands for 16 × 16 pixels of the slide."""
 SHAPES = ((700, 1100), (513, 512), (1600, 900), (90, 70))
 POSITIVE = (0.9, 0.8, 0.3, 0.4)
-"""What the run says of each slide; the first is wrong, and the worst."""
+"""The run's probability of each slide; the first is wrong, and the worst."""
 LABELS = (0, 1, 0, 1)
 
 
@@ -115,7 +115,7 @@ def scene(made: Made) -> Iterator[Scene]:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a server answered."""
+    """The answer of a server."""
 
     status: int
     body: bytes

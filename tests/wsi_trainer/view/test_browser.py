@@ -1,4 +1,4 @@
-"""What a person does, in Chromium."""
+"""Actions of a person, in Chromium."""
 
 from __future__ import annotations
 

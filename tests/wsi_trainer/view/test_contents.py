@@ -1,4 +1,4 @@
-"""What is listed of a run, of two, and of slides alone."""
+"""The list of slides of a run, of two, and of slides alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may look."""
+"""Access to the viewer."""
 
 from __future__ import annotations
 

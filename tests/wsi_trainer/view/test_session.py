@@ -33,7 +33,7 @@ PICTURE = 224
 
 @dataclass(frozen=True)
 class Session:
-    """What the commands have left: slides, and a run that was trained on stores of them."""
+    """Results of the commands: slides, and a run that was trained on stores of them."""
 
     slides: Path
     run: Run
@@ -74,7 +74,7 @@ class Album:
 
 
 def shown_picture(page: Any) -> np.ndarray:
-    """What the page shows at full resolution of the place that was clicked."""
+    """The picture at full resolution of the place that was clicked."""
     values = page.evaluate(
         """async () => {
           const image = document.querySelector('#here-picture');

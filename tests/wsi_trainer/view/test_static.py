@@ -19,7 +19,7 @@ SAID = re.compile(r'wsi\.data\.put\("(?P<address>[^"]+)", (?P<content>.*)\);\n',
 
 
 def said(path: Path) -> object:
-    """What a script of the copy says, which it says under its own address."""
+    """The content of a script of the copy, which is under its own address."""
     found = SAID.fullmatch(path.read_text())
     assert found is not None
     assert path.as_posix().endswith(f"{found['address']}.js")

@@ -1,5 +1,5 @@
 "use strict";
-// What a person does: keys, buttons and inputs.
+// Keys, buttons and inputs.
 
 wsi.controls = (page) => {
   const { byId, state, say, guarded } = page;

@@ -1,5 +1,5 @@
 "use strict";
-// Where pictures and numbers come from: the server, or the folder of a static copy, in which a page opened as a file
+// Source of pictures and numbers: the server, or the folder of a static copy, in which a page opened as a file
 // may read nothing but pictures and scripts.
 const wsi = {};
 

@@ -1,5 +1,5 @@
 "use strict";
-// What lies over the slides: maps, tissue, outlines and drawn regions, and how they are coloured.
+// Overlays of the slides: maps, tissue, outlines and drawn regions, and their colours.
 
 wsi.layers = (page) => {
   const { byId, checked, contents, state, say, address, redraw } = page;

@@ -82,7 +82,7 @@ wsi.Pane = class {
     return inside ? { x: point.x, y: point.y } : null;
   }
 
-  // Where the slide is on the screen: pixels of the screen for one of the slide, and where its corner is.
+  // The slide on the screen: pixels of the screen for one of the slide, and the place of its corner.
   place() {
     const corner = this.image.imageToViewerElementCoordinates(new OpenSeadragon.Point(0, 0));
     const end = this.image.imageToViewerElementCoordinates(new OpenSeadragon.Point(this.slide.width / this.shrunk, 0));

@@ -1,5 +1,5 @@
 "use strict";
-// Where the views are, and what is at a place.
+// Places of the views, and the value and picture of a place.
 
 wsi.places = (page) => {
   const { byId, checked, contents, state, address, guarded, redraw } = page;
@@ -85,7 +85,7 @@ wsi.places = (page) => {
     byId("zoom").textContent = power;
   };
 
-  // What is shown over the slides, in links where it is not as it is at first.
+  // Settings of the overlays; a link has those that differ from the first ones.
   const SHOWN = ["show-map", "show-outlines", "show-regions", "show-tissue", "fade", "colours", "opacity", "threshold", "outline-at"];
   const firstValue = (control) => (control.type === "checkbox" ? String(Number(control.defaultChecked)) : control.tagName === "SELECT" ? control.options[0].value : control.defaultValue);
   const valueOf = (control) => (control.type === "checkbox" ? String(Number(control.checked)) : control.value);
