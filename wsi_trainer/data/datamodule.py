@@ -94,7 +94,7 @@ class SlideData(pl.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[SlideBatch]:
         settings, records = self.config, self.of("train")
-        augmenter = Augmenter(self.seed, settings.turn, settings.shift, settings.stain, settings.tint)
+        augmenter = Augmenter(self.seed, settings.flip_rotate, settings.shift, settings.stain, settings.tint)
         strata = [self.task.stratum(record.cells) for record in records] if settings.balance else None
         sampler = EpochSampler(len(records), self.seed, *self._rank(), strata)
         self._loader = TrainLoader(self._dataset(records, augmenter), sampler, settings.workers, settings.ahead)

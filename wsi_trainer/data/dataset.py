@@ -81,7 +81,7 @@ def tissue_of(image: BlockView) -> TissueMask:
     if not mask.mask.any():
         raise SlideError(
             image.slide.path,
-            "no tissue was found on it, so there is nothing to pool over; use pool_over and statistics: slide",
+            "no tissue was found on it, so there is nothing to pool over; use pool_over and batchnorm_over: slide",
         )
     return mask
 
@@ -221,9 +221,9 @@ class DataConfig:
     """
     downsample: int = 1
     """Shrink the slide by this factor in each direction: 1 trains on every pixel, 16 on a thumbnail."""
-    context: tuple[int, ...] = ()
-    """Further magnifications of each slide, as factors by which it is shrunk, such as [4, 16]; `model.levels` is then
-    one more than they are.
+    extra_downsamples: tuple[int, ...] = ()
+    """Further magnifications of each slide, as factors by which it is shrunk, such as [4, 16];
+    `model.magnifications` is then one more than they are.
     """
     patches: PatchConfig | None = None
     """Show the network each slide as a bag of patches, which `model.backbone` PatchEncoder encodes one by one; null
@@ -253,7 +253,7 @@ class DataConfig:
     """Which fold of `splits`, where the file has several."""
     balance: bool = False
     """Whether each class has its equal share of an epoch's visits, however rare it is."""
-    turn: bool = True
+    flip_rotate: bool = True
     """Show each slide in one of its eight orientations in training."""
     shift: int = 0
     """Shift each slide by up to this many pixels in training."""
@@ -277,18 +277,19 @@ class DataConfig:
     def __post_init__(self) -> None:
         if self.downsample < 1:
             raise UserError(f"data.downsample is {self.downsample}; it must be 1 or more")
-        if any(factor <= self.downsample for factor in self.context) or list(self.context) != sorted(set(self.context)):
+        factors = [self.downsample, *self.extra_downsamples]
+        if factors != sorted(set(factors)):
             raise UserError(
-                f"data.context is {list(self.context)}; give rising factors above data.downsample, {self.downsample}"
+                f"data.extra_downsamples is {factors[1:]}; give rising factors above data.downsample, {factors[0]}"
             )
-        if self.patches is not None and (self.downsample != 1 or self.context):
-            key = "downsample" if self.downsample != 1 else "context"
+        if self.patches is not None and (self.downsample != 1 or self.extra_downsamples):
+            key = "downsample" if self.downsample != 1 else "extra_downsamples"
             raise UserError(f"data.{key} is for whole images; with data.patches say data.patches.mpp, and leave it out")
         if self.features is not None:
             for key, given in (
                 ("patches", self.patches is not None),
                 ("downsample", self.downsample != 1),
-                ("context", self.context),
+                ("extra_downsamples", self.extra_downsamples),
             ):
                 if given:
                     raise UserError(
@@ -369,7 +370,7 @@ class SlideDataset(Dataset[SlideBatch]):
         return batch
 
     def _open(self, batch: SlideBatch, record: SlideRecord, visit: Visit) -> None:
-        factors = [self.config.downsample, *self.config.context]
+        factors = [self.config.downsample, *self.config.extra_downsamples]
         slide = Slide.open(record.path, mpp=record.mpp, name=record.slide)
         images = [Image(slide, factor=factor * record.shrink, threads=self.readers) for factor in factors]
         how = AS_IT_IS if self.augmenter is None else self.augmenter.draw(record.slide, visit.epoch)
@@ -377,8 +378,8 @@ class SlideDataset(Dataset[SlideBatch]):
         batch["image"], *context = [self._image(_shown(image, how)) for image, how in zip(images, shown)]
         if isinstance(self.task, SegmentationTask):
             drawn = Augmented(drawn_on(record, images[0], self.task), replace(shown[0], stain=None), name=record.slide)
-            if self.task.beside is not None:
-                batch["beside"] = batch["label"]
+            if self.task.auxiliary is not None:
+                batch["auxiliary"] = batch["label"]
             batch["label"] = self._image(drawn)
         if context:
             batch["context"] = context

@@ -46,8 +46,8 @@ class PatchConfig:
     CLAM or TRIDENT), SLIDE.geojson (squares, or points in the middle of patches) or SLIDE.csv (columns x and y, the
     upper left corner), in pixels of level 0 of the slide.
     """
-    turn: bool = True
-    """Show each patch in one of its eight orientations in training, beside what `data.turn` does to all of a slide."""
+    flip_rotate: bool = True
+    """Show each patch in one of its eight orientations in training, besides `data.flip_rotate` of the slide."""
     shift: int = 0
     """Take each patch up to this many pixels aside in training."""
     stain: float = 0.0
@@ -202,7 +202,7 @@ def augmented(source: Bag, slide: Augmentation, each: PatchAugmentations) -> Aug
 
 def augmenter_of(config: PatchConfig, seed: int) -> PatchAugmenter:
     """Draws how the patches of bags are shown in training."""
-    return PatchAugmenter(seed, config.turn, config.shift, config.stain, config.tint)
+    return PatchAugmenter(seed, config.flip_rotate, config.shift, config.stain, config.tint)
 
 
 @cache

@@ -77,7 +77,7 @@ class Estimate(Callback):
                 f"the largest training slide has {largest[3]} × {largest[2]} pixels at data.downsample "
                 f"{data.downsample}, and the backbone needs {pl_module.stride} for one position"
             )
-        factors = [factor / data.downsample for factor in data.context]
+        factors = [factor / data.downsample for factor in data.extra_downsamples]
         say(Console(), "planning a step on the largest slide, to say what the run costs")
         plan = plan_shape(pl_module, largest, budget or UNLIMITED, pl_module.device.type, factors)
         facts = estimate(plan, shapes, largest, budget, self.config.devices, checkpoint_bytes(pl_module))

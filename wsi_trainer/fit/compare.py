@@ -114,7 +114,7 @@ def fit_compared(
     else:
         _check_images(parser, options)
         theirs.data.downsample = SHRUNK * options.data.downsample
-        theirs.data.context = tuple(SHRUNK * factor for factor in options.data.context)
+        theirs.data.extra_downsamples = tuple(SHRUNK * factor for factor in options.data.extra_downsamples)
     for folder, its in ((first, mine), (second, theirs)):
         if split is not None and folder is second:  # what the first run drew, the second takes
             its.data.manifest, its.data.root, its.data.splits = first.splits, None, None
@@ -130,7 +130,7 @@ def fit_compared(
     return facts
 
 
-_UNTRAINED = {"pretrained": None, "trained": "all", "frozen_stages": 0, "layer_decay": 1.0}
+_UNTRAINED = {"pretrained": None, "finetune": "all", "frozen_stages": 0, "layer_decay": 1.0}
 """Keys under `model` of a run on features: there is no encoder that they could be about."""
 
 
@@ -149,8 +149,8 @@ def check(options: Namespace, other: Other, resume: str | None) -> None:
         return
     if options.data.patches is None:
         raise UserError("--compare frozen needs data.patches and an encoder of patches: frozen features are of patches")
-    if options.model.trained == "none":
-        raise UserError("model.trained is none, which is what --compare frozen compares with; set it to all")
+    if options.model.finetune == "none":
+        raise UserError("model.finetune is none, which is what --compare frozen compares with; set it to all")
     if options.model.pretrained is None:
         raise UserError(
             "--compare frozen needs model.pretrained: features of an encoder with random weights say nothing"
@@ -181,7 +181,7 @@ def _features(parser: ArgumentParser, options: Namespace, out: Path) -> int:
     from wsi_trainer.embed.command import write_features  # which has a command of its own
 
     frozen = options.clone()
-    frozen.model.trained, frozen.model.frozen_stages = "none", 0
+    frozen.model.finetune, frozen.model.frozen_stages = "none", 0
     model, data, config = instantiate(parser, frozen)
     with at_work(out):
         write_features(model, data, config, out / "features")

@@ -37,11 +37,11 @@ class TrainConfig:
     """What tiles do about the rows between them. Exact: auto, recompute, share. Approximations: split trains with
     windows that see nothing beyond their split of the slide, stochastic_split cuts it at other places in each step.
     """
-    splits: int | None = None
+    split_grid: int | None = None
     """Into how many splits each side of a slide is cut, with `halo` split or stochastic_split."""
     split_depth: float | str = 0.5
     """Up to where: a share of the convolutions and poolings, or the path of a module."""
-    wobble: float = 0.2
+    split_jitter: float = 0.2
     """How far stochastic_split moves a cut at most, as a part of a split's side, below 0.5."""
     compile: Compile = "never"
     """Whether tiles that come often are compiled: never, tiles (torch.compile, some seconds for each kind of tile), or
@@ -82,17 +82,17 @@ class TrainConfig:
             raise UserError(f"train.checkpoint_every is {self.checkpoint_every}; it must be 0 or positive")
         if self.patience is not None and self.patience < 1:
             raise UserError(f"train.patience is {self.patience}; it must be 1 or more, or null for none")
-        if (self.splits is None) == ("split" in self.halo):
+        if (self.split_grid is None) == ("split" in self.halo):
             raise UserError(
-                f"train.halo is {self.halo} and train.splits is {self.splits}; give splits, such as 2, with split or "
-                "stochastic_split, and with no other halo"
+                f"train.halo is {self.halo} and train.split_grid is {self.split_grid}; give split_grid, such as 2, "
+                "with split or stochastic_split, and with no other halo"
             )
-        if self.splits is not None and self.splits < 2:
-            raise UserError(f"train.splits is {self.splits}; it must be 2 or more, or null for none")
+        if self.split_grid is not None and self.split_grid < 2:
+            raise UserError(f"train.split_grid is {self.split_grid}; it must be 2 or more, or null for none")
         if not isinstance(self.split_depth, str) and not 0 < self.split_depth <= 1:
             raise UserError(f"train.split_depth is {self.split_depth}; it must be above 0 and at most 1, or a path")
-        if not 0 <= self.wobble < 0.5:
-            raise UserError(f"train.wobble is {self.wobble}; it must be 0 or more and below 0.5")
+        if not 0 <= self.split_jitter < 0.5:
+            raise UserError(f"train.split_jitter is {self.split_jitter}; it must be 0 or more and below 0.5")
         for name, unset in (("halo", "auto"), ("compile", "never")):
             if self.budget is None and (said := getattr(self, name)) != unset:
                 raise UserError(f"train.{name} is {said}, which needs tile-by-tile execution: give train.budget")

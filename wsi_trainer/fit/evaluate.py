@@ -110,7 +110,7 @@ def export(words: Sequence[str]) -> int:
         "export",
         "Write the weights of the backbone that a run has trained, under the names of the network itself: for "
         "model.pretrained, for timm or transformers, or for your own code. What was learnt in low rank "
-        "(model.trained: lora) is merged into the layers, so that the file is one of the plain network.",
+        "(model.finetune: lora) is merged into the layers, so that the file is one of the plain network.",
     )
     parser.add_argument(
         "--file", type=Path, required=True, help="the file to write: NAME.pt for torch.load, or NAME.safetensors"

@@ -49,6 +49,7 @@ from wsi_trainer.io.untrusted import read_yaml, yaml_of
 from wsi_trainer.metrics import LOWER_IS_BETTER
 from wsi_trainer.models import SegmentationTask, SlideModel
 from wsi_trainer.models.weights import read_checkpoint
+from wsi_trainer.renamed import present_keys
 from wsi_trainer.stopping import GRACE
 
 SERVICES = {"wandb", "mlflow"}
@@ -279,7 +280,7 @@ def changed(path: Path, asked: Mapping[str, Any]) -> list[str]:
         UserError: The network is another one, or trained otherwise, whose weights and optimizer a checkpoint holds.
     """
     with as_written(path):
-        before, now = flat(read_yaml(path)), flat(asked)
+        before, now = flat(present_keys(read_yaml(path))), flat(asked)
     keys = [key for key in dict.fromkeys([*before, *now]) if before.get(key) != now.get(key) and key != "out"]
     fixed = [key for key in keys if key.startswith("model.") and key not in FREE]
     if fixed:

@@ -28,9 +28,10 @@ from wsi_trainer.data.patches import PatchConfig
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.config import Loaded, TrainConfig
 from wsi_trainer.fit.run import Run
-from wsi_trainer.models import FrozenFeatures, ModelConfig, PatchEncoder, SlideModel, make_model
+from wsi_trainer.models import FrozenFeatures, ModelConfig, PatchEncoder, SegmentationTask, SlideModel, make_model
 from wsi_trainer.models.encoders import is_encoder
 from wsi_trainer.models.pretrained import load_weights
+from wsi_trainer.renamed import present_key, present_keys, tell
 
 # The text under each field of a config is its help.
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
@@ -90,15 +91,25 @@ def spelled_out(key: str, value: Any) -> Any:
     raise UserError(f"model.{key}: there is no {value!r}; {suggest(value.lower(), sorted(SHORT[key]))}")
 
 
-def with_classes(content: Any) -> Any:
-    """A config with the classes that it names in short spelled out."""
-    if isinstance(content, Mapping) and isinstance(content.get("model"), Mapping):
+def config_of(content: Any) -> Any:
+    """A config with present keys, and with the classes that it names in short spelled out."""
+    if not isinstance(content, Mapping):
+        return content
+    told: dict[str, str] = {}
+    content = present_keys(content, "model.task." if _is_segmentation(content) else "", told)
+    tell(told)
+    if isinstance(content.get("model"), Mapping):
         model = content["model"]
         return {**content, "model": {k: spelled_out(k, v) if k in SHORT else v for k, v in model.items()}}
     return content
 
 
-read_texts_safely(with_classes)
+def _is_segmentation(content: Mapping[str, Any]) -> bool:
+    """True for the value of `--model.task` on the command line."""
+    return str(content.get("class_path", "")).endswith(SegmentationTask.__name__)
+
+
+read_texts_safely(config_of)
 
 
 class RunParser(Parser):
@@ -151,7 +162,7 @@ def parse(parser: ArgumentParser, words: Sequence[str]) -> Namespace:
     """The options, not yet instantiated; what the parser refuses becomes one clear line."""
     refuse_empty(words)
     try:
-        return parser.parse_args(list(_with_classes(words)))
+        return parser.parse_args(list(_present(words)))
     except (ArgumentError, UnicodeDecodeError) as error:
         if path := denied(error):
             key = next((key for key in CLASSES if f'"{key}' in str(error)), "the config")
@@ -159,17 +170,21 @@ def parse(parser: ArgumentParser, words: Sequence[str]) -> Namespace:
         raise explain(parser, error, list(words)) from error
 
 
-def _with_classes(words: Sequence[str]) -> Iterator[str]:
-    """The words with the classes that they name in short spelled out."""
-    before = ""
+def _present(words: Sequence[str]) -> Iterator[str]:
+    """The words with present keys, and with the classes that they name in short spelled out."""
+    before, told = "", dict[str, str]()
     for word in words:
         name, equals, value = word.partition("=")
-        key = re.fullmatch(r"--model\.(\w+)", name if equals else before)
-        if key is not None and key[1] in SHORT:
-            yield f"{name}={spelled_out(key[1], value)}" if equals else spelled_out(key[1], word)
+        if name.startswith("--") and (key := present_key(name[2:])) != name[2:]:
+            told[name[2:]] = key
+            name, word = f"--{key}", f"--{key}{equals}{value}"
+        of_model = re.fullmatch(r"--model\.(\w+)", name if equals else before)
+        if of_model is not None and of_model[1] in SHORT:
+            yield f"{name}={spelled_out(of_model[1], value)}" if equals else spelled_out(of_model[1], word)
         else:
             yield word
         before = word
+    tell(told)
 
 
 def instantiate(parser: ArgumentParser, options: Namespace) -> Loaded:
@@ -199,10 +214,10 @@ def check_settings(model: SlideModel, data: DataConfig, config: TrainConfig) -> 
         raise UserError(
             f"train.monitor is {config.monitor!r}; with {type(model.task).__name__} it is one of {', '.join(monitors)}"
         )
-    if model.levels != 1 + len(data.context):
+    if model.magnifications != (whole := 1 + len(data.extra_downsamples)):
         raise UserError(
-            f"data.context has {len(data.context)} further magnifications and model.levels is {model.levels}; "
-            f"set it to {1 + len(data.context)}"
+            f"data.extra_downsamples has {whole - 1} further magnifications and model.magnifications is "
+            f"{model.magnifications}; set it to {whole}"
         )
     check_bags(model, data)
     if config.devices > 1 and data.on_error == "skip":
@@ -242,7 +257,7 @@ def check_bags(model: SlideModel, data: DataConfig) -> None:
     if model.task.dense:
         raise UserError(f"{type(model.task).__name__} has a class for each pixel of an image; leave out data.patches")
     if model.wants_tissue:
-        key = "pool_over" if model.pool_over == "tissue" else "statistics"
+        key = "pool_over" if model.pool_over == "tissue" else "batchnorm_over"
         raise UserError(f"model.{key} is tissue, which is for whole images; data.patches.over: tissue chooses patches")
 
 

@@ -92,7 +92,7 @@ def config_step(words: Sequence[str]) -> Callable[[], int]:
     budget = options.budget or config.budget
     if budget is None or budget == AUTO:
         raise UserError("a plan needs a budget: give --budget or --train.budget, such as 8GiB")
-    factors = [factor / data.downsample for factor in data.context]
+    factors = [factor / data.downsample for factor in data.extra_downsamples]
     shape = shape_of(data, model, options)
     return partial(report, lambda then: then(step_of(model, factors), torch.uint8), options, budget, shape)
 
@@ -148,7 +148,7 @@ def step_of(module: nn.Module, factors: Sequence[float] = ()) -> nn.Module:
     if not isinstance(module, SlideModel):
         return module
     module.standardise.eval()  # it would write the statistics of a slide that is not there
-    return Step(module, factors or [4.0**level for level in range(1, module.levels)])
+    return Step(module, factors or [4.0**level for level in range(1, module.magnifications)])
 
 
 def pixel_type(module: nn.Module) -> torch.dtype:
@@ -307,7 +307,7 @@ class Step(nn.Module):
             return self.model(image, context, tissue)
         logits, vector = self.model.at_pixels_and_pooled(image, tissue[0] if tissue else None)
         loss = self.model.task.loss(logits, blank(1, 1, height, width))  # a step needs no more of pixels
-        return loss if vector is None else torch.cat([loss[None], self.model.last_beside(vector)[0]])
+        return loss if vector is None else torch.cat([loss[None], self.model.forward_auxiliary(vector)[0]])
 
 
 def plan_shape(

@@ -50,8 +50,8 @@ def make_trainer(
         try:
             strategy = SFTStrategy if devices == 1 else SFTDDPStrategy
             options["strategy"] = strategy(
-                budget=budget, halo=config.halo, splits=config.splits, split_depth=config.split_depth,
-                wobble=config.wobble, compile=config.compile, trim=config.trim,
+                budget=budget, halo=config.halo, splits=config.split_grid, split_depth=config.split_depth,
+                wobble=config.split_jitter, compile=config.compile, trim=config.trim,
             )  # fmt: skip
         except (ValueError, OverflowError) as error:
             raise UserError(f"train.budget: {error}") from error

@@ -25,17 +25,19 @@ class SlideClassifier(SlideModel):
     def forward(self, image: Tensor, context: Sequence[Tensor] = (), tissue: Sequence[Tensor] = ()) -> Tensor:
         """The logits of a slide, (1, outputs), given at one or more magnifications, and where each has tissue."""
         images = [image, *context]
-        if len(images) != self.levels:
-            raise ValueError(f"model.levels is {self.levels} and a slide has {len(images)} magnifications")
+        if len(images) != self.magnifications:
+            raise ValueError(
+                f"model.magnifications is {self.magnifications} and a slide has {len(images)} magnifications"
+            )
         vectors = [self.pool(x, level, tissue[level] if tissue else None) for level, x in enumerate(images)]
-        return self.last(_side_by_side(vectors, self.head.branches))
+        return self.forward_head(_side_by_side(vectors, self.head.branches))
 
     def pool(self, image: Tensor, level: int = 0, tissue: Tensor | None = None) -> Tensor:
         """The vector of one magnification."""
         head = self.head if level == 0 else self.context_heads[level - 1]
-        return self._pooled(head, self._features(image, 0 if self.share_levels else level, tissue), tissue)
+        return self._pooled(head, self._features(image, 0 if self.share_backbone else level, tissue), tissue)
 
-    def last(self, vector: Tensor) -> Tensor:
+    def forward_head(self, vector: Tensor) -> Tensor:
         """The logits of the pooled vector."""
         return self.classifier(self.dropout(self.standardise(vector)))
 

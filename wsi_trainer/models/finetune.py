@@ -54,7 +54,7 @@ def add_low_rank(network: nn.Module, rank: int, alpha: float) -> list[LowRankLin
                 made.append(LowRankLinear(layer, rank, alpha))
                 setattr(parent, name, made[-1])
     if not made:
-        raise ValueError(f"model.trained is lora, and {type(network).__name__} has no linear layer to change")
+        raise ValueError(f"model.finetune is lora, and {type(network).__name__} has no linear layer to change")
     return made
 
 
@@ -76,11 +76,11 @@ def low_rank_names(module: nn.Module) -> set[str]:
     return {f"{name}.{own}" for name in layers for own in ("down", "up")}
 
 
-Trained = Literal["all", "last", "lora", "norms", "none"]
+FineTune = Literal["all", "last", "lora", "norms", "none"]
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm, nn.RMSNorm)
 
 
-def train_only(backbone: nn.Module, what: Trained, last: int, rank: int, alpha: float) -> list[nn.Module]:
+def train_only(backbone: nn.Module, what: FineTune, last: int, rank: int, alpha: float) -> list[nn.Module]:
     """Exclude from training what is not asked for; returns the parts that keep their statistics.
 
     Args:

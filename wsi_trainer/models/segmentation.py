@@ -122,8 +122,8 @@ class SegmentationTask(Task):
         losses: dict[str, float] | None = None,
         class_weights: Weights = None,
         focus: float = 2.0,
-        beside: Task | None = None,
-        beside_weight: float = 1.0,
+        auxiliary: Task | None = None,
+        auxiliary_weight: float = 1.0,
     ) -> None:
         """Build the task.
 
@@ -139,24 +139,26 @@ class SegmentationTask(Task):
             class_weights: Weight of each class in every term; balanced weighs by how rare its pixels are among those
                 of the training slides, which are counted before the first step.
             focus: Exponent of the focal loss; 0 makes it the cross-entropy, else it is 1 or more.
-            beside: A task with one target for the slide, learnt by the same network: `model.head` pools the map of
+            auxiliary: A task with one target for the slide, learnt by the same network: `model.head` pools the map of
                 features, and a last layer of its own follows.
-            beside_weight: Weight of its loss, which is added to that of the pixels.
+            auxiliary_weight: Weight of its loss, which is added to that of the pixels.
         """
         super().__init__()
-        if beside is not None and beside.dense:
-            raise ValueError(f"beside is {type(beside).__name__}; it must be a task with one target for the slide")
-        if not (isfinite(beside_weight) and beside_weight > 0):
-            raise ValueError(f"beside_weight is {beside_weight}; it must be positive")
-        self.beside, self.beside_weight = beside, beside_weight
+        if auxiliary is not None and auxiliary.dense:
+            raise ValueError(
+                f"auxiliary is {type(auxiliary).__name__}; it must be a task with one target for the slide"
+            )
+        if not (isfinite(auxiliary_weight) and auxiliary_weight > 0):
+            raise ValueError(f"auxiliary_weight is {auxiliary_weight}; it must be positive")
+        self.auxiliary, self.auxiliary_weight = auxiliary, auxiliary_weight
         self.classes = check_classes(classes)
         self.legend = Legend.of(self.classes, drawn, unmarked)
         self.outputs = len(self.classes)
         self.names = tuple(f"share_{name}" for name in self.classes)
-        if beside is not None:
-            self.names += beside.names
-            self.columns = (COLUMN, *beside.columns)
-            self.scores = joint_scores(AREA_SCORES, beside.scores)
+        if auxiliary is not None:
+            self.names += auxiliary.names
+            self.columns = (COLUMN, *auxiliary.columns)
+            self.scores = joint_scores(AREA_SCORES, auxiliary.scores)
         self.losses = _check_losses(losses or {"cross_entropy": 1.0, "dice": 1.0})
         self.weights = ClassWeights(class_weights, self.outputs)
         if not (focus == 0 or 1 <= focus < float("inf")):  # between them its slope has no bound
@@ -168,18 +170,18 @@ class SegmentationTask(Task):
         path = cells.get(COLUMN, "")
         if path and not Path(path).exists():
             raise UserError(f"has {COLUMN} {path!r}, which does not exist; leave it empty where nothing is drawn")
-        return torch.tensor([float(bool(path))]) if self.beside is None else self.beside.target(cells)
+        return torch.tensor([float(bool(path))]) if self.auxiliary is None else self.auxiliary.target(cells)
 
     def stratum(self, cells: Cells) -> str:
         drawn = "drawn" if cells.get(COLUMN, "") else "not drawn"
-        return drawn if self.beside is None else f"{self.beside.stratum(cells)}, {drawn}"
+        return drawn if self.auxiliary is None else f"{self.auxiliary.stratum(cells)}, {drawn}"
 
     def marks(self, cells: Cells) -> tuple[str, ...]:
-        return () if self.beside is None else self.beside.marks(cells)
+        return () if self.auxiliary is None else self.auxiliary.marks(cells)
 
     def prepare(self, targets: Tensor) -> None:
-        if self.beside is not None:
-            self.beside.prepare(targets)
+        if self.auxiliary is not None:
+            self.auxiliary.prepare(targets)
 
     def prepare_pixels(self, counts: Tensor) -> None:
         """Learn how many pixels of the training slides each class has."""
@@ -209,9 +211,9 @@ class SegmentationTask(Task):
         counted = 3 * self.outputs
         counts = predicted[:, :counted].reshape(len(predicted), 3, self.outputs)
         areas = AreaPredictions(owners.slides, owners.patients, self.classes, counts, owners.sites)
-        if self.beside is None:
+        if self.auxiliary is None:
             return areas
-        labels = self.beside.predictions(owners, targets, predicted[:, counted:])
+        labels = self.auxiliary.predictions(owners, targets, predicted[:, counted:])
         return JointPredictions.of(areas, labels)
 
 

@@ -23,28 +23,29 @@ class SlideSegmenter(SlideModel):
     task: SegmentationTask
 
     def _build(self, config: ModelConfig, channels: int, cells: TissueCells | None) -> None:
-        if self.levels > 1:
+        if self.magnifications > 1:
             raise ValueError(
-                f"model.levels: {type(self.task).__name__} has a class for each pixel of one image; leave it out"
+                f"model.magnifications: {type(self.task).__name__} has a class for each pixel of one image; leave it "
+                "out"
             )
-        inputs = self._copies(channels, self.task.beside, cells)
+        inputs = self._copies(channels, self.task.auxiliary, cells)
         given = {"head": type(self.head) is not AveragePooling, "pool_over": self.pool_over != "slide"}
         for key, changed in given.items():
-            if changed and self.task.beside is None:
+            if changed and self.task.auxiliary is None:
                 raise ValueError(
                     f"model.{key}: {type(self.task).__name__} has a class for each pixel and pools none; leave it out, "
-                    "or give the task a target of the slide (model.task.init_args.beside)"
+                    "or give the task a target of the slide (model.task.init_args.auxiliary)"
                 )
-        self.standardise = nn.Identity() if self.task.beside is None else RunningStandardise(inputs)
+        self.standardise = nn.Identity() if self.task.auxiliary is None else RunningStandardise(inputs)
         self.dropout = nn.Dropout(config.dropout)
         self.classifier = nn.Conv2d(channels, self.task.outputs, 1)
-        if self.task.beside is not None:
-            self.beside = last_layer(self.head, inputs, self.task.beside.outputs)
+        if self.task.auxiliary is not None:
+            self.auxiliary = last_layer(self.head, inputs, self.task.auxiliary.outputs)
 
     def forward(self, image: Tensor, context: Sequence[Tensor] = (), tissue: Sequence[Tensor] = ()) -> Tensor:
         """The logits of each pixel, (1, outputs, height, width)."""
         if context:
-            raise ValueError(f"model.levels is 1 and a slide has {1 + len(context)} magnifications")
+            raise ValueError(f"model.magnifications is 1 and a slide has {1 + len(context)}")
         return self.at_pixels_and_pooled(image, tissue[0] if tissue else None)[0]
 
     def at_pixels_and_pooled(self, image: Tensor, tissue: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
@@ -55,12 +56,12 @@ class SlideSegmenter(SlideModel):
         logits: Tensor = self.classifier(self.dropout(features))
         if self.stride > 1:
             logits = functional.interpolate(logits, scale_factor=float(self.stride), mode="bilinear")
-        vector = None if self.task.beside is None else self._pooled(self.head, features, tissue)
+        vector = None if self.task.auxiliary is None else self._pooled(self.head, features, tissue)
         return fitted(logits, image), vector
 
-    def last_beside(self, vector: Tensor) -> Tensor:
+    def forward_auxiliary(self, vector: Tensor) -> Tensor:
         """The logits of the slide, of the vector pooled beside the logits of pixels."""
-        return self.beside(self.dropout(self.standardise(vector)))
+        return self.auxiliary(self.dropout(self.standardise(vector)))
 
     def _recorded(self, batch: SlideBatch) -> tuple[Tensor, Tensor | None]:
         """The logits of each pixel and the pooled vector, lazy where the image is.
@@ -74,14 +75,14 @@ class SlideSegmenter(SlideModel):
     def _loss(self, batch: SlideBatch) -> Tensor:
         logits, vector = self._recorded(batch)
         loss = materialize(self.task.loss(logits, batch["label"]))
-        return loss + self._loss_beside(self._of_slide(vector), batch)
+        return loss + self._auxiliary_loss(self._of_slide(vector), batch)
 
     def _scored(self, batch: SlideBatch) -> tuple[Tensor, Tensor, Tensor]:
         logits, vector = self._recorded(batch)
         lazy, areas = self.task.loss(logits, batch["label"]), self.task.areas(logits, batch["label"])
         loss, of_slide = materialize(lazy), self._of_slide(vector)
-        target = loss.new_zeros(1) if of_slide is None else batch["beside"]
-        return loss + self._loss_beside(of_slide, batch), target, self._joined(materialize(areas), of_slide)
+        target = loss.new_zeros(1) if of_slide is None else batch["auxiliary"]
+        return loss + self._auxiliary_loss(of_slide, batch), target, self._joined(materialize(areas), of_slide)
 
     def _predicted(self, batch: SlideBatch) -> Tensor:
         """The areas of pixels, or shares where no class of them is known, and the slide's prediction."""
@@ -92,16 +93,16 @@ class SlideSegmenter(SlideModel):
 
     def _of_slide(self, vector: Tensor | None) -> Tensor | None:
         """The logits of the slide as an ordinary tensor, where there is a vector."""
-        return None if vector is None else self.last_beside(materialize(vector))
+        return None if vector is None else self.forward_auxiliary(materialize(vector))
 
-    def _loss_beside(self, of_slide: Tensor | None, batch: SlideBatch) -> Tensor | float:
+    def _auxiliary_loss(self, of_slide: Tensor | None, batch: SlideBatch) -> Tensor | float:
         """The part of the loss that is of the slide."""
-        if of_slide is None or self.task.beside is None:
+        if of_slide is None or self.task.auxiliary is None:
             return 0.0
-        return self.task.beside_weight * self.task.beside.loss(of_slide, batch["beside"])
+        return self.task.auxiliary_weight * self.task.auxiliary.loss(of_slide, batch["auxiliary"])
 
     def _joined(self, pixels: Tensor, of_slide: Tensor | None) -> Tensor:
         """The numbers of the pixels, and behind them the prediction of the slide."""
-        if of_slide is None or self.task.beside is None:
+        if of_slide is None or self.task.auxiliary is None:
             return pixels
-        return torch.cat([pixels, self.task.beside.predict(of_slide.float()).to(pixels)], dim=1)
+        return torch.cat([pixels, self.task.auxiliary.predict(of_slide.float()).to(pixels)], dim=1)

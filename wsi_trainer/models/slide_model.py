@@ -19,7 +19,7 @@ from torchmetrics.utilities import dim_zero_cat
 from wsi_trainer.errors import UserError
 from wsi_trainer.metrics import PredictionsError
 from wsi_trainer.models.backbones import make_backbone
-from wsi_trainer.models.finetune import Trained, freeze, parameter_groups, train_only, warmup_cosine
+from wsi_trainer.models.finetune import FineTune, freeze, parameter_groups, train_only, warmup_cosine
 from wsi_trainer.models.heads import AveragePooling, Pooling
 from wsi_trainer.models.layers import BranchLinear
 from wsi_trainer.models.network_facts import describe
@@ -56,14 +56,14 @@ class ModelConfig:
     """Factor of the learning rate from each stage of the backbone to the one before; 1 trains all alike."""
     frozen_stages: int = 0
     """How many stages of the backbone, from the first on, are not trained and keep their statistics."""
-    trained: Trained = "all"
+    finetune: FineTune = "all"
     """The part of the backbone that is trained: all; last, its last stages, of a ViT blocks and all that follows; lora,
     matrices of low rank beside its linear layers; norms, and biases; or none, the head alone.
     """
     last_stages: int = 2
-    """Number of stages that are trained where `trained` is `last`."""
+    """Number of stages that are trained where `finetune` is `last`."""
     lora_rank: int = 8
-    """Rank of the matrices of LoRA, where `trained` is `lora`."""
+    """Rank of the matrices of LoRA, where `finetune` is `lora`."""
     lora_alpha: float = 16.0
     """Factor of the matrices of LoRA, times their rank."""
     pretrained: Path | None = None
@@ -72,11 +72,11 @@ class ModelConfig:
     """Dropout of the pooled vector."""
     pool_over: Literal["slide", "tissue"] = "slide"
     """Positions that the head sees: all of the slide, or those with tissue."""
-    statistics: Literal["slide", "tissue"] = "slide"
+    batchnorm_over: Literal["slide", "tissue"] = "slide"
     """Positions over which the backbone's BatchNorm takes mean and variance in training."""
-    levels: int = 1
-    """Magnifications of the slide that are looked at: 1, and one for each of `data.context`."""
-    share_levels: bool = False
+    magnifications: int = 1
+    """Magnifications of the slide that are looked at: 1, and one for each of `data.extra_downsamples`."""
+    share_backbone: bool = False
     """Whether one backbone looks at all magnifications, or each has its own."""
     mean: tuple[float, float, float] | None = None
     """Mean of each colour in 0..1 that is subtracted from the image; by default that of a published encoder, or 0.8,
@@ -88,8 +88,8 @@ class ModelConfig:
     """
 
     def __post_init__(self) -> None:
-        if self.levels < 1:
-            raise ValueError(f"model.levels is {self.levels}; it must be 1 or more")
+        if self.magnifications < 1:
+            raise ValueError(f"model.magnifications is {self.magnifications}; it must be 1 or more")
         if not 0 < self.layer_decay <= 1:
             raise ValueError(f"model.layer_decay is {self.layer_decay}; it must be above 0 and at most 1")
         if self.learning_rate < 0 or self.weight_decay < 0:
@@ -98,9 +98,9 @@ class ModelConfig:
             raise ValueError(f"model.warmup is {self.warmup}; it is a share of all steps, from 0 to 1")
         if self.std is not None and min(self.std) <= 0:
             raise ValueError(f"model.std is {list(self.std)}; each colour's must be above 0")
-        if self.frozen_stages and self.trained != "all":
+        if self.frozen_stages and self.finetune != "all":
             raise ValueError(
-                f"model.trained is {self.trained}, which says what is frozen; leave out model.frozen_stages"
+                f"model.finetune is {self.finetune}, which says what is frozen; leave out model.frozen_stages"
             )
         if self.lora_rank < 1 or self.lora_alpha <= 0:
             raise ValueError("model.lora_rank must be 1 or more, and model.lora_alpha above 0")
@@ -115,7 +115,7 @@ class SlideBatch(TypedDict):
     slide: str
     context: NotRequired[list[Tensor]]
     """The same slide at further magnifications, from fine to coarse."""
-    beside: NotRequired[Tensor]
+    auxiliary: NotRequired[Tensor]
     """The target of the slide, where one is learnt beside that of each pixel."""
     tissue: NotRequired[list[Tensor]]
     """Which positions of the map count, (1, 1, h, w), for the image and for each of its context."""
@@ -198,16 +198,20 @@ class SlideModel(pl.LightningModule):
         """
         super().__init__()
         self.config = config = config or ModelConfig(**keys)
-        self.pool_over, self.levels, self.share_levels = config.pool_over, config.levels, config.share_levels
+        self.pool_over, self.magnifications, self.share_backbone = (
+            config.pool_over,
+            config.magnifications,
+            config.share_backbone,
+        )
         self.pretrained = config.pretrained
         self.backbone = make_backbone(config.backbone)
         own_mean, own_std = getattr(self.backbone, "colours", None) or COLOURS
         channels, self.stride = describe(self.backbone)
-        cells = over_tissue(self.backbone, self.stride) if config.statistics == "tissue" else None
+        cells = over_tissue(self.backbone, self.stride) if config.batchnorm_over == "tissue" else None
         self.task = BinaryTask() if config.task is None else config.task
         self._build(config, channels, cells)
         self.gathered = Gathered()
-        how = config.trained, config.last_stages, config.lora_rank, config.lora_alpha
+        how = config.finetune, config.last_stages, config.lora_rank, config.lora_alpha
         self.frozen = [p for b in self.backbones for p in (freeze(b, config.frozen_stages) or train_only(b, *how))]
         self.on_failure: OnFailure | None = None
         self._before: Snapshot | None = None
@@ -231,11 +235,13 @@ class SlideModel(pl.LightningModule):
         """Make the heads, and backbones for further magnifications; returns the entries of all vectors."""
         head = self.config.head
         self.head = _attached(head(channels), task)
-        copies = [copy.deepcopy((self.backbone, cells)) for _ in range(0 if self.share_levels else self.levels - 1)]
+        copies = [
+            copy.deepcopy((self.backbone, cells)) for _ in range(0 if self.share_backbone else self.magnifications - 1)
+        ]
         self.context_backbones = nn.ModuleList(backbone for backbone, _ in copies)
         self._cells = [cells, *(its_own for _, its_own in copies)]
-        self.context_heads = nn.ModuleList(_attached(head(channels), task) for _ in range(self.levels - 1))
-        return self.head.out_channels * self.levels
+        self.context_heads = nn.ModuleList(_attached(head(channels), task) for _ in range(self.magnifications - 1))
+        return self.head.out_channels * self.magnifications
 
     def _loss(self, batch: SlideBatch) -> Tensor:
         """The loss of a slide as an ordinary tensor."""
@@ -257,7 +263,7 @@ class SlideModel(pl.LightningModule):
     @property
     def wants_tissue(self) -> bool:
         """True where the network needs a map of tissue."""
-        return "tissue" in (self.pool_over, self.config.statistics)
+        return "tissue" in (self.pool_over, self.config.batchnorm_over)
 
     def train(self, mode: bool = True) -> SlideModel:
         super().train(mode)

@@ -1,4 +1,4 @@
-"""BatchNorm whose statistics are those of the tissue alone (`model.statistics: tissue`).
+"""BatchNorm whose statistics are those of the tissue alone (`model.batchnorm_over: tissue`).
 
 Four fifths of a slide are often background, and a BatchNorm over all of it mostly measures how much there is; this one
 takes mean and variance over the positions that stand for tissue, and normalises every position with them. Which
@@ -47,7 +47,7 @@ class TissueCells:
         """
         if self._map is None:
             raise ValueError(
-                "model.statistics is tissue, and a training step was given no map of tissue: call the network with "
+                "model.batchnorm_over is tissue, and a training step was given no map of tissue: call the network with "
                 "tissue=[...], one map for each magnification"
             )
         height, width = x.shape[2:]
@@ -153,17 +153,20 @@ def over_tissue(backbone: nn.Module, stride: int) -> TissueCells:
     name = type(backbone).__name__
     if others:
         raise ValueError(
-            f"model.statistics is tissue, which BatchNorm alone knows; {name} has {others[0]}: choose norm: batch, or "
-            "statistics: slide"
+            f"model.batchnorm_over is tissue, which BatchNorm alone knows; {name} has {others[0]}: choose norm: "
+            "batch, or batchnorm_over: slide"
         )
     if not norms:
-        raise ValueError(f"model.statistics is tissue and {name} has no BatchNorm: choose norm: batch, or leave it out")
+        raise ValueError(
+            f"model.batchnorm_over is tissue and {name} has no BatchNorm: choose norm: batch, or leave it out"
+        )
     cells = TissueCells()
     strides = strides_inside(backbone, norms)
     for path, norm in norms.items():
         if reason := _hindrance(norm, stride, strides[path]):
             raise ValueError(
-                f"model.statistics is tissue, and the BatchNorm {path} of {name} {reason}; use statistics: slide"
+                f"model.batchnorm_over is tissue, and the BatchNorm {path} of {name} {reason}; use "
+                "batchnorm_over: slide"
             )
         parent, _, child = path.rpartition(".")
         setattr(backbone.get_submodule(parent), child, TissueBatchNorm2d(norm, cells, stride // strides[path]))

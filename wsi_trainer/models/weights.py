@@ -20,6 +20,7 @@ import torch
 
 from lightning_plugin import WholeCheckpoints
 from wsi_trainer.errors import UserError
+from wsi_trainer.renamed import present_weights
 
 SAFETENSORS = ".safetensors"
 _CODE = re.compile(r"(?:GLOBAL|Unsupported global:|class) `?([\w.]+\.[\w.]+)")
@@ -118,4 +119,4 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     content = read_weights(path)
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
         raise UserError(f"{path} is no checkpoint of a run: it has no state_dict; `wsi-train fit` writes them")
-    return content
+    return content | {"state_dict": present_weights(content["state_dict"])}

@@ -63,7 +63,7 @@ def test_training_slides_are_turned_and_others_are_not(manifest: Path) -> None:
     loader = data.train_dataloader()
     lying = [b["image"].shape[2] == 320 for _ in range(4) for b in loader if b["image"].shape[2] != b["image"].shape[3]]
     assert 0.2 < np.mean(lying) < 0.8
-    still = SlideData(DataConfig(manifest=manifest, turn=False), ["a", "b"])
+    still = SlideData(DataConfig(manifest=manifest, flip_rotate=False), ["a", "b"])
     assert {b["image"].shape[3] for b in (*still.train_dataloader(), *data.val_dataloader())} == {320}
 
 

@@ -291,7 +291,7 @@ def test_settings_that_mean_nothing(settings: dict[str, Any], message: str) -> N
         PatchConfig(**settings)
 
 
-@pytest.mark.parametrize("key", [{"downsample": 2}, {"context": (4,)}])
+@pytest.mark.parametrize("key", [{"downsample": 2}, {"extra_downsamples": (4,)}])
 def test_whole_images_and_bags_do_not_mix(key: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=rf"data\.{next(iter(key))} is for whole images; .* data\.patches\.mpp"):
         DataConfig(manifest=Path("m.csv"), patches=PatchConfig(), **key)

@@ -78,7 +78,7 @@ def test_a_slide_of_glass_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_batch_has_its_context_and_where_tissue_is_turned_alike(slides: Path) -> None:
-    config = DataConfig(manifest=slides, context=(4,))
+    config = DataConfig(manifest=slides, extra_downsamples=(4,))
     data = SlideData(config, ["a", "b"], tissue_stride=16)
     (still,) = data.val_dataloader()
     assert tuple(still["image"].shape) == (1, 3, 512, 640) and tuple(still["context"][0].shape) == (1, 3, 128, 160)
@@ -98,4 +98,4 @@ def test_a_batch_has_its_context_and_where_tissue_is_turned_alike(slides: Path) 
 def test_magnifications_have_to_rise(slides: Path) -> None:
     for context in ((4, 2), (1,), (4, 4)):
         with pytest.raises(UserError, match="give rising factors above"):
-            DataConfig(manifest=slides, context=context)
+            DataConfig(manifest=slides, extra_downsamples=context)

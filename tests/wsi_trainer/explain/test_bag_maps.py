@@ -58,7 +58,7 @@ def test_each_patch_has_the_value_that_plain_pytorch_gives_it_within_a_budget(me
     if method == "attention":
         expected = torch.softmax(model.head.scores(features).flatten(), 0)  # type: ignore[operator]
     else:
-        logits = model.last(model.head(features))
+        logits = model.forward_head(model.head(features))
         (logits[0, -1] if logits.shape[1] == 1 else logits[0, 1] - logits[0, 0]).backward()
         glass = model.normalise(torch.full((1, 3, 1, 1), FILL, dtype=torch.uint8))
         assert features.grad is not None and x.grad is not None

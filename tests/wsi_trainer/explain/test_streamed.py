@@ -113,7 +113,9 @@ def test_glass_is_explained_once(method: Method, monkeypatch: pytest.MonkeyPatch
 
 def test_several_magnifications_and_tissue_are_explained_too() -> None:
     torch.manual_seed(0)
-    model = SlideClassifier(backbone=VGG((8,), convs=1), levels=2, share_levels=True, pool_over="tissue").double()
+    model = SlideClassifier(
+        backbone=VGG((8,), convs=1), magnifications=2, share_backbone=True, pool_over="tissue"
+    ).double()
     pixels, coarse = slide(96, 128), slide(48, 64, seed=1)
     counts = [(torch.rand(1, 1, h // 2, w // 2) > 0.3).to(torch.uint8) for h, w in ((96, 128), (48, 64))]
     lazy = [LazyImage(Watched(one)) for one in (pixels, coarse, *counts)]

@@ -87,7 +87,7 @@ def test_what_a_run_says_and_what_follows_it(
     bag_stores: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Augmented bags, the estimate, the saved config, evaluation, report, and a plan for another bag."""
-    more = ["--train.epochs=1", "--data.patches.turn=true", "--data.patches.shift=4", "--data.patches.stain=0.1"]
+    more = ["--train.epochs=1", "--data.patches.flip_rotate=true", "--data.patches.shift=4", "--data.patches.stain=0.1"]
     assert main(["fit", f"--config={config}", "--train.budget=4MiB", "--data.patches.mpp=own", *more]) == 0
     run = Run(tmp_path / "run")
     bags = [len(whole_bag(bag_stores / f"s{number}.zarr")) for number in range(3)]
@@ -105,8 +105,8 @@ def test_what_a_run_says_and_what_follows_it(
 
 
 def test_plain_pytorch_and_tiles_see_the_same_augmented_bags(bag_stores: Path, config: Path, tmp_path: Path) -> None:
-    more = ["--train.epochs=2", "--data.patches.turn=true", "--data.patches.shift=4", "--data.patches.stain=0.1",
-            "--data.turn=true", "--data.shift=9", "--data.tint=0.02"]  # fmt: skip
+    more = ["--train.epochs=2", "--data.patches.flip_rotate=true", "--data.patches.shift=4", "--data.patches.stain=0.1",
+            "--data.flip_rotate=true", "--data.shift=9", "--data.tint=0.02"]  # fmt: skip
     for name, budget in (("tiled", "1MiB"), ("plain", "null")):
         assert main(["fit", f"--config={config}", *more, f"--out={tmp_path / name}", f"--train.budget={budget}"]) == 0
     tiled, plain = (torch.load(Run(tmp_path / n).checkpoint("last"), weights_only=True) for n in ("tiled", "plain"))

@@ -105,7 +105,7 @@ def test_folds_of_both_runs_hold_out_the_same_slides(words: list[str], square_sl
     ("more", "message"),
     [
         (["--compare=thumbnail"], "--compare thumbnail shrinks whole images"),
-        (["--compare=frozen", "--model.trained=none"], "model.trained is none, which is what --compare frozen"),
+        (["--compare=frozen", "--model.finetune=none"], "model.finetune is none, which is what --compare frozen"),
         (["--compare=frozen", "--model.pretrained=null"], "--compare frozen needs model.pretrained"),
         (["--compare=frozen", "--data.patches=null"], "--compare frozen needs data.patches"),
         (["--compare=frozen", "--train.devices=2"], "train.devices is 2, and a comparison measures one process"),

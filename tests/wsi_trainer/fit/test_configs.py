@@ -27,7 +27,9 @@ def test_is_accepted_and_its_network_classifies_a_small_slide(config: Path) -> N
     options = parse(parser, words(config))
     model, data, train = instantiate(parser, options)
     assert train.budget is not None and train.budget == options.train.budget
-    images = [torch.zeros(1, 3, 128 // 4**level, 160 // 4**level, dtype=torch.uint8) for level in range(model.levels)]
+    images = [
+        torch.zeros(1, 3, 128 // 4**level, 160 // 4**level, dtype=torch.uint8) for level in range(model.magnifications)
+    ]
     if data.patches is not None:
         images = [torch.zeros(2, 3, data.patches.size, data.patches.size, dtype=torch.uint8)]
     with torch.no_grad():
@@ -55,7 +57,7 @@ def test_plans_a_step_without_data(config: Path, height: int, width: int) -> Non
     model, data, train = instantiate(parser, parse(parser, words(config)))
     check_settings(model, data, train)
     assert train.budget is not None
-    factors = [factor / data.downsample for factor in data.context]
+    factors = [factor / data.downsample for factor in data.extra_downsamples]
     shape = (1, 3, height, width) if data.patches is None else (500, 3, data.patches.size, data.patches.size)
     plan = plan_shape(model, shape, train.budget, "cuda", factors)
     assert plan.budget is not None and 0 < plan.peak_bytes <= plan.budget

@@ -38,7 +38,7 @@ def run(tmp_path: Path) -> tuple[Run, SlideClassifier]:
     folder.checkpoints.mkdir(parents=True)
     folder.config.write_text(yaml.safe_dump(content))
     torch.manual_seed(1)
-    model = SlideClassifier(backbone=PatchEncoder(VIT, SIZE, SMALL), head=AttentionPooling, trained="lora")
+    model = SlideClassifier(backbone=PatchEncoder(VIT, SIZE, SMALL), head=AttentionPooling, finetune="lora")
     for layer in model.modules():
         if isinstance(layer, LowRankLinear):
             nn.init.normal_(layer.up)

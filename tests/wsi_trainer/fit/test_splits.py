@@ -17,12 +17,12 @@ from wsi_trainer.fit.trainer import make_trainer
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"halo": "split"}, "train.splits is None; give splits"),
-        ({"splits": 2}, "train.halo is auto and train.splits is 2"),
-        ({"halo": "split", "splits": 1}, "it must be 2 or more"),
-        ({"halo": "split", "splits": 2, "split_depth": 1.5}, "train.split_depth is 1.5"),
-        ({"halo": "stochastic_split", "splits": 2, "wobble": 0.5}, "train.wobble is 0.5"),
-        ({"halo": "split", "splits": 2, "budget": None}, "give train.budget"),
+        ({"halo": "split"}, "train.split_grid is None; give split_grid"),
+        ({"split_grid": 2}, "train.halo is auto and train.split_grid is 2"),
+        ({"halo": "split", "split_grid": 1}, "it must be 2 or more"),
+        ({"halo": "split", "split_grid": 2, "split_depth": 1.5}, "train.split_depth is 1.5"),
+        ({"halo": "stochastic_split", "split_grid": 2, "split_jitter": 0.5}, "train.split_jitter is 0.5"),
+        ({"halo": "split", "split_grid": 2, "budget": None}, "give train.budget"),
         ({"compile": "tiles", "budget": None}, "train.compile is tiles, which needs tile-by-tile execution"),
     ],
 )
@@ -36,7 +36,7 @@ def test_the_strategy_is_given_what_the_config_says(tmp_path: Path) -> None:
         halo="stochastic_split",
         splits=3,
         split_depth="layer2",
-        wobble=0.1,
+        split_jitter=0.1,
         budget="1GiB",
         accelerator="cpu",
         compile="tiles",

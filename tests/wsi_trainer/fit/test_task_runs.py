@@ -37,8 +37,12 @@ def table(square_slides: Path, tmp_path: Path) -> Path:
 def test_trains_and_is_scored(name: str, table: Path, words: list[str], tmp_path: Path) -> None:
     task, monitor = TASKS[name]
     more = [f"--data.manifest={table}", f"--model.task={task}", f"--train.monitor={monitor}", "--train.epochs=2"]
-    tissue = ["--model.pool_over=tissue", "--data.context=[2]", "--model.levels=2"] if name == "number" else []
-    tissue += ["--model.backbone.norm=batch", "--model.statistics=tissue"] if name == "number" else []
+    tissue = (
+        ["--model.pool_over=tissue", "--data.extra_downsamples=[2]", "--model.magnifications=2"]
+        if name == "number"
+        else []
+    )
+    tissue += ["--model.backbone.norm=batch", "--model.batchnorm_over=tissue"] if name == "number" else []
     budget = ["--train.budget=64MiB"] if name in ("number", "cox") else []
     assert main(["fit", *words, *more, *tissue, *budget, "--train.resamples=20"]) == 0
     folder = Run(tmp_path / "run")
@@ -58,7 +62,7 @@ def test_trains_and_is_scored(name: str, table: Path, words: list[str], tmp_path
         (["--model.task={class_path: HazardTask, init_args: {time: months}}"], "has no column 'months'"),
         (["--model.task={class_path: RegressionTask}"], "has label 'low', which is not a number"),
         (["--train.monitor=val_c_index"], "with BinaryTask it is one of val_loss, val_auc"),
-        (["--data.context=[4]"], "data.context has 1 further magnifications and model.levels is 1; set it to 2"),
+        (["--data.extra_downsamples=[4]"], "has 1 further magnifications and model.magnifications is 1; set it to 2"),
         (["--train.loggers=[wandb]"], "pip install 'wsi-trainer[tracking]'"),
         (["--train.devices=2"], "which needs tile-by-tile execution"),
         (["--model.pretrained=absent.pt", "--model.task.classes=[low, mid]"], "none of the classes 'low', 'mid'"),

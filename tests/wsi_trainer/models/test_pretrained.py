@@ -100,7 +100,7 @@ def test_each_stage_learns_slower_than_the_one_behind_it() -> None:
 def test_weights_are_loaded_into_every_magnification(tmp_path: Path) -> None:
     source = VGG((4, 8))
     torch.save(source.state_dict(), tmp_path / "weights.pt")
-    model = SlideClassifier(backbone=VGG((4, 8)), levels=2, pretrained=tmp_path / "weights.pt")
+    model = SlideClassifier(backbone=VGG((4, 8)), magnifications=2, pretrained=tmp_path / "weights.pt")
     match = model.load_pretrained()
     assert match is not None and len(match.loaded) == len(source.state_dict())
     for backbone in model.backbones:

@@ -64,7 +64,7 @@ def test_two_magnifications_pooled_over_tissue_give_what_plain_pytorch_gives(hea
     torch.manual_seed(0)
     backbone = VGG((4, 6), convs=1)
     plain = SlideClassifier(
-        backbone=backbone, head=head, task=MultiClassTask("ab"), levels=2, pool_over="tissue"
+        backbone=backbone, head=head, task=MultiClassTask("ab"), magnifications=2, pool_over="tissue"
     ).double()  # fmt: skip
     network = copy.deepcopy(plain)
     tiled = TiledModule(network, tiles=(3, 2))

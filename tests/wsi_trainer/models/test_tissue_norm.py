@@ -32,7 +32,7 @@ class Reference(nn.BatchNorm2d):
 def classifier(**options: object) -> SlideClassifier:
     torch.manual_seed(0)
     made = {"backbone": ResNet((4, 6), blocks=1), "task": MultiClassTask("ab")} | options
-    return SlideClassifier(statistics="tissue", **made).double()  # type: ignore[arg-type]
+    return SlideClassifier(batchnorm_over="tissue", **made).double()  # type: ignore[arg-type]
 
 
 def slide(height: int, width: int, stride: int, seed: int = 1) -> tuple[Tensor, Tensor]:
@@ -87,7 +87,7 @@ def test_the_statistics_are_those_of_the_tissue_at_every_stride(size: tuple[int,
         {"pool_over": "tissue"},
         {"head": ClassAttentionPooling},
         {"levels": 2},
-        {"levels": 2, "share_levels": True, "pool_over": "tissue"},
+        {"magnifications": 2, "share_backbone": True, "pool_over": "tissue"},
         {"frozen_stages": 1},
     ],
     ids=str,

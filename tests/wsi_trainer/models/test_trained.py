@@ -40,7 +40,7 @@ def is_trained(name: str, what: str) -> bool:
 
 @pytest.mark.parametrize("what", ["all", "last", "lora", "norms", "none"])
 def test_what_is_asked_for_is_trained_and_tiles_train_it_as_plain_pytorch(what: Any) -> None:
-    plain = model(trained=what)
+    plain = model(finetune=what)
     tiled = copy.deepcopy(plain)
     before = copy.deepcopy(plain.state_dict())
     assert {n for n, p in plain.named_parameters() if p.requires_grad} == {
@@ -65,7 +65,7 @@ def test_what_is_asked_for_is_trained_and_tiles_train_it_as_plain_pytorch(what: 
 
 def test_low_rank_begins_as_the_network_was_and_is_merged_into_it() -> None:
     patches = torch.rand(4, 3, 16, 16, dtype=torch.float64)
-    base, changed = model().eval(), model(trained="lora", lora_rank=3, lora_alpha=6.0).eval()
+    base, changed = model().eval(), model(finetune="lora", lora_rank=3, lora_alpha=6.0).eval()
     torch.testing.assert_close(changed.backbone(patches), base.backbone(patches))
     layers = {n: m for n, m in changed.named_modules() if isinstance(m, LowRankLinear)}
     assert len(layers) == 3 * 4
@@ -84,7 +84,7 @@ def test_low_rank_begins_as_the_network_was_and_is_merged_into_it() -> None:
 
 def test_weights_from_a_file_go_beside_low_rank(tmp_path: Path) -> None:
     torch.save(model().backbone.network.state_dict(), tmp_path / "weights.pt")
-    assert load_pretrained(model(trained="lora").backbone, tmp_path / "weights.pt").fits
+    assert load_pretrained(model(finetune="lora").backbone, tmp_path / "weights.pt").fits
 
 
 def test_each_block_of_a_vit_has_its_own_rate() -> None:

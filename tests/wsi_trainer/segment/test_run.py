@@ -254,7 +254,7 @@ def test_a_label_of_the_slide_is_learnt_and_scored_beside(
     beside = "{class_path: BinaryTask, init_args: {positive_weight: balanced}}"
     task = (
         "{class_path: SegmentationTask, init_args: {classes: [normal, lesion], "
-        f"beside_weight: 0.5, beside: {beside}}}}}"
+        f"auxiliary_weight: 0.5, auxiliary: {beside}}}}}"
     )
     words = [
         f"--config={run.config}", f"--out={tmp_path / 'run'}", f"--model.task={task}", "--train.budget=null",

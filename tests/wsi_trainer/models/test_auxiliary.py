@@ -30,14 +30,14 @@ from wsi_trainer.models.tasks import Owners
 CLASSES = ["normal", "tumour"]
 
 
-def joint(beside: Task, weight: float = 1.0, **arguments: Any) -> SlideSegmenter:
+def joint(auxiliary: Task, weight: float = 1.0, **arguments: Any) -> SlideSegmenter:
     torch.manual_seed(0)
-    task = SegmentationTask(CLASSES, beside=beside, beside_weight=weight)
+    task = SegmentationTask(CLASSES, auxiliary=auxiliary, auxiliary_weight=weight)
     return SlideSegmenter(backbone=UNet((4, 6)), task=task, **arguments).double()
 
 
-def batch_of(image: Any, label: Any, beside: Tensor, **more: Any) -> SlideBatch:
-    return SlideBatch(image=image, label=label, slide="a", beside=beside, **more)
+def batch_of(image: Any, label: Any, auxiliary: Tensor, **more: Any) -> SlideBatch:
+    return SlideBatch(image=image, label=label, slide="a", auxiliary=auxiliary, **more)
 
 
 IMAGE = torch.randint(0, 256, (1, 3, 61, 50), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
@@ -45,7 +45,7 @@ DRAWN = torch.randint(0, 2, (1, 1, 61, 50), dtype=torch.uint8, generator=torch.G
 
 
 @pytest.mark.parametrize(
-    ("beside", "target"),
+    ("auxiliary", "target"),
     [
         (BinaryTask(positive_weight=3.0), torch.tensor([1])),
         (MultiClassTask(["a", "b", "c"]), torch.tensor([2])),
@@ -53,20 +53,22 @@ DRAWN = torch.randint(0, 2, (1, 1, 61, 50), dtype=torch.uint8, generator=torch.G
         (HazardTask(intervals=2), torch.tensor([[3.0, 1.0]])),
     ],
 )  # fmt: skip
-def test_the_loss_is_the_weighted_sum_of_both(beside: Task, target: Tensor) -> None:
+def test_the_loss_is_the_weighted_sum_of_both(auxiliary: Task, target: Tensor) -> None:
     """Of the losses that either task computes of its own logits, with the gradient of each in the shared network."""
-    beside.prepare(torch.tensor([[1.0, 1.0], [5.0, 1.0], [9.0, 0.0]]) if isinstance(beside, HazardTask) else target)
-    model = joint(copy.deepcopy(beside), weight=0.3).eval()
+    auxiliary.prepare(
+        torch.tensor([[1.0, 1.0], [5.0, 1.0], [9.0, 0.0]]) if isinstance(auxiliary, HazardTask) else target
+    )
+    model = joint(copy.deepcopy(auxiliary), weight=0.3).eval()
     task = model.task
-    assert isinstance(task, SegmentationTask) and task.beside is not None
+    assert isinstance(task, SegmentationTask) and task.auxiliary is not None
     loss = model._loss(batch_of(IMAGE, DRAWN, target))
     logits, vector = model.at_pixels_and_pooled(IMAGE)
     assert vector is not None
-    of_slide = model.last_beside(vector)
-    torch.testing.assert_close(loss, task.loss(logits, DRAWN) + 0.3 * task.beside.loss(of_slide, target))
+    of_slide = model.forward_auxiliary(vector)
+    torch.testing.assert_close(loss, task.loss(logits, DRAWN) + 0.3 * task.auxiliary.loss(of_slide, target))
     torch.testing.assert_close(logits, model(IMAGE))
     features = model.backbone(model.normalise(IMAGE))
-    torch.testing.assert_close(of_slide, model.beside(model.standardise(features.mean(dim=(2, 3)))))
+    torch.testing.assert_close(of_slide, model.auxiliary(model.standardise(features.mean(dim=(2, 3)))))
 
 
 class Counting(TensorSource):
@@ -86,8 +88,8 @@ class Whole(torch.nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, image: Tensor, label: Tensor, beside: Tensor) -> Tensor:
-        return self.model._loss(batch_of(image, label, beside))
+    def forward(self, image: Tensor, label: Tensor, auxiliary: Tensor) -> Tensor:
+        return self.model._loss(batch_of(image, label, auxiliary))
 
 
 @pytest.mark.parametrize("head", [AttentionPooling, MaxPooling])
@@ -138,7 +140,9 @@ def test_predicts_both() -> None:
 
 
 def test_is_planned_and_pools_over_tissue() -> None:
-    model = SlideSegmenter(backbone=UNet((4,)), task=SegmentationTask(CLASSES, beside=BinaryTask()), pool_over="tissue")
+    model = SlideSegmenter(
+        backbone=UNet((4,)), task=SegmentationTask(CLASSES, auxiliary=BinaryTask()), pool_over="tissue"
+    )
     plan = plan_shape(model, (1, 3, 300, 200), "64MiB")
     assert plan.peak_bytes <= 64 * 2**20 and not plan.barriers and not model.standardise.seen
     tissue = torch.zeros(1, 1, 61, 50)
@@ -149,9 +153,9 @@ def test_is_planned_and_pools_over_tissue() -> None:
 
 def test_what_makes_no_task_beside() -> None:
     with pytest.raises(ValueError, match="beside is SegmentationTask; it must be a task with one target"):
-        SegmentationTask(CLASSES, beside=SegmentationTask(CLASSES))
+        SegmentationTask(CLASSES, auxiliary=SegmentationTask(CLASSES))
     for weight in (0, -1, float("nan")):
-        with pytest.raises(ValueError, match="beside_weight is"):
-            SegmentationTask(CLASSES, beside=BinaryTask(), beside_weight=weight)
+        with pytest.raises(ValueError, match="auxiliary_weight is"):
+            SegmentationTask(CLASSES, auxiliary=BinaryTask(), auxiliary_weight=weight)
     with pytest.raises(ValueError, match=r"model\.levels"):
-        SlideSegmenter(backbone=UNet((4,)), task=SegmentationTask(CLASSES, beside=BinaryTask()), levels=2)
+        SlideSegmenter(backbone=UNet((4,)), task=SegmentationTask(CLASSES, auxiliary=BinaryTask()), magnifications=2)
