@@ -35,7 +35,7 @@ from rich.table import Table
 
 from lightning_plugin import Box
 from wsi_trainer.fit.run import environment
-from wsi_trainer.slide.formats.base import scratch
+from wsi_trainer.slide.formats.tiff import tile_room
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.views import Image
 from wsi_trainer.store.chunks import ABSENT, StoredLevel, ZstdCodec
@@ -160,7 +160,7 @@ def decoders(slide: Path, levels: dict[str, StoredLevel], side: int) -> list[tup
     return [
         (
             "JPEG alone",
-            many(jpegs, lambda j: imagecodecs.jpeg8_decode(j, out=scratch("jpeg", *tile)).nbytes),
+            many(jpegs, lambda j: imagecodecs.jpeg8_decode(j, out=tile_room(tile)).nbytes),
         ),
         (
             "JPEG alone, new memory",
@@ -232,7 +232,7 @@ def alone(slide: Path, store: Path) -> Jobs:
     def decode(data: bytes) -> int:
         if not hasattr(kept, "shape"):
             kept.shape = imagecodecs.jpeg8_decode(data).shape
-        return int(imagecodecs.jpeg8_decode(data, out=scratch("jpeg", *kept.shape)).nbytes)
+        return int(imagecodecs.jpeg8_decode(data, out=tile_room(kept.shape)).nbytes)
 
     def encode(chunk: np.ndarray) -> int:
         codec.encode(chunk)

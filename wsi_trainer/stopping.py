@@ -1,4 +1,4 @@
-"""Ending at once when told to: by Ctrl-C, by `kill`, by a terminal that closes, by a parent that is gone.
+"""Prompt shutdown on Ctrl-C, on `kill`, when the terminal closes and when the parent process is gone.
 
 All work is kept in such a way that a process may die at any moment. So on a signal the command unwinds, and where a
 library does not return in time the process ends without it.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -52,9 +53,9 @@ def ends_at_once(grace: float = GRACE) -> Iterator[None]:
     numbers = [getattr(signal, name) for name in SIGNALS if hasattr(signal, name)]
     before = {number: signal.getsignal(number) for number in numbers}
     before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}  # as nohup has it
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    reading, writing = socket.socketpair()  # Windows has pipes that do not block from Python 3.12 on
+    writing.setblocking(False)
+    wakeup = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
     watcher = threading.Thread(target=_watch, args=(reading, frozenset(before), grace), daemon=True)
     watcher.start()
     for number in before:
@@ -66,7 +67,7 @@ def ends_at_once(grace: float = GRACE) -> Iterator[None]:
         signal.set_wakeup_fd(wakeup)
         for number, handler in before.items():
             signal.signal(number, _again if stopped and handler is _raise else handler)
-        os.close(writing)  # the watcher ends, unless it is ending the process
+        writing.close()  # the watcher ends, unless it is ending the process
         watcher.join(0 if stopped else None)
 
 
@@ -98,16 +99,16 @@ def _again(signum: int, frame: FrameType | None) -> None:
     """A further signal changes nothing: the process unwinds, and raising once more would only break that off."""
 
 
-def _watch(reading: int, caught: frozenset[int], grace: float) -> None:
+def _watch(reading: socket.socket, caught: frozenset[int], grace: float) -> None:
     """Ends the process some time after a signal: its main thread may be deep in a library."""
-    while received := os.read(reading, 1):
+    while received := reading.recv(1):
         if received[0] in caught:
             time.sleep(grace)
             with suppress(OSError, ValueError):
                 print(f"wsi-train: {Stopped(received[0])}", file=sys.stderr, flush=True)
             end_children()
             os._exit(128 + received[0])
-    os.close(reading)
+    reading.close()
 
 
 def end_children(since: frozenset[multiprocessing.process.BaseProcess] = frozenset()) -> None:

@@ -82,7 +82,7 @@ def write(
                 digest.update(np.ascontiguousarray(rows).tobytes())
                 start += len(rows)
             (_trident if layout == "trident" else _stamp)(file, made, digest.hexdigest(), about)
-        with partial.open("rb") as opened:
+        with partial.open("r+b") as opened:  # Windows makes nothing durable that is opened to read
             os.fsync(opened.fileno())
         os.replace(partial, path)
     finally:

@@ -1,23 +1,17 @@
-"""Files that appear whole or not at all, also after a power cut.
-
-Large ones are written past the system's page cache where that can be done: they are written once and not read soon, and
-copying them into the cache costs many times what writing them does, and drives out the slides that are being read.
-"""
+"""Files that appear whole or not at all, also after a power cut."""
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import io
 import json
 import math
-import mmap
 import os
 import platform
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -29,11 +23,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL import Image
 
-
-#: Files from this size on go past the cache.
-LARGE = 1 << 20
-#: What is written at once, and what its length and its place in memory have to be a multiple of.
-PIECE, BLOCK = 1 << 22, 4096
 
 _PARTIAL = re.compile(r"\.(?P<machine>[0-9a-f]{8})\.(?P<pid>\d+)\.\d+\.part$")
 _OLD = 86400.0
@@ -50,11 +39,10 @@ def replace_file(path: Path, *parts: bytes | memoryview, partial: Path | None = 
     """
     partial = partial or path.with_name(f"{path.name}.{machine()}.{os.getpid()}.{threading.get_ident()}.part")
     try:
-        if sum(map(len, parts)) < LARGE or not write_directly(partial, parts):
-            with partial.open("wb") as file:
-                file.writelines(parts)
-                file.flush()
-                os.fsync(file.fileno())
+        with partial.open("wb") as file:
+            file.writelines(parts)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(partial, path)
     except (OSError, KeyboardInterrupt):
         partial.unlink(missing_ok=True)  # a full disk needs the room, and nobody looks for it after Ctrl-C
@@ -115,50 +103,6 @@ def remove_half_written(folder: Path) -> None:
         with suppress(OSError):  # another process removes it too
             if ended or time.time() - path.stat().st_mtime > _OLD:
                 path.unlink()
-
-
-def write_directly(path: Path, parts: tuple[bytes | memoryview, ...]) -> bool:
-    """Writes a file past the page cache, or says that this system or this disk cannot."""
-    flag = getattr(os, "O_DIRECT", 0)
-    if not flag:
-        return False
-    try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | flag, 0o666)
-    except OSError as error:
-        if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
-            return False
-        raise
-    try:
-        room = memoryview(mmap.mmap(-1, PIECE))  # begins at a block, as memory that is mapped does
-        for length in gather(parts, room):
-            whole = -(-length // BLOCK) * BLOCK
-            if os.write(fd, room[:whole]) != whole:  # the rest would not begin at a block
-                return False
-        os.ftruncate(fd, sum(map(len, parts)))
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno == errno.EINVAL:  # blocks of another size
-            return False
-        raise
-    finally:
-        os.close(fd)
-    return True
-
-
-def gather(parts: tuple[bytes | memoryview, ...], room: memoryview) -> Iterator[int]:
-    """Fills the room again and again with what comes next, and says how much is in it: less only at the end."""
-    filled = 0
-    for part in parts:
-        rest = memoryview(part)
-        while rest:
-            count = min(len(rest), len(room) - filled)
-            room[filled : filled + count] = rest[:count]
-            filled, rest = filled + count, rest[count:]
-            if filled == len(room):
-                yield filled
-                filled = 0
-    if filled:
-        yield filled
 
 
 def sync_tree(path: Path) -> None:

@@ -13,7 +13,7 @@ import imagecodecs
 import numpy as np
 from numpy.typing import NDArray
 
-from wsi_trainer.slide.formats.base import fill_at, read_at, scratch
+from wsi_trainer.slide.formats.base import read_at
 from wsi_trainer.store.layout import CHANNELS, FILL, Layout
 
 Chunk = NDArray[np.uint8]
@@ -27,9 +27,9 @@ class CorruptChunk(Exception):
     """The bytes of a chunk are not those that were written."""
 
 
-def with_checksum(data: bytes) -> bytes:
+def with_checksum(data: bytes | bytearray) -> bytes:
     """Data followed by its CRC-32C, as zarr's codec `crc32c` writes it."""
-    return data + int(google_crc32c.value(data)).to_bytes(_CHECKSUM, "little")
+    return b"".join((data, int(google_crc32c.value(data)).to_bytes(_CHECKSUM, "little")))
 
 
 def without_checksum(data: Bytes) -> Bytes:
@@ -51,12 +51,7 @@ class ZstdCodec:
     def encode(self, chunk: Chunk) -> bytes:
         """The bytes of one chunk (c, y, x)."""
         raw: Any = np.ascontiguousarray(chunk).data
-        # zstd needs room for what it cannot make smaller; in kept memory, and copied once, to its true size.
-        room: Any = scratch("encoding", raw.nbytes + raw.nbytes // 128 + 1024)
-        size = len(imagecodecs.zstd_encode(raw, level=self.level, out=room[:-_CHECKSUM]))
-        seal = int(google_crc32c.value(room[:size]))
-        room[size : size + _CHECKSUM] = np.frombuffer(seal.to_bytes(_CHECKSUM, "little"), np.uint8)
-        return bytes(room[: size + _CHECKSUM].tobytes())
+        return with_checksum(imagecodecs.zstd_encode(raw, level=self.level))
 
     def decode(self, data: Bytes, out: Chunk) -> Chunk:
         """Fills `out` with the chunk of these bytes."""
@@ -147,18 +142,15 @@ def read_index(path: Path, layout: Layout) -> Index | None:
     aside = layout.chunks_aside
     length = aside * aside * 16 + 4
     try:
-        fd = os.open(path, os.O_RDONLY)
+        with open(path, "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size < length:
+                raise CorruptChunk(f"{path}: {size} bytes are too few for a shard")
+            tail = read_at(file.fileno(), length, size - length)
     except FileNotFoundError:
         return None
     try:
-        size = os.fstat(fd).st_size
-        if size < length:
-            raise CorruptChunk(f"{path}: {size} bytes are too few for a shard")
-        tail = np.frombuffer(read_at(fd, length, size - length), np.uint8)
-    finally:
-        os.close(fd)
-    try:
-        body = without_checksum(tail)
+        body = without_checksum(np.frombuffer(tail, np.uint8))
     except CorruptChunk as error:
         raise CorruptChunk(f"{path}: index of the shard: {error}") from error
     return body.view("<u8").reshape(aside, aside, 2)
@@ -247,7 +239,7 @@ class StoredLevel:
             elif target.shape[1:] == (size, size) and target.flags.c_contiguous:
                 self._decode(row, column, target)
             else:
-                chunk = self._decode(row, column, scratch("chunk", CHANNELS, size, size))
+                chunk = self._decode(row, column, np.empty((CHANNELS, size, size), np.uint8))
                 y0, x0 = row * size, column * size
                 target[...] = chunk[:, top - y0 : bottom - y0, left - x0 : right - x0]
 
@@ -260,12 +252,8 @@ class StoredLevel:
         path = self._file(row // aside, column // aside)
         if length > 2 * CHANNELS * size * size:  # no codec makes so much of a chunk: do not ask for the memory
             raise CorruptChunk(f"{path}: chunk {row % aside}, {column % aside} has {length} bytes in the index")
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            data = scratch("encoded", length)
-            data = data[: fill_at(fd, data.data, offset)]
-        finally:
-            os.close(fd)
+        with open(path, "rb", buffering=0) as file:
+            data = np.frombuffer(read_at(file.fileno(), length, offset), np.uint8)
         try:
             return self._codec.decode(data, out)
         except CorruptChunk as error:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wsi_trainer.io.files import replace_file
-from wsi_trainer.slide.formats.base import scratch, to_planes
+from wsi_trainer.slide.formats.base import to_planes
 from wsi_trainer.slide.resample import ScaledImage, halve
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.tissue import TissueMask
@@ -28,8 +28,8 @@ Planes = NDArray[np.uint8]
 """Pixels as channel, y, x."""
 
 ReadChunks = Callable[[int, int, int, int], Iterable[tuple[int, int, Planes]]]
-"""The pixels of a box of level 0 chunk by chunk, each with its top and left in the box; the next chunk may
-overwrite them. What is left out is the fill value."""
+"""The pixels of a box of level 0 chunk by chunk, each with its top and left in the box; chunks that are left out hold
+the fill value."""
 
 
 class PyramidWriter:
@@ -146,7 +146,7 @@ def drop_missing(store: Path, journal: Journal) -> None:
 _BAND = 4  # rows of chunks that are read at once where borders are decoded twice
 
 Piece = tuple[int, int, Planes]
-"""Top and left in the box, and pixels, which the next piece overwrites."""
+"""Top and left in the box, and pixels."""
 
 
 class ChunkCutter:
@@ -188,7 +188,7 @@ class ChunkCutter:
                 for row in range(0, rows, size):
                     for column in range(0, columns, size):
                         piece = part[row : row + size, column : column + size]
-                        planes = to_planes(piece, scratch("planes", CHANNELS, *piece.shape[:2]))
+                        planes = to_planes(piece, np.empty((CHANNELS, *piece.shape[:2]), np.uint8))
                         yield top + row, left + column, planes
 
     def _runs(self, y: int, x: int, height: int, width: int) -> Iterator[tuple[int, int]]:

@@ -1,85 +1,57 @@
-"""Files that appear whole or not at all, whichever way they are written."""
+"""Files that appear whole or not at all, on every system."""
 
 from __future__ import annotations
 
 import errno
 import os
-from itertools import pairwise
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from lightning_plugin import Box
 from tests.wsi_trainer.slides.conftest import SMALL
-from wsi_trainer.io import files
-from wsi_trainer.io.files import BLOCK, LARGE, PIECE, replace_file, write_directly
+from wsi_trainer.cli import main
+from wsi_trainer.io.files import replace_file
+from wsi_trainer.slide import Slide
+from wsi_trainer.slide.views import Image
 from wsi_trainer.store.convert import Job, convert
 from wsi_trainer.store.identity import quick_hash
 
-SIZES = [0, 1, BLOCK, LARGE - 1, LARGE, LARGE + 1, PIECE - BLOCK, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE + BLOCK + 7]
+LINUX_ONLY = ("posix_fadvise", "posix_fallocate", "O_DIRECT", "pread", "preadv", "pwrite", "sched_getaffinity", "fork",
+              "set_blocking", "sysconf", "getuid")  # fmt: skip
 
 
-def parts_of(size: int) -> tuple[bytes, ...]:
-    """So many bytes in pieces of all lengths, none of them a multiple of a block."""
-    data = os.urandom(size)
-    cuts = sorted({0, size, min(size, 3), size // 3, size // 2 + 1, max(0, size - 5)} & set(range(size + 1)))
-    return tuple(data[a:b] for a, b in pairwise(cuts))
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_what_is_written_is_read(tmp_path: Path, size: int) -> None:
-    parts = parts_of(size)
-    replace_file(tmp_path / "file", *parts)
-    assert (tmp_path / "file").read_bytes() == b"".join(parts)
-    assert [p.name for p in tmp_path.iterdir()] == ["file"]
-
-
-def test_large_files_go_past_the_cache_where_they_can(tmp_path: Path) -> None:
-    parts = parts_of(LARGE + 1)
-    if not write_directly(tmp_path / "direct", parts):
-        pytest.skip(f"the disk of {tmp_path} cannot be written past the page cache")
-    assert (tmp_path / "direct").read_bytes() == b"".join(parts)
-
-
-@pytest.mark.parametrize("where", ["open", "write", "short write"])
-def test_a_disk_that_cannot_is_written_through_the_cache(
-    tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
+def test_slides_are_converted_and_read_where_the_system_has_less(
+    slide: Path, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As tmpfs in older kernels, disks with larger blocks, and file systems in user space."""
-    met = []
-    real_open, real_write = os.open, os.write
-
-    def open_(path: Any, flags: int, *rest: Any) -> int:
-        if where == "open" and flags & os.O_DIRECT:
-            met.append(path)
-            raise OSError(errno.EINVAL, "Invalid argument")
-        return real_open(path, flags, *rest)
-
-    def write(fd: int, data: Any) -> int:
-        met.append(fd)
-        if where == "write":
-            raise OSError(errno.EINVAL, "Invalid argument")
-        return real_write(fd, data[:BLOCK]) if where == "short write" else real_write(fd, data)
-
-    monkeypatch.setattr(files.os, "open", open_)
-    monkeypatch.setattr(files.os, "write", write)
-    parts = parts_of(LARGE + 1)
-    replace_file(tmp_path / "file", *parts)
-    assert met
-    assert (tmp_path / "file").read_bytes() == b"".join(parts)
+    """As macOS and Windows have: without these calls, and without /proc for whoever looks there."""
+    for name in LINUX_ONLY:
+        monkeypatch.delattr(os, name, raising=False)
+    monkeypatch.delattr(signal, "SIGHUP", raising=False)
+    for _ in range(2):
+        assert main(["preprocess", str(slide), str(tmp_path)]) == 0
+    assert main(["verify", str(tmp_path)]) == 0
+    with Image(Slide.open(slide)) as raw, Image(Slide.open(tmp_path / "slide.zarr"), threads=3) as stored:
+        box = Box((100, 50), (900, 700))
+        assert torch.equal(raw.read(box), stored.read(box))
+    with ThreadPoolExecutor(4) as pool, Slide.open(slide) as opened:  # where a file has one position for all
+        rows = range(0, 800, 40)
+        parts = list(pool.map(lambda top: opened.read(0, top, 0, 40, 1037), rows))
+        assert np.array_equal(np.concatenate(parts), opened.read(0, 0, 0, 800, 1037))
 
 
-def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(fd: int, data: Any) -> int:
+def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(files.os, "write", full)
-    if not write_directly(tmp_path / "probe", ()):
-        pytest.skip(f"the disk of {tmp_path} cannot be written past the page cache")
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        replace_file(tmp_path / "file", *parts_of(LARGE))
-    assert not (tmp_path / "file").exists()
+        replace_file(tmp_path / "file", b"content")
+    assert not list(tmp_path.iterdir())
 
 
 def test_every_folder_of_a_store_is_made_durable(slide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -315,36 +315,22 @@ def is_by_pixels(array: NDArray[np.uint8]) -> bool:
     return array.strides[0] == 1 and array.shape[0] > 1
 
 
-_kept = threading.local()
-
-
-def scratch(use: str, *shape: int) -> NDArray[np.uint8]:
-    """An array of bytes with anything in it, which the next call of this thread for the same use gives again.
-
-    It is as large as the largest one that was asked for, so only ask for blocks and chunks, never for tiles.
-    """
-    size = math.prod(shape)
-    memory: NDArray[np.uint8] | None = getattr(_kept, use, None)
-    if memory is None or memory.size < size:
-        memory = np.empty(size, np.uint8)
-        setattr(_kept, use, memory)
-    return memory[:size].reshape(shape)
+READ_ONLY = os.O_RDONLY | getattr(os, "O_BINARY", 0)
+"""Flags for `os.open`; Windows would translate the ends of lines."""
+_seeking = threading.Lock()
 
 
 def read_at(fd: int, count: int, offset: int) -> bytes:
-    """So many bytes from a place in a file, fewer only where the file ends.
+    """Bytes from a place in a file, fewer than `count` only where the file ends.
 
     The system may give fewer than were asked for: where a signal interrupts a network file system, and above 2 GiB.
     """
-    data = os.pread(fd, count, offset)
+    if hasattr(os, "pread"):
+        data = os.pread(fd, count, offset)
+    else:  # Windows, where a file has one position for all threads
+        with _seeking:
+            os.lseek(fd, offset, os.SEEK_SET)
+            data = os.read(fd, count)
     if len(data) == count or not data:
         return data
     return data + read_at(fd, count - len(data), offset + len(data))
-
-
-def fill_at(fd: int, out: memoryview, offset: int) -> int:
-    """The same into memory that is there; how many bytes there were."""
-    done = 0
-    while done < len(out) and (count := os.preadv(fd, [out[done:]], offset + done)):
-        done += count
-    return done

@@ -10,6 +10,7 @@ import io
 import os
 import re
 import struct
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.formats.base import (
     PLAIN,
+    READ_ONLY,
     Level,
     Pixels,
     Reader,
@@ -31,7 +33,6 @@ from wsi_trainer.slide.formats.base import (
     clip_box,
     level_downsample,
     read_at,
-    scratch,
 )
 from wsi_trainer.slide.formats.tiff_pages import (
     check_pages,
@@ -97,7 +98,7 @@ class TiffReader(Reader):
         self._jpegs = [JpegTiles(page) if plain and JpegTiles.suits(page.keyframe) else None for page in self._pages]
         self._sparse = [0 in page.databytecounts for page in self._pages]
         self._tiles = [tile_size(page.keyframe) for page in self._pages]
-        self._fd = os.open(self._path, os.O_RDONLY)
+        self._fd = os.open(self._path, READ_ONLY)
         key, size, others = self._pages[0].keyframe, pixel_size(self._tif), further_images(self._tif)
         self.orientation = orientation(key)
         self.info = SlideInfo(
@@ -236,6 +237,17 @@ def _same_aspect(base: tuple[int, int], shape: tuple[int, int]) -> bool:
     return abs(ratio[0] - ratio[1]) <= max(0.02 * ratio[0], 2 * ratio[0] / min(shape))
 
 
+_kept = threading.local()
+
+
+def tile_room(shape: tuple[int, ...]) -> Pixels:
+    """Memory for a decoded tile, the same at the next call of this thread: JPEG decodes an eighth faster into it."""
+    room: Pixels | None = getattr(_kept, "room", None)
+    if room is None or room.shape != shape:
+        room = _kept.room = np.empty(shape, np.uint8)
+    return room
+
+
 class JpegTiles:
     """Decodes the tiles of one page as tifffile does, without new memory for each."""
 
@@ -254,7 +266,7 @@ class JpegTiles:
 
     def decode(self, data: bytes) -> Pixels | None:
         """The pixels of a tile, which this thread's next call overwrites; None if it has another size."""
-        out = scratch("jpeg", *self._shape)
+        out = tile_room(self._shape)
         how = {"tables": self._tables, "colorspace": self._stored, "outcolorspace": self._wanted}
         try:
             imagecodecs.jpeg8_decode(data, **how, out=out)
