@@ -1,4 +1,4 @@
-"""Maps of a run as `heatmap` wrote them, for the report and the viewer."""
+"""Maps and regions of a run as `heatmap` and `segment` wrote them, for the report and the viewer."""
 
 from __future__ import annotations
 
@@ -75,15 +75,29 @@ class Maps:
             }
 
     def _files(self, kind: str) -> Iterator[tuple[str, Path, dict[str, Any]]]:
-        """Slide by slide a file and its entry. One outside of the run is refused: a run may come from somebody else."""
+        """Slide by slide a file and its entry."""
         about = self.folder / MAPS
         with as_written(about):
             entries = [(str(slide), dict(entry)) for slide, entry in dict(self.facts.get("slides", {})).items()]
             found = [(slide, self.folder / str(entry[kind]), entry) for slide, entry in entries]
         for slide, path, entry in found:
-            if not path.resolve().is_relative_to(self.run.path.resolve()):
-                raise UserError(f"{about} names a file outside of the run: {path}; make the maps again")
-            yield slide, path, entry
+            yield slide, inside(self.run, about, path), entry
+
+
+def outlines_of(run: Run) -> dict[str, Path]:
+    """The files of the regions that `segment` found, by slide."""
+    about = run.segments / "segments.json"
+    with as_written(about):
+        entries = dict(read_json(about).get("slides", {})).items()
+        found = {str(slide): run.segments / str(entry["outlines"]) for slide, entry in entries}
+    return {slide: inside(run, about, path) for slide, path in found.items()}
+
+
+def inside(run: Run, about: Path, path: Path) -> Path:
+    """The path of a file of results. One outside of the run is refused: a run may come from somebody else."""
+    if not path.resolve().is_relative_to(run.path.resolve()):
+        raise UserError(f"{about} names a file outside of the run: {path}; write it again with --overwrite")
+    return path
 
 
 def _pixels(value: Any) -> int:

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.errors import UserError
-from wsi_trainer.explain.maps import MapFile, Maps
+from wsi_trainer.explain.maps import MapFile, Maps, outlines_of
 from wsi_trainer.fit.run import Run
 from wsi_trainer.metrics import Predictions, read_predictions
 from wsi_trainer.preprocess.inputs import list_slides
+from wsi_trainer.regions.outlines import READERS
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class ShownSlide:
     maps: tuple[MapFile, ...] = ()
     regions: Path | None = None
     """Annotations of the slide."""
+    found: Path | None = None
+    """Regions that the first run found."""
 
     def row(self, number: int) -> dict[str, Any]:
         """Row of the page's list. The page needs no path."""
@@ -82,7 +86,7 @@ def contents_of(
         raise UserError(f"{option} is about runs, and {what} is not the folder of a run")
     else:
         found = of_slides(what)
-    slides = (replace(slide, regions=annotations_of(slide.name, regions)) for slide in found.slides)
+    slides = (replace(slide, regions=annotations_of(slide.name, regions) or slide.regions) for slide in found.slides)
     return replace(found, slides=tuple(slides))
 
 
@@ -103,6 +107,7 @@ def of_runs(folders: list[Run]) -> Contents:
         names = tuple(str(folder.path) for folder in folders)
     predictions = [_predictions_of(folder) for folder in folders]
     said = [_opinions_of(files) for files in predictions]
+    outlines = outlines_of(folders[0])
     maps = [
         maps.arrays(name if len(folders) > 1 else "")
         for folder, name in zip(folders, names)
@@ -119,6 +124,8 @@ def of_runs(folders: list[Run]) -> Contents:
             one.split,
             tuple(opinions.get(one.slide, opinions.get(one.patient)) for _, opinions in said),  # or of the patient
             tuple(found[one.slide] for found in maps if one.slide in found),
+            _drawn_on(one),
+            outlines.get(one.slide),
         )
         for one in folders[0].kept()
     ]
@@ -142,6 +149,12 @@ def _opinions_of(files: list[Predictions]) -> tuple[dict[str, str], dict[str, Op
             labels[slide] = said.label
             opinions[slide] = Opinion(said.predicted, float(error), said.wrong, said.probability)
     return labels, opinions
+
+
+def _drawn_on(record: SlideRecord) -> Path | None:
+    """The annotations that the manifest names, where they are outlines and no label image."""
+    path = Path(record.others.get("regions", ""))
+    return path if path.suffix.lower() in READERS else None
 
 
 def annotations_of(slide: str, folder: Path | None) -> Path | None:

@@ -100,7 +100,7 @@ class Scene:
             "vendor": opened.info.vendor,
             "notes": list(opened.info.notes),
             "layers": [self._about_map(slide, number) for number in range(len(entry.maps))],
-            "regions": entry.regions is not None,
+            "regions": entry.regions is not None or entry.found is not None,
         }
 
     def tile(self, slide: int, level: int, row: int, column: int) -> bytes:
@@ -183,14 +183,16 @@ class Scene:
         return {"places": places}
 
     def regions(self, slide: int) -> dict[str, Any]:
-        """The annotations of a slide, which are drawn on the original, in pixels of the image that is shown."""
+        """The drawn and the found regions, which are in pixels of the original, in those of the image that is shown."""
         entry = self._entry(slide)
-        if entry.regions is None:
-            raise NotThere("this slide has no annotations")
-        opened = self.slide(slide)
-        place = _place(opened)
-        shown = ([place.to_image(ring).tolist() for ring in region.rings] for region in read_regions(entry.regions))
-        return {"polygons": [{"rings": rings} for rings in shown]}
+        place = _place(self.slide(slide))
+        polygons = [
+            {"kind": kind, "rings": [place.to_image(ring).tolist() for ring in region.rings]}
+            for kind, path in (("drawn", entry.regions), ("found", entry.found))
+            if path is not None
+            for region in read_regions(path)
+        ]
+        return {"polygons": polygons}
 
     def layer(self, slide: int, name: str) -> Layer:
         """A layer of a slide: `tissue`, or the number of a map."""

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -42,6 +43,8 @@ from wsi_trainer.regions.target import Legend, blocks_of, open_target
 from wsi_trainer.segment.predict import predicted
 from wsi_trainer.slide.geometry import SlideTransform
 from wsi_trainer.synthetic import generate
+from wsi_trainer.view.contents import contents_of
+from wsi_trainer.view.scene import Scene
 
 TASK = "{class_path: SegmentationTask, init_args: {classes: [normal, lesion]}}"
 
@@ -116,6 +119,24 @@ def test_borders_and_lesions_of_the_written_labels(run: Run, capsys: pytest.Capt
     assert main(["report", str(run.path)]) == 0
     page = run.report.read_text()
     assert "Borders by class, within 3 µm" in page and "Lesions detected by class" in page and "FROC, " in page
+
+
+def test_the_viewer_shows_drawn_and_found_regions(run: Run) -> None:
+    for _ in range(2):
+        assert main(["segment", str(run.path), "--overwrite"]) == 0
+        contents = contents_of(run.path)
+        found = read_json(run.segments / "segments.json")["slides"]
+        records = {record.slide: record for record in read_manifest(run.splits, labelled=False)}
+        with closing(Scene(contents)) as scene:
+            for number, slide in enumerate(contents.slides):
+                paths = {"drawn": Path(records[slide.name].others["regions"])}
+                if slide.name in found:
+                    paths["found"] = run.segments / found[slide.name]["outlines"]
+                shown = [(one["kind"], one["rings"]) for one in scene.regions(number)["polygons"]]
+                assert shown == [(kind, [ring.tolist() for ring in its.rings]) for kind, path in paths.items()
+                                 for its in read_regions(path)]  # fmt: skip
+                assert scene.about(number)["regions"]
+    assert found, "some slides were segmented"
 
 
 def test_without_drawn_regions_or_unasked_there_are_no_scores(run: Run, tmp_path: Path) -> None:

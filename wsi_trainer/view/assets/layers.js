@@ -31,7 +31,10 @@ wsi.layers = (page) => {
     const layer = layerOf(pane);
     const map = checked("show-map") && layer !== "" && tilesOf(layer);
     if (map) wsi.drawLayer(context, place, map, style());
-    if (checked("show-regions") && state.polygons.regions) wsi.drawPolygons(context, place, state.polygons.regions, "#00b070");
+    for (const [kind, colour] of [["drawn", "#00b070"], ["found", "#d02020"]]) {
+      const regions = (state.polygons.regions || []).filter((one) => one.kind === kind);
+      if (checked("show-regions")) wsi.drawPolygons(context, place, regions, colour);
+    }
     const outlines = checked("show-outlines") && state.polygons[`outlines ${layer}`];
     if (outlines) wsi.drawPolygons(context, place, outlines, "#d02020");
     if (state.marked) wsi.drawBox(context, place, state.marked);
