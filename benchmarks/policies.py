@@ -16,9 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from torch import nn
 
 from benchmarks.against_plain import step, vgg16
@@ -26,8 +24,8 @@ from benchmarks.calibrated import calibrated
 from benchmarks.keep import keep_case
 from benchmarks.largest_image import largest, planned
 from benchmarks.published import POLICIES
+from benchmarks.table import table
 from lightning_plugin import BudgetError, TiledModule, make_plan
-from lightning_plugin.units import format_bytes
 
 GIB = 2**30
 #: Sides are multiples of this.
@@ -80,7 +78,6 @@ def main() -> None:
     parser.add_argument("--only", choices=("largest", "times"), default=None)
     options = parser.parse_args()
     policies = options.policy or tuple(POLICIES)
-    table = Table("policy", "largest side under 1 GiB", "seconds", "of plain's", "predicted", "peak")
     sides = (
         {p: largest(planned(GIB, policy=POLICIES[p]), options.limit, UNIT, 16) for p in track(policies)}
         if options.only != "times"
@@ -98,10 +95,7 @@ def main() -> None:
         if name in sides:
             about = {"network": "vgg16", "policy": name, "budget": "1GiB", "limit": options.limit}
             keep_case("policies", f"{name} largest", {**about, "largest_side": sides[name]})
-        cells = [sides.get(name), row.get("seconds"), row.get("ratio"), row.get("predicted_seconds")]
-        table.add_row(name, *(f"{c:.2f}" if isinstance(c, float) else str(c or "–") for c in cells),
-                      format_bytes(row["peak_bytes"]) if row.get("peak_bytes") else "–")  # fmt: skip
-    Console().print(table)
+    print(table("policies", ["largest_side", "seconds", "ratio", "predicted_seconds", "peak_bytes"]))
 
 
 if __name__ == "__main__":

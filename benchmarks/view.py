@@ -27,11 +27,10 @@ import psutil
 from rich.console import Console
 from rich.progress import track
 
-from wsi_trainer.fit.run import environment
+from benchmarks.keep import keep
 from wsi_trainer.synthetic import generate
 from wsi_trainer.synthetic.pyramid import write_pyramid
 
-RESULT = Path(__file__).parent / "results" / "view.json"
 WINDOW = (860, 1400)
 TILE = 512
 CONNECTIONS = 6
@@ -166,7 +165,6 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=5, help="different files among the slides")
     parser.add_argument("--cohort_side", type=int, default=8192)
     parser.add_argument("--moves", type=int, default=1000)
-    parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -182,8 +180,7 @@ def main() -> None:
         "wander": summary(visit, options.moves, options.slides, options.cohort_side),
     }
     Console().print(values)
-    record = {"name": "view", "environment": environment()}
-    options.out.write_text(json.dumps(record | {"values": values}, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    keep("view", values)
 
 
 if __name__ == "__main__":

@@ -29,19 +29,16 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 from torch import Tensor, nn
 
 from benchmarks.calibrated import RATES, calibrated
 from benchmarks.keep import keep_case
+from benchmarks.table import table
 from lightning_plugin import Box, EngineError, LazyImage, Plan, TiledModule
 from lightning_plugin.progress import Kind
 from lightning_plugin.residency.disk import OPEN
 from lightning_plugin.settings import Settings as Engine
-from lightning_plugin.units import format_bytes
-from tests.conftest import RESULTS
 from tests.lightning_plugin.planner.peaks import CLEAR, of_status, warm_up
 from tests.zoo.resnet import BasicBlock, ResNet
 from wsi_trainer.models.slide_model import COLOURS
@@ -241,17 +238,10 @@ def alone(store: Path, mode: str, budget: str) -> None:
         subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
-def table(cases: dict[str, Any]) -> Table:
-    """The cases that are known so far."""
-    shown = Table("case", "seconds", "processor", "a million", "predicted", "input", "ledger", "process", "disk")
-    for name, c in cases.items():
-        if "refused" in c:
-            shown.add_row(name, "refused", "", "", f"{c['predicted_seconds']:,.0f}")
-            continue
-        seconds = ("seconds", "processor_seconds", "seconds_per_million", "predicted_seconds", "input_seconds")
-        sizes = ("ledger_bytes", "process_bytes", "disk_bytes")
-        shown.add_row(name, *(f"{c[key]:,.2f}" for key in seconds), *(format_bytes(c[key]) for key in sizes))
-    return shown
+COLUMNS = [
+    "seconds", "processor_seconds", "seconds_per_million", "predicted_seconds", "input_seconds", "ledger_bytes",
+    "process_bytes", "disk_bytes", "refused",
+]  # fmt: skip
 
 
 def main() -> None:
@@ -272,7 +262,7 @@ def main() -> None:
         store = make_store(options.folder, side, options.glass)
         for mode in options.modes:
             alone(store, mode, options.budget)
-            Console(width=140).print(table(json.loads((RESULTS / f"{NAME}.json").read_text())["cases"]))
+            print(table(NAME, COLUMNS))
 
 
 if __name__ == "__main__":
