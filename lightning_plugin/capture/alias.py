@@ -6,6 +6,13 @@ written to gets the new value, each tensor that it is a view of gets the value w
 that is nobody's view, and all others that share the memory are *stale*: when one of them is used, its view is taken
 anew. What is written to a detached tensor changes the values of the other and not its gradient. Where an operator of
 unknown kind lies between, a stale tensor cannot be made good, and its use is an error.
+
+PyTorch's functionalisation (functional wrappers around the fakes, watched beneath) was tried in place of this. It
+turns the 24 programs of the tests into 188 operators where this makes 176, none of them in place, and would remove
+about 115 lines here and in `record`. Three programs then have wrong gradients, because it works below autograd and
+knows neither ``detach`` nor ``no_grad``; a call that is recorded whole (a barrier, a rule of `API`) has to be put into
+its wrappers by hand; writes into an image of the user's need the views as they are kept here; in-place kernels are
+gone. Each call takes 22 µs longer to record, of 190, and five private functions of PyTorch are needed.
 """
 
 from __future__ import annotations
