@@ -32,7 +32,6 @@ from lightning_plugin.options import Chains, Options
 from lightning_plugin.passes import forget_failed
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.analysis.background import parts_of_background
-from lightning_plugin.planner.analysis.describe import signature, structure
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.calibration.calibrate import local_rates
 from lightning_plugin.planner.choose import choose_plan, choose_recipe, together
@@ -44,6 +43,7 @@ from lightning_plugin.planner.search.policies import AUTO, with_halo
 from lightning_plugin.program.compiled import Compiler
 from lightning_plugin.program.findings import Library
 from lightning_plugin.program.fixed import fixed
+from lightning_plugin.program.key import recording_key
 from lightning_plugin.progress import Progress
 from lightning_plugin.recording import Recording, Rewriting, approximation, background_of, drawn, image_gradient_bytes
 from lightning_plugin.residency.homes import Homes, move
@@ -148,7 +148,7 @@ class Settings:
 
         if drawn(recording.nodes):  # the next step's splits are others, and so is what their tiles need
             return self.within([], recording, options.budget)
-        key = signature(recording, gradients=not self.accumulates), background(recording)
+        key = recording_key(recording, gradients=not self.accumulates), background(recording)
         known = put_last(self._plans, key, self._plans.get(key, []), MOST_PLANS)
         return self.within(known, recording, options.budget)
 
@@ -240,8 +240,8 @@ class Settings:
             return marked(replace(plan, shape=shape), recording)
         weights = [(t.shape, t.dtype) for t in tensors_of(recording) if isinstance(t, nn.Parameter)]
         about = shelf.key_of(
-            structure(recording, not self.accumulates), weights, self.accumulates, budget, calls, described,
-            background(recording),
+            recording_key(recording, not self.accumulates, sized=False), weights, self.accumulates, budget, calls,
+            described, background(recording),
             tuple(network.below.get(id(t)) for t in tensors_of(recording)),
             tuple(map(network.owes, network.captured)),
         )  # fmt: skip

@@ -18,9 +18,9 @@ from typing import Any
 
 from lightning_plugin.chain import Chain, body_of
 from lightning_plugin.graph import ROOM, Node, Value
-from lightning_plugin.ops import Barrier, Captured, Op, Source, Spread, VectorOp
+from lightning_plugin.ops import Barrier, Captured, Source, Spread, VectorOp
 from lightning_plugin.private import OPERATORS
-from lightning_plugin.program.structure import NoStructure, described, exactly, fields, varies
+from lightning_plugin.program.key import Unkeyed, key, value_key, varies
 from lightning_plugin.recording import gathered, vector_of
 
 #: Operators that a link may have, and from how far it may read what the one before has made.
@@ -85,8 +85,8 @@ class Runs:
     def look(self, i: int, node: Node) -> Hashable:
         """Key that is equal for operators that may stand at the same place of two links."""
         try:
-            op = but_for_keys(node.op), exactly(node.inplace)
-        except NoStructure:
+            op = key(node.op), key(node.inplace)
+        except Unkeyed:
             return i
         if isinstance(node.op, (VectorOp, Barrier)) and not of_torch(node.op.call.func):
             return i  # nobody knows what running it again does
@@ -97,10 +97,10 @@ class Runs:
             near = self.near(v, i)
             if near is None and v.is_map:
                 return i  # an image, or a map from far away
-            reads.append((described(v), near and (i - near[0], near[1])))
+            reads.append((value_key(v), near and (i - near[0], near[1])))
         if any(v.is_map and self.last_read.get(v, i) - i > LONGEST for v in node.outputs):
             return i
-        return op, tuple(reads), tuple(map(described, node.outputs))
+        return op, tuple(reads), tuple(map(value_key, node.outputs))
 
     def near(self, v: Value, reader: int) -> Made | None:
         """Place of the node that makes a value that is read, if that is near."""
@@ -222,14 +222,6 @@ class Runs:
 
 def size(values: Iterable[Value]) -> int:
     return sum(v.bytes for v in values)
-
-
-def but_for_keys(op: Op) -> Hashable:
-    """Key of an operator without its keys of random numbers."""
-    if not varies(op):
-        return exactly(op)
-    values = ((f.name, getattr(op, f.name)) for f in fields(op))
-    return type(op), tuple((name, type(value) if varies(value) else exactly(value)) for name, value in values)
 
 
 def of_torch(func: Callable[..., Any]) -> bool:

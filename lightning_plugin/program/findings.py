@@ -2,7 +2,7 @@
 
 [Note: findings] A step is recorded anew, and computes what the one before did: kinds, boxes and tapes of its tiles
 depend on nothing but the program's structure and the grid. They are found once, and kept where the plans are. What may
-have changed between two recordings is asked of the structure (`program.structure`): everything that an operator, a
+have changed between two recordings is asked of the structure (`program.key`): everything that an operator, a
 layout or a value has in it counts, types and flags too, and what cannot be compared for sure is not kept. Findings hold
 no data and nothing of a graph, so they keep no recording alive.
 """
@@ -23,8 +23,8 @@ from lightning_plugin.graph import Node, Value
 from lightning_plugin.ledger import Ledger, unseen
 from lightning_plugin.ops import TileOp
 from lightning_plugin.program.compiled import OFTEN, Compiled, Compiler
+from lightning_plugin.program.key import program_key
 from lightning_plugin.program.program import Program
-from lightning_plugin.program.structure import structure
 from lightning_plugin.program.tape import Emit, Read, ScanTile, See, Tape, record
 
 Interval = tuple[int, int]
@@ -170,7 +170,7 @@ class Library:
 
     def of(self, program: Program, grid: Grid) -> Findings:
         """The findings of a program on a grid: those that are kept, or blank ones."""
-        key = structure(program, grid)
+        key = program_key(program, grid)
         found = self.findings.get(key) if key is not None else None
         if found is None:
             found = Findings(program, grid)

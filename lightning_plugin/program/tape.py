@@ -27,8 +27,8 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.layout import Axis, Layout, Part
 from lightning_plugin.ops import Kernel, Pieces, ReduceOp, TileOp
+from lightning_plugin.program.key import varies
 from lightning_plugin.program.program import Program
-from lightning_plugin.program.structure import varies
 
 #: Reads a box of a map: a tile, or what gives it piece by piece.
 Read = Callable[[Value, Box], Tensor | Pieces]

@@ -60,9 +60,10 @@ def top(z: Tensor, bits: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Stream:
-    """The random numbers of one call. The key changes every step, so a plan does not depend on it."""
+    """The random numbers of one call. The key changes every step, and the number of the call from layer to layer; plans
+    and tile programs depend on neither."""
 
-    call: int
+    call: int = field(compare=False)
     key: int = field(compare=False)
 
     def base(self, part: int) -> int:

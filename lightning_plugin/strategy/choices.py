@@ -11,8 +11,8 @@ from typing import Any
 from lightning_plugin.errors import BudgetError
 from lightning_plugin.execute.frame import Step
 from lightning_plugin.plan import Plan
-from lightning_plugin.planner.analysis.describe import signature, structure
 from lightning_plugin.planner.costs.rates import Rates
+from lightning_plugin.program.key import recording_key
 from lightning_plugin.recording import Recording, drawn
 from lightning_plugin.settings import MOST_PLANS, Settings, put_last, shorten, tensors_of
 from lightning_plugin.strategy.feedback import Feedback
@@ -59,7 +59,7 @@ class RunSettings(Settings):
         if len(known) > before:  # it was made just now
             if self.team is not None:
                 self.team.agree(plan.to_json(), DIFFERENT)
-            network = plan.approximation if once else hashed(structure(recording, gradients=False))
+            network = plan.approximation if once else hashed(recording_key(recording, gradients=False, sized=False))
             self.feedback.announce(plan, network, alike=once)
         self.ran.append(plan)
         return plan
@@ -158,7 +158,7 @@ class RunSettings(Settings):
 
 def digest(recording: Recording) -> str:
     """What two recordings share if and only if they can share a plan, as a text that is the same in every process."""
-    return hashed(signature(recording, gradients=False))
+    return hashed(recording_key(recording, gradients=False))
 
 
 @lru_cache(16)

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import Source
+from lightning_plugin.program.key import Unkeyed, key, value_key
 from lightning_plugin.program.program import Program
-from lightning_plugin.program.structure import NoStructure, described, exactly
 
 Found = TypeVar("Found")
 
@@ -38,7 +38,7 @@ class Repeats:
         """The same for nodes that compute the same on maps of the same sizes."""
         found = self.of_node.get(node.serial)
         if found is None:
-            values = tuple(map(described, (*node.inputs, *node.outputs)))
+            values = tuple(map(value_key, (*node.inputs, *node.outputs)))
             look = of_operator(node), values, node.inplace is not None
             found = self.of_node[node.serial] = self.numbers.setdefault(look, len(self.numbers))
         return found
@@ -74,8 +74,8 @@ class Repeats:
 def of_operator(node: Node) -> Hashable:
     """What operators have in common that compute the same; one that cannot be described is like no other."""
     try:
-        return exactly(node.op)
-    except NoStructure:
+        return key(node.op)
+    except Unkeyed:
         return node.serial
 
 

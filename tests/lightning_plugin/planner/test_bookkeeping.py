@@ -26,7 +26,6 @@ from lightning_plugin.options import Options
 from lightning_plugin.plan import SegmentForecast, SegmentPlan
 from lightning_plugin.planner import cache
 from lightning_plugin.planner.analysis.background import Background, summed, sums, windows
-from lightning_plugin.planner.analysis.describe import describe
 from lightning_plugin.planner.analysis.optimizers import state_for
 from lightning_plugin.planner.analysis.recorded import recorded
 from lightning_plugin.planner.calibration import calibrate
@@ -392,18 +391,6 @@ def test_a_processor_is_known_by_its_model(tmp_path: Path, monkeypatch: pytest.M
         and "Some" not in calibrate.key(torch.device("cpu"))["device"]
     )
     assert calibrate.key(torch.device("cpu"))["threads"] == torch.get_num_threads()
-
-
-def test_operators_are_described_by_what_they_do() -> None:
-    def called(x: int) -> int:
-        return x
-
-    assert describe([called, {"a": 2.5}, torch.ones(2), None, "x"]) == (
-        called.__qualname__, (("a", 2.5),), "tensor", None, "x",
-    )  # fmt: skip
-    assert describe((3, 17, True, 2.0), frozenset({17})) == (3, "size", True, 2.0)
-    assert describe(torch.float32) == "torch.float32"
-    assert describe(nn.ReLU) == "ReLU"
 
 
 # What is known of background

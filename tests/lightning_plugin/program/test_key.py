@@ -1,0 +1,55 @@
+"""Structural keys: exact ones in a process, plans' ones as text that every process makes alike."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Hashable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_plugin.planner.analysis.recorded import recorded
+from lightning_plugin.program.key import Unkeyed, key, recording_key
+from tests.lightning_plugin.program.test_findings import Net
+
+
+def text(side: int, sized: bool) -> str:
+    """A plan's key of a network with dropout, a norm, pooling and a maximum of channels."""
+    with torch.device("meta"):
+        net = nn.Sequential(Net(), Channels())
+    with recorded(net, (1, 3, side, side), torch.float32) as (network, _):
+        return repr(recording_key(network.recording, sized=sized))
+
+
+class Channels(nn.Module):
+    """The largest channel of each position: an operator that has a function made on the way."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.max(1).values
+
+
+def test_another_process_makes_the_same_text() -> None:
+    code = "from tests.lightning_plugin.program.test_key import text; print(text(24, True))"
+    found = {subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout}
+    assert found == {text(24, True) + "\n"} and "0x" not in text(24, True)
+
+
+def test_sizes_count_only_where_they_are_asked_for() -> None:
+    assert text(80, False) == text(96, False) and text(80, True) != text(96, True)
+
+
+@pytest.mark.parametrize("thing", [1, 1.0, True, 0.0, -0.0, (1,), [1], {"a": 1}, slice(1), torch.float32, nn.ReLU, len])
+def test_exact_keys_are_equal_for_nothing_else(thing: Any) -> None:
+    others = [1, 1.0, True, 0.0, -0.0, (1,), [1], {"a": 1}, slice(1), torch.float32, nn.ReLU, len]
+    keys: list[Hashable] = [key(other) for other in others]
+    assert keys.count(key(thing)) == 1
+
+
+def test_tensors_and_functions_made_on_the_way_have_no_exact_key() -> None:
+    for thing in (torch.ones(2), lambda: None, [object()]):
+        with pytest.raises(Unkeyed):
+            key(thing)
+        assert key(thing, frozenset()) == key(thing, frozenset())
