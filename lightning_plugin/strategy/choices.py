@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from lightning_plugin.errors import BudgetError
+from lightning_plugin.errors import BudgetError, PlanError
 from lightning_plugin.execute.frame import Step
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.costs.rates import Rates
@@ -148,7 +148,10 @@ class RunSettings(Settings):
         if not self.chosen and former is not None:
             self.options = replace(self.options, budget=former)
         if self.limits() == {name: state.get(name) for name in self.limits()}:
-            self.plans |= {key: [Plan.from_json(text) for text in texts] for key, texts in state["plans"].items()}
+            try:
+                self.plans |= {key: [Plan.from_json(text) for text in texts] for key, texts in state["plans"].items()}
+            except PlanError as error:  # another version wrote them
+                log.warning("the checkpoint's plans are made again: %s", error)
             self.roomy |= dict.fromkeys(state["roomy"])
             shorten(self.plans, MOST_PLANS)
             shorten(self.roomy, MOST_PLANS)

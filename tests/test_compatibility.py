@@ -1,0 +1,114 @@
+"""Files that version 0.1.0 wrote are read, and give the numbers that they gave then (docs/stability.md)."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_plugin import Box, Plan, TiledModule
+from wsi_trainer.cli import main
+from wsi_trainer.data.features import FeatureSource
+from wsi_trainer.fit.run import Run
+from wsi_trainer.slide import Slide
+
+OLD = Path(__file__).parent / "data" / "0.x"
+
+
+@pytest.fixture
+def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The files, in another folder than they were written in; commands run there."""
+    with zipfile.ZipFile(OLD / "files.zip") as files:
+        files.extractall(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def expected(old: Path) -> Any:
+    """The numbers that the version which wrote the files read from them."""
+    return json.loads((old / "expected.json").read_text())
+
+
+def network() -> torch.nn.Module:
+    spec = importlib.util.spec_from_file_location("make_old", OLD / "make.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.network()
+
+
+def test_a_plan_gives_the_same_step(expected: Any) -> None:
+    plan = Plan.from_json(Path("plan.json").read_text())
+    assert (plan.peak_bytes, len(plan.segments)) == (expected["plan"]["peak_bytes"], expected["plan"]["segments"])
+    net = network()
+    image = torch.rand(1, 3, 256, 192)
+    tiled = TiledModule(net, plan=plan)
+    loss = tiled(image).square().sum()
+    loss.backward()
+    assert loss.item() == pytest.approx(expected["plan"]["loss"], rel=1e-5)
+    assert tiled.plan.segments == plan.segments
+
+
+def test_a_store_holds_its_pixels_and_is_verified(expected: Any) -> None:
+    with Slide.open(Path("stores/s4.zarr")) as slide:
+        pixels = slide.read(0, 0, 0, 72, 72)
+    assert list(pixels.shape) == expected["store"]["shape"]
+    assert int(pixels.sum()) == expected["store"]["sum"]
+    assert main(["verify", "stores"]) == 0
+
+
+def test_features_have_their_values_and_a_head_is_trained_on_them(expected: Any) -> None:
+    features = FeatureSource(Path("features/s4.h5"))
+    values = features.read(Box((0, 0), features.shape[2:]))[0, :, :, 0].t()
+    assert list(values.shape) == expected["features"]["shape"]
+    assert values.sum().item() == pytest.approx(expected["features"]["sum"], rel=1e-5)
+    words = ["--data.manifest=manifest.csv", "--data.features=features", "--train.accelerator=cpu", "--out=heads"]
+    backbone = ["--model.backbone=wsi_trainer.models.FrozenFeatures", "--model.backbone.width=8"]
+    assert main(["fit", *words, *backbone, "--train.epochs=1", "--train.budget=null"]) == 0
+
+
+def test_a_run_predicts_and_scores_as_it_did(old: Path, expected: Any) -> None:
+    run = Run.open("run")
+    prediction = run.predict("stores/s4.zarr")
+    assert prediction == pytest.approx(expected["run"]["prediction"], abs=1e-5)
+    scores = run.scores["test"]["slide"]
+    assert {name: scores[name]["value"] for name in ("auc", "brier")} == expected["run"]["scores"]
+
+
+def test_a_run_is_tested_reported_and_found_finished(old: Path, expected: Any) -> None:
+    root = f"--data-root={old / 'stores'}"
+    assert main(["test", "run", root, "--overwrite"]) == 0
+    scores = Run.open("run").scores["test"]["slide"]
+    assert {name: scores[name]["value"] for name in ("auc", "brier")} == pytest.approx(
+        expected["run"]["scores"], abs=1e-5
+    )
+    assert main(["report", "run", root]) == 0
+    assert main(["fit", "run", "--data.manifest=manifest.csv", "--data.stores=stores"]) == 0
+
+
+def test_plans_of_another_format_in_a_checkpoint_are_made_again(old: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kept = torch.load("run/checkpoints/last.ckpt", weights_only=False)
+    text = json.dumps(json.loads(Path("plan.json").read_text()) | {"version": 2})
+    strategy = kept["lightning_plugin"]
+    assert strategy["plans"]
+    strategy["plans"] = dict.fromkeys(strategy["plans"], [text])
+    torch.save(kept, "other.ckpt")
+    words = ["--config=config.yaml", "--resume=other.ckpt", "--train.epochs=2"]
+    assert main(["fit", *words, "--out=further"]) == 0
+    assert "the checkpoint's plans are made again" in caplog.text
+
+
+def test_a_checkpoint_goes_on_and_a_config_begins_a_run(old: Path) -> None:
+    assert main(["fit", "--config=config.yaml", "--out=anew"]) == 0
+    assert (
+        main(["fit", "--config=config.yaml", "--out=further", "--resume=run/checkpoints/last.ckpt", "--train.epochs=2"])
+        == 0
+    )
+    kept = torch.load("further/checkpoints/last.ckpt", weights_only=False)
+    assert kept["epoch"] == 1 and kept["global_step"] == 4
