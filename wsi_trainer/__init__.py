@@ -3,4 +3,4 @@
 Importing this package imports nothing heavy: its parts are imported by name when they are used.
 """
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
