@@ -97,7 +97,7 @@ def test_plans_of_another_format_in_a_checkpoint_are_made_again(old: Path, caplo
     text = json.dumps(json.loads(Path("plan.json").read_text()) | {"version": 2})
     strategy = kept["lightning_plugin"]
     assert strategy["plans"]
-    strategy["plans"] = dict.fromkeys(strategy["plans"], [text])
+    strategy["plans"] = {key: [text] for key in strategy["plans"]}
     torch.save(kept, "other.ckpt")
     words = ["--config=config.yaml", "--resume=other.ckpt", "--train.epochs=2"]
     assert main(["fit", *words, "--out=further"]) == 0
