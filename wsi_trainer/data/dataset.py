@@ -31,10 +31,10 @@ from wsi_trainer.models.tasks import Task
 from wsi_trainer.regions.target import counted, open_target
 from wsi_trainer.slide.augment import AS_IT_IS, Augmentation, Augmented, Augmenter
 from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.slide.formats.base import FILL
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.tissue import TissueMask
 from wsi_trainer.slide.views import BlockView, Image, View, naming
-from wsi_trainer.store.layout import FILL
 
 
 def readers_of(given: int | None = None) -> int:

@@ -27,13 +27,13 @@ from wsi_trainer.fit.process import at_work
 from wsi_trainer.fit.trainer import precision_of
 from wsi_trainer.io.arrays import import_h5py
 from wsi_trainer.io.display import say
+from wsi_trainer.io.files import Locked, lock
 from wsi_trainer.models import PatchEncoder, SlideModel
 from wsi_trainer.models.finetune import merge_low_rank
 from wsi_trainer.models.pretrained import load_weights
 from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.views import Bag
 from wsi_trainer.store.identity import plain_name
-from wsi_trainer.store.staging import Locked, lock
 
 
 @dataclass

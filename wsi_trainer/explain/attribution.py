@@ -22,7 +22,7 @@ from lightning_plugin import TiledModule, materialize
 from wsi_trainer.errors import UserError
 from wsi_trainer.models import AttentionPooling, SlideClassifier
 from wsi_trainer.models.tasks import BinaryTask, Task
-from wsi_trainer.store.layout import FILL
+from wsi_trainer.slide.formats.base import FILL
 
 
 def targets_of(task: Task) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ from wsi_trainer.regions.shapes import Outline, Rings, outlines
 from wsi_trainer.slide.geometry import SlideTransform
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.views import Bag, Image, Positions
-from wsi_trainer.store.staging import NGFF04
+from wsi_trainer.store.convert import NGFF04
 
 NGFF: Mapping[str, tuple[str, ...]] = {"both": ("0.5", "0.4"), "0.5": ("0.5",), "0.4": ("0.4",)}
 """The versions for each choice of `ngff`."""

@@ -14,9 +14,8 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.io.display import say
 from wsi_trainer.io.untrusted import read_json
 from wsi_trainer.slide.errors import SlideError
-from wsi_trainer.slide.geometry import TOLERANCE, is_plausible
+from wsi_trainer.slide.geometry import PROVENANCE, TOLERANCE, is_plausible
 from wsi_trainer.slide.slide import Slide
-from wsi_trainer.store.layout import PROVENANCE
 
 MIXED = 1.1
 """Largest ratio between pixels of slides that are taken for one resolution."""

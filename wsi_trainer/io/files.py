@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, also after a power cut."""
+"""Files that appear whole or not at all, also after a power cut; locks on results."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ import math
 import os
 import platform
 import re
+import shutil
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
+from filelock import FileLock, Timeout
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -120,3 +122,39 @@ def sync_folder(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+PATIENCE = 10.0
+"""Seconds to wait for a lock: a process that was just killed may hold it for a moment."""
+LOCKS = ".staging"
+"""Folder of locks, and of unfinished stores, in a folder of results."""
+
+
+class Locked(Exception):
+    """Another process holds the lock."""
+
+
+@contextmanager
+def lock(out: Path, name: str, patience: float | None = None) -> Iterator[None]:
+    """Keeps other processes away from something; the system lifts the lock when this one dies.
+
+    Args:
+        out: A folder of results.
+        name: Name of a result in it.
+        patience: Seconds to wait for another process; `PATIENCE` by default.
+    """
+    path = out / LOCKS / f"{name}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(path, timeout=PATIENCE if patience is None else patience, poll_interval=0.1, thread_local=False):
+            yield
+    except Timeout as error:
+        raise Locked(str(path)) from error
+
+
+def remove(path: Path) -> None:
+    """Removes a folder, or the link to one."""
+    if path.is_symlink():
+        path.unlink()
+    elif path.exists():
+        shutil.rmtree(path)

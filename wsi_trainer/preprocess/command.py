@@ -13,15 +13,14 @@ from rich.console import Console
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.io.display import is_text, say
-from wsi_trainer.io.files import remove_half_written
+from wsi_trainer.io.files import Locked, lock, remove_half_written
 from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.stopping import Stopped, ends_at_once
-from wsi_trainer.store.convert import Converted, Job, convert
+from wsi_trainer.store.convert import ASSOCIATED, NGFF04, THUMBNAILS, Converted, Job, convert
 from wsi_trainer.store.export import export_ngff04, save_associated
 from wsi_trainer.store.identity import source_bytes
 from wsi_trainer.store.mask import OVERLAY
 from wsi_trainer.store.settings import Options, Settings
-from wsi_trainer.store.staging import ASSOCIATED, NGFF04, THUMBNAILS, Locked, lock
 
 from .inputs import Listed, check_outlines, is_table, list_slides, part_of
 from .pool import Failure, stall_seconds, work_on_all, work_on_dask, workers_of

@@ -13,10 +13,9 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.io.tables import Table, micrometres, read_table
 from wsi_trainer.slide.formats import omezarr, openslide, picture, tiff
 from wsi_trainer.slide.formats.dicom import all_series, is_dicom, read_instance
-from wsi_trainer.store.convert import Job
+from wsi_trainer.store.convert import ASSOCIATED, NGFF04, STAGING, THUMBNAILS, Job
 from wsi_trainer.store.identity import different_names, plain_name
 from wsi_trainer.store.manifest import NAME as MANIFEST
-from wsi_trainer.store.staging import ASSOCIATED, NGFF04, STAGING, THUMBNAILS
 
 # Files with these names are meant to be slides: where they cannot be read, that is worth a report.
 _SLIDE_NAMES = (

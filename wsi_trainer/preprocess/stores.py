@@ -9,14 +9,13 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.io.files import replace_file
+from wsi_trainer.io.files import Locked, lock, replace_file
 from wsi_trainer.io.tables import escape_formula, read_table, table_bytes, unescape_formula
 from wsi_trainer.preprocess.inputs import list_slides
 from wsi_trainer.slide.formats.store import is_own_store
-from wsi_trainer.store.convert import Converted, Job, stored
+from wsi_trainer.store.convert import NGFF04, STAGING, Converted, Job, stored
 from wsi_trainer.store.identity import quick_hash, without_extension
 from wsi_trainer.store.manifest import read_manifest
-from wsi_trainer.store.staging import NGFF04, STAGING, Locked, lock
 
 STORES = "stores.csv"
 TEMPLATE = "manifest.csv"

@@ -25,17 +25,15 @@ from wsi_trainer.regions.geojson import PathClass, write_outlines
 from wsi_trainer.regions.shapes import joined, pieces
 from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.geometry import SlideTransform, resolve
-from wsi_trainer.slide.resample import ScaledImage
 from wsi_trainer.slide.rules import RULES
-from wsi_trainer.slide.slide import Slide
+from wsi_trainer.slide.slide import ScaledImage, Slide
 from wsi_trainer.slide.tissue import REMOVED, Mask, TissueMask
 from wsi_trainer.stopping import ends_at_once
-from wsi_trainer.store.convert import Job
+from wsi_trainer.store.convert import THUMBNAILS, Job
 from wsi_trainer.store.identity import quick_hash, source_bytes
 from wsi_trainer.store.manifest import sha256_of
 from wsi_trainer.store.mask import OVERLAY, draw_overlay, draw_overview, find_mask, outline_of
 from wsi_trainer.store.settings import MaskOptions, Settings
-from wsi_trainer.store.staging import THUMBNAILS
 
 from .inputs import check_outlines, list_slides
 from .pool import Failure, Progress, stall_seconds, work_on_all, workers_of

@@ -16,8 +16,7 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.io.arrays import open_zarr_array
 from wsi_trainer.io.untrusted import read_json
 from wsi_trainer.regions.geojson import PathClass
-from wsi_trainer.slide.geometry import SlideTransform
-from wsi_trainer.store.layout import PROVENANCE
+from wsi_trainer.slide.geometry import PROVENANCE, SlideTransform
 from wsi_trainer.store.ngff import NGFF, multiscale, write_json
 
 CHUNK = 512

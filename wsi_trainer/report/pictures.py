@@ -14,8 +14,8 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.io.untrusted import read_picture
 from wsi_trainer.slide.rules import RULES, Rule
 from wsi_trainer.slide.slide import Slide
+from wsi_trainer.store.convert import THUMBNAILS
 from wsi_trainer.store.mask import OVERLAY
-from wsi_trainer.store.staging import THUMBNAILS
 
 SIDE = 150
 

@@ -1,11 +1,11 @@
 """The slide: opened once, read in any format, in one set of coordinates.
 
-slide.py       `Slide`: an open file, upright and perhaps cropped
+slide.py       `Slide`: an open file, upright and perhaps cropped; `ScaledImage`: at a coarser resolution, box by box
 formats/       a reader for each format; stores of this package are one
 views.py       `Image` and `Bag`: what the engine reads
 augment.py     `Augmented`: either of them, turned, shifted and stained
-resample.py    a slide at a coarser resolution, box by box
-tissue.py      tissue masks; rules.py: what else is taken out of them
+tissue.py      tissue masks; rules.py: pen marks, blur and the like, which are taken out of them
+geometry.py    coordinates and the size of a pixel
 """
 
 from typing import TYPE_CHECKING, Any

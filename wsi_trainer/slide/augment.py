@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_plugin import Box, TileSource
+from wsi_trainer.slide.formats.base import FILL
 from wsi_trainer.slide.views import Positions, View
-from wsi_trainer.store.layout import FILL
 
 # Directions of the stains in optical density of R, G and B: haematoxylin, eosin, and what is left,
 # measured by Ruifrok and Johnston (2001).

@@ -18,7 +18,6 @@ from numpy.typing import ArrayLike, NDArray
 from wsi_trainer.io.untrusted import read_json
 from wsi_trainer.slide.errors import AbsentResolution, SlideError, UnknownResolution
 from wsi_trainer.slide.formats.base import SlideInfo
-from wsi_trainer.store.layout import PROVENANCE
 
 Pair = tuple[float, float]
 """Of the vertical and the horizontal direction, in this order."""
@@ -110,8 +109,10 @@ def _numbers(values: Any, count: int) -> list[float]:
     return numbers
 
 
+PROVENANCE = "wsi_trainer"
+"""The attribute of a store beside `ome` that says where it comes from and how it was made."""
 KEY = "place"
-"""The key of a store's provenance."""
+"""The key of the transform in it."""
 
 
 def place_of_store(path: Path) -> SlideTransform:

@@ -1,4 +1,4 @@
-"""`Slide`: an open slide of any format, upright and in one set of coordinates."""
+"""`Slide`: an open slide of any format, upright and in one set of coordinates; `ScaledImage`: the same, coarser."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import threading
 import weakref
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -16,15 +16,26 @@ import numpy as np
 from PIL import Image
 
 from wsi_trainer.io.arrays import open_zarr_array
-from wsi_trainer.slide.formats.base import PLAIN, Level, Pixels, Reader, ReadOptions, SlideInfo, to_planes
+from wsi_trainer.slide.formats.base import (
+    PLAIN,
+    Level,
+    Pixels,
+    Reader,
+    ReadOptions,
+    SlideInfo,
+    blank,
+    check_decoded,
+    to_planes,
+)
 from wsi_trainer.slide.formats.opening import open_format
 from wsi_trainer.slide.formats.store import StoreReader
 from wsi_trainer.slide.geometry import TOLERANCE, SlideTransform, place_of_store, resolve, shrink_factor
-from wsi_trainer.slide.resample import ScaledImage
-from wsi_trainer.slide.tissue import LABEL, TissueMask, coarse_copy, find_tissue, mask_scale
+from wsi_trainer.slide.tissue import LABEL, TissueMask, find_tissue, mask_scale
 
 _COARSEST = 64.0  # downsample up to which the levels of a cropped slide stay pixel for pixel those of the slide
 _HELD = 1 << 22  # pixels that are read at a time to make a thumbnail
+LONGEST = 1024
+"""Longest side of a picture of a slide."""
 
 # By TIFF's number of an orientation: whether rows and columns are exchanged, and then which axes run backwards.
 _TURNS = {
@@ -266,6 +277,21 @@ class Slide:
                 out[row : row + rows, column : column + columns] = np.asarray(Image.fromarray(pixels).reduce(factor))
         return out
 
+    def coarse_copy(self, image: ScaledImage, scale: int) -> CoarseCopy:
+        """A copy in which a pixel is `scale` pixels of an image of the slide."""
+        factors = (scale * self.shape[0] / image.shape[0], scale * self.shape[1] / image.shape[1])
+        if abs(factors[0] / factors[1] - 1) < TOLERANCE:  # but for rounding, one for both
+            factors = (factors[0], factors[0])
+        finer = 1  # the slide is read once, fine enough for both
+        longest = max(self.shape[0] / factors[0], self.shape[1] / factors[1])
+        while finer < scale and longest * finer < LONGEST:
+            finer *= 2
+        coarse = ScaledImage(self, (max(1.0, factors[0] / finer), max(1.0, factors[1] / finer)), smooth=False)
+        what = f"its overview of {coarse.shape[1]} x {coarse.shape[0]} px"
+        check_decoded(self.path, what, 3 * math.prod(coarse.shape))
+        picture = Image.fromarray(coarse.read(0, 0, *coarse.shape))
+        return CoarseCopy(np.asarray(picture.reduce(finer)), factors, picture)
+
     def tissue(self, image: ScaledImage | None = None) -> TissueMask:
         """The tissue: what `preprocess` stored with a store, or would store by Otsu's method.
 
@@ -278,7 +304,7 @@ class Slide:
         mask = self._stored_tissue(image, scale)
         if mask is not None:
             return mask
-        return find_tissue(coarse_copy(self, image, scale).pixels, scale)
+        return find_tissue(self.coarse_copy(image, scale).pixels, scale)
 
     def _stored_tissue(self, image: ScaledImage, scale: int) -> TissueMask | None:
         """The label of a store at the level whose pixels are those of the mask, or the coarsest below."""
@@ -322,3 +348,155 @@ class _Crop:
 def _restored(path: Path, name: str, arguments: tuple[Any, ...]) -> Slide:
     reader, options, mpp, crop = arguments
     return Slide(path, reader, options, mpp=mpp, crop=crop, name=name)
+
+
+@dataclass(frozen=True, eq=False)
+class CoarseCopy:
+    """A slide as coarse as its mask."""
+
+    pixels: Pixels
+    factors: tuple[float, float]
+    """Pixels of level 0, y and x, along one of them."""
+    picture: Image.Image
+    """The slide in at least `LONGEST` pixels, where it has as many."""
+
+
+_SUPPORT = {Image.Resampling.LANCZOS: 3.0, Image.Resampling.BOX: 0.5}
+_LARGEST_SOURCE = 4096  # px a side of a source block
+
+
+class ScaledImage:
+    """A slide in which one pixel is `factor` pixels of level 0, 1 or more: the same for both axes, or y and x.
+
+    It is read box by box, with nothing held whole. The coarsest level that is at least as fine as wanted is filtered
+    down with Lanczos (averaged, for overviews). A box is computed with the margin that the filter needs, so it does not
+    depend on how the image is cut.
+    """
+
+    def __init__(self, slide: Slide, factor: float | tuple[float, float], *, smooth: bool = True) -> None:
+        factors = factor if isinstance(factor, tuple) else (factor, factor)
+        if min(factors) < 1:
+            raise ValueError(f"factor={factor}: making a slide finer would invent pixels")
+        self._slide = slide
+        levels = slide.levels
+        fits = [i for i, level in enumerate(levels) if level.downsample <= min(factors) * 1.0001]
+        self.level = max(fits, key=lambda i: levels[i].downsample)
+        steps = [factor / levels[self.level].downsample for factor in factors]
+        self._steps = tuple(1.0 if abs(step - 1) < 1e-4 else step for step in steps)
+        largest = max(self._steps)
+        # Always filtered in the same cells, so that rounding does not depend on what is read at a time.
+        self._cell = max(1, min(256, int(_LARGEST_SOURCE / largest)))
+        self._size = self._cell * max(1, int(_LARGEST_SOURCE / largest / self._cell))
+        self._filter = Image.Resampling.LANCZOS if smooth else Image.Resampling.BOX
+        height, width = slide.shape
+        self.shape = (max(1, round(height / factors[0])), max(1, round(width / factors[1])))
+        if self.is_exact:
+            self.shape = (levels[self.level].height, levels[self.level].width)
+
+    @property
+    def scale(self) -> tuple[float, float]:
+        """Pixels of level 0, y and x, along one pixel: the factor, or what a level has that is taken as it is."""
+        step = self._slide.levels[self.level].downsample
+        return step * self._steps[0], step * self._steps[1]
+
+    @property
+    def is_exact(self) -> bool:
+        """True if pixels are those of a level of the slide, unfiltered."""
+        return self._steps == (1.0, 1.0)
+
+    def read(self, y: int, x: int, height: int, width: int) -> Pixels:
+        """The pixels of a box; outside the slide is background."""
+        if self.is_exact:
+            return self._slide.read(self.level, y, x, height, width)
+        out = blank(height, width, self._slide.info.background)
+        top, left = max(y, 0), max(x, 0)
+        bottom, right = min(y + height, self.shape[0]), min(x + width, self.shape[1])
+        for row in range(top // self._size * self._size, bottom, self._size):
+            for column in range(left // self._size * self._size, right, self._size):
+                part = (
+                    max(row, top),
+                    max(column, left),
+                    min(row + self._size, bottom),
+                    min(column + self._size, right),
+                )
+                out[part[0] - y : part[2] - y, part[1] - x : part[3] - x] = self._area(*part)
+        return out
+
+    def read_into(self, y: int, x: int, out: Pixels) -> None:
+        """Fills an array (c, y, x) with the pixels whose corner is (y, x)."""
+        if self.is_exact:
+            self._slide.read_into(self.level, y, x, out)
+        else:
+            to_planes(self.read(y, x, *out.shape[1:]), out)
+
+    def empty(self, y: int, x: int, height: int, width: int) -> bool:
+        """True if a box inside the image is known, without reading, to be white."""
+        if self.is_exact:
+            return self._slide.empty(self.level, y, x, height, width)
+        cell = self._cell
+        top, left, *_ = self._source_of(y // cell * cell, x // cell * cell)
+        *_, bottom, right = self._source_of((y + height - 1) // cell * cell, (x + width - 1) // cell * cell)
+        level = self._slide.levels[self.level]
+        bottom, right = min(bottom, level.height), min(right, level.width)
+        return self._slide.empty(self.level, top, left, bottom - top, right - left)
+
+    def _area(self, top: int, left: int, bottom: int, right: int) -> Pixels:
+        """A part of the result whose source is read at once and filtered cell by cell."""
+        cell = self._cell
+        rows = range(top // cell * cell, bottom, cell)
+        columns = range(left // cell * cell, right, cell)
+        first = self._source_of(rows[0], columns[0])
+        last = self._source_of(rows[-1], columns[-1])
+        source = self._read_continued(first[0], first[1], last[2] - first[0], last[3] - first[1])
+        out = np.empty((bottom - top, right - left, 3), np.uint8)
+        for row in rows:
+            for column in columns:
+                y0, x0, y1, x1 = self._source_of(row, column)
+                piece = source[y0 - first[0] : y1 - first[0], x0 - first[1] : x1 - first[1]]
+                pixels = self._filtered(piece, row, column, y0, x0)
+                a, b = max(row, top), max(column, left)
+                pixels = pixels[a - row : bottom - row, b - column : right - column]
+                out[a - top : a - top + pixels.shape[0], b - left : b - left + pixels.shape[1]] = pixels
+        return out
+
+    def _source_of(self, row: int, column: int) -> tuple[int, int, int, int]:
+        """The part of the level that a cell needs: top, left, bottom, right."""
+        level = self._slide.levels[self.level]
+        margins = [_SUPPORT[self._filter] * step + 1 for step in self._steps]
+        steps = self._steps
+        top, bottom = _span(row, self._extent(row, 0), steps[0], margins[0], self._needed(0, level.height))
+        left, right = _span(column, self._extent(column, 1), steps[1], margins[1], self._needed(1, level.width))
+        return top, left, bottom, right
+
+    def _extent(self, start: int, axis: int) -> int:
+        return min(self._cell, self.shape[axis] - start)
+
+    def _read_continued(self, top: int, left: int, height: int, width: int) -> Pixels:
+        """Pixels of the level, continued by its border.
+
+        The size of the result is rounded, so its last pixel may reach beyond the slide.
+        """
+        level = self._slide.levels[self.level]
+        inside = (min(height, level.height - top), min(width, level.width - left))
+        source = self._slide.read(self.level, top, left, *inside)
+        pad = ((0, height - inside[0]), (0, width - inside[1]), (0, 0))
+        return np.pad(source, pad, mode="edge") if pad[0][1] or pad[1][1] else source
+
+    def _filtered(self, piece: Pixels, row: int, column: int, top: int, left: int) -> Pixels:
+        height, width = self._extent(row, 0), self._extent(column, 1)
+        y, x = row * self._steps[0] - top, column * self._steps[1] - left
+        # Never beyond the piece by a rounding error.
+        ends = (min(x + width * self._steps[1], piece.shape[1]), min(y + height * self._steps[0], piece.shape[0]))
+        image = Image.fromarray(np.ascontiguousarray(piece))
+        return np.asarray(image.resize((width, height), self._filter, box=(x, y, *ends)))
+
+    def _needed(self, axis: int, size: int) -> int:
+        """The number of pixels of the level that the whole result reaches over."""
+        return max(size, math.ceil(self.shape[axis] * self._steps[axis] - 1e-6))
+
+
+def _span(start: int, length: int, step: float, margin: float, size: int) -> tuple[int, int]:
+    """The source pixels that an output span needs."""
+    low = math.floor(start * step - margin)
+    high = math.ceil((start + length) * step + margin)
+    return max(0, low), min(size, high)

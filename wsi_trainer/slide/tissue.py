@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 from scipy.ndimage import label, maximum_filter, median_filter
 
 from wsi_trainer.slide.errors import SlideError
-from wsi_trainer.slide.formats.base import Pixels, check_decoded
-from wsi_trainer.slide.geometry import TOLERANCE
-from wsi_trainer.slide.resample import Pyramid, ScaledImage
+from wsi_trainer.slide.formats.base import Pixels
 
 Mask = NDArray[np.bool_]
 
@@ -27,9 +23,6 @@ LABEL = "tissue"
 
 MOST_COARSE = 2048
 """Longest side of the coarse copy of a slide that does not say how large its pixels are."""
-
-LONGEST = 1024
-"""Longest side of a picture of a slide."""
 
 _LEAST_SATURATION = 14
 """Grey levels between the strongest and the weakest channel below which nothing counts as stained:
@@ -110,33 +103,6 @@ def mask_scale(mpp: tuple[float, float] | None, shape: tuple[int, int]) -> int:
     while sum(mpp) / 2 * scale * 1.42 < MASK_MPP if mpp is not None else max(shape) > MOST_COARSE * scale:
         scale *= 2
     return scale
-
-
-@dataclass(frozen=True, eq=False)
-class CoarseCopy:
-    """A slide as coarse as its mask."""
-
-    pixels: Pixels
-    factors: tuple[float, float]
-    """Pixels of level 0, y and x, along one of them."""
-    picture: Image.Image
-    """The slide in at least `LONGEST` pixels, where it has as many."""
-
-
-def coarse_copy(slide: Pyramid, image: ScaledImage, scale: int) -> CoarseCopy:
-    """A copy of a slide in which a pixel is `scale` pixels of an image of it."""
-    factors = (scale * slide.shape[0] / image.shape[0], scale * slide.shape[1] / image.shape[1])
-    if abs(factors[0] / factors[1] - 1) < TOLERANCE:  # but for rounding, one for both
-        factors = (factors[0], factors[0])
-    finer = 1  # the slide is read once, fine enough for both
-    longest = max(slide.shape[0] / factors[0], slide.shape[1] / factors[1])
-    while finer < scale and longest * finer < LONGEST:
-        finer *= 2
-    coarse = ScaledImage(slide, (max(1.0, factors[0] / finer), max(1.0, factors[1] / finer)), smooth=False)
-    what = f"its overview of {coarse.shape[1]} x {coarse.shape[0]} px"
-    check_decoded(slide.path, what, 3 * math.prod(coarse.shape))
-    picture = Image.fromarray(coarse.read(0, 0, *coarse.shape))
-    return CoarseCopy(np.asarray(picture.reduce(finer)), factors, picture)
 
 
 def otsu(values: NDArray[np.uint8]) -> int:

@@ -26,12 +26,10 @@ from torch import Tensor
 from lightning_plugin import Box, TileSource
 from wsi_trainer.slide.cache import LoadingCache
 from wsi_trainer.slide.errors import SlideError
-from wsi_trainer.slide.formats.base import room
+from wsi_trainer.slide.formats.base import CHANNELS, FILL, room
 from wsi_trainer.slide.geometry import SlideTransform
-from wsi_trainer.slide.resample import ScaledImage
-from wsi_trainer.slide.slide import Slide
+from wsi_trainer.slide.slide import ScaledImage, Slide
 from wsi_trainer.slide.tissue import TissueMask
-from wsi_trainer.store.layout import CHANNELS, FILL
 
 CACHE = 128 << 20
 """Most bytes of decoded blocks that a view keeps."""

@@ -2,10 +2,9 @@
 
 convert.py     one slide to one store; settings.py: its options
 writer.py      the pyramid, shard by shard; chunks.py: chunks and shards, both ways
-ngff.py        metadata, and the tissue mask as a label; layout.py: sizes and constants
+ngff.py        metadata, and the tissue mask as a label
 manifest.py    journal of finished shards, and hashes of all files: the checks for damage
 mask.py        tissue mask and pictures of a slide
 identity.py    files, hashes and names of slides
-staging.py     locks and unfinished stores
 export.py      copies as OME-NGFF 0.4, and associated images
 """

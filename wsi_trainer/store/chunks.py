@@ -1,4 +1,4 @@
-"""Chunks and shards: zstd, which every zarr v3 reader knows, a checksum, and an index of where each chunk lies."""
+"""Chunks of 512 px in shards of 4096 px: zstd, which every zarr v3 reader knows, a checksum, and an index of chunks."""
 
 from __future__ import annotations
 
@@ -13,14 +13,47 @@ import imagecodecs
 import numpy as np
 from numpy.typing import NDArray
 
-from wsi_trainer.slide.formats.base import read_at
-from wsi_trainer.store.layout import CHANNELS, FILL, Layout
+from wsi_trainer.slide.formats.base import CHANNELS, FILL, read_at
 
 Chunk = NDArray[np.uint8]
 Bytes = NDArray[np.uint8]
 """Encoded bytes, in one dimension."""
 
 _CHECKSUM = 4  # bytes
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Sizes in pixels of chunks, which are read, and of shards, which are written and are files."""
+
+    chunk: int = 512
+    shard: int = 4096
+
+    def __post_init__(self) -> None:
+        if self.chunk < 2 or self.chunk % 2 or self.shard % self.chunk:
+            raise ValueError(f"chunk={self.chunk} must be even, and shard={self.shard} a multiple of it")
+
+    @property
+    def chunks_aside(self) -> int:
+        """Chunks along one side of a shard."""
+        return self.shard // self.chunk
+
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of shards that cover an image."""
+        return -(-height // self.shard), -(-width // self.shard)
+
+
+def pyramid(height: int, width: int, levels: int | None = None, smallest: int = 512) -> list[tuple[int, int]]:
+    """Shapes of the levels, finest first: until one fits into `smallest`, or as many as asked for."""
+    shapes = [(height, width)]
+    while len(shapes) < levels if levels is not None else max(shapes[-1]) > smallest:
+        shapes.append((-(-shapes[-1][0] // 2), -(-shapes[-1][1] // 2)))
+    return shapes
+
+
+def shard_key(level: int, row: int, column: int) -> str:
+    """The path of a shard inside the store."""
+    return f"{level}/c/0/{row}/{column}"
 
 
 class CorruptChunk(Exception):

@@ -6,6 +6,7 @@ complete; so whatever has that name is complete.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,23 +17,22 @@ import numpy as np
 from PIL import Image
 
 from wsi_trainer import __version__
-from wsi_trainer.io.files import sync_folder, sync_tree
+from wsi_trainer.io.files import LOCKS, Locked, lock, remove, sync_folder, sync_tree
 from wsi_trainer.io.untrusted import read_json
 from wsi_trainer.slide.errors import SlideError
-from wsi_trainer.slide.geometry import KEY, Resolution, SlideTransform, resolve, shrink_factors
-from wsi_trainer.slide.resample import ScaledImage
-from wsi_trainer.slide.slide import Slide
+from wsi_trainer.slide.geometry import KEY, PROVENANCE, Resolution, SlideTransform, resolve, shrink_factors
+from wsi_trainer.slide.slide import ScaledImage, Slide
 from wsi_trainer.slide.tissue import TissueMask
-from wsi_trainer.store.chunks import StoredLevel, ZstdCodec
+from wsi_trainer.store.chunks import StoredLevel, ZstdCodec, pyramid
 from wsi_trainer.store.identity import full_hash, quick_hash
-from wsi_trainer.store.layout import PROVENANCE, pyramid
 from wsi_trainer.store.manifest import Journal, read_manifest, sha256_of, write_manifest
 from wsi_trainer.store.mask import OVERLAY, draw_overlay, draw_overview, find_mask, outline_of
 from wsi_trainer.store.ngff import group, image_array, image_attributes, write_json, write_label
 from wsi_trainer.store.settings import Settings
-from wsi_trainer.store.staging import STAGING, THUMBNAILS, Locked, lock, put_in_place
 from wsi_trainer.store.writer import ChunkCutter, PyramidWriter, drop_missing
 
+STAGING, THUMBNAILS, ASSOCIATED, NGFF04 = LOCKS, "thumbnails", "associated", "ngff-0.4"
+"""Folders that `preprocess` makes beside stores."""
 _COMPARED = 16
 """Boxes of a store that are compared with its slide."""
 
@@ -303,3 +303,18 @@ def _boxes(shape: tuple[int, int], size: int) -> Iterator[tuple[int, int, int, i
     for row, column in dict.fromkeys(cells):
         y, x = row * size, column * size
         yield y, x, min(size, shape[0] - y), min(size, shape[1] - x)
+
+
+def put_in_place(out: Path, name: str) -> None:
+    """Gives a finished store its name. One that has it is moved aside first, and removed when the new one is there.
+
+    Where a run dies in between, the next one finds the new store and its journal complete, and does the rest.
+    """
+    store, staged = out / f"{name}.zarr", out / STAGING / f"{name}.zarr"
+    aside = staged.with_name(f"{staged.name}.aside")
+    store.parent.mkdir(parents=True, exist_ok=True)
+    if store.exists() or store.is_symlink():
+        remove(aside)
+        os.replace(store, aside)
+    os.replace(staged, store)
+    remove(aside)

@@ -13,7 +13,7 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.io.untrusted import read_json, what_is
 from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.formats import dicom, omezarr
-from wsi_trainer.store.layout import PROVENANCE
+from wsi_trainer.slide.geometry import PROVENANCE
 from wsi_trainer.store.manifest import NAME
 
 _PIECE = 1 << 20

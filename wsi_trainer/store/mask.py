@@ -11,13 +11,10 @@ from PIL import Image, ImageFilter
 from wsi_trainer.io.files import save_picture
 from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.formats.base import Pixels
-from wsi_trainer.slide.resample import ScaledImage
 from wsi_trainer.slide.rules import RULES, Look, Rule, apply_rules, finest
-from wsi_trainer.slide.slide import Slide
+from wsi_trainer.slide.slide import LONGEST, ScaledImage, Slide
 from wsi_trainer.slide.tissue import (
-    LONGEST,
     TissueMask,
-    coarse_copy,
     draw_tissue,
     find_tissue,
     is_dark,
@@ -35,7 +32,7 @@ def find_mask(
 ) -> tuple[TissueMask | None, Image.Image]:
     """The tissue mask that the settings ask for, and a small picture of the slide."""
     scale = mask_scale(mpp, image.shape)
-    coarse = coarse_copy(slide, image, scale)
+    coarse = slide.coarse_copy(image, scale)
     small, factors, picture = coarse.pixels, coarse.factors, coarse.picture
     mask: TissueMask | None = None
     if settings.tissue == "otsu":

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from wsi_trainer.io.files import replace_file
-from wsi_trainer.slide.geometry import SlideTransform
+from wsi_trainer.slide.formats.base import CHANNELS, FILL
+from wsi_trainer.slide.geometry import PROVENANCE, SlideTransform
 from wsi_trainer.slide.tissue import LABEL, Mask, TissueMask
-from wsi_trainer.store.chunks import ZstdCodec, encode_shard
-from wsi_trainer.store.layout import CHANNELS, FILL, PROVENANCE, Layout
+from wsi_trainer.store.chunks import Layout, ZstdCodec, encode_shard
 
 NGFF = "0.5"
 COLOURS = (("red", "FF0000"), ("green", "00FF00"), ("blue", "0000FF"))

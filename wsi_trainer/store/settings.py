@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 from wsi_trainer.errors import UserError
 from wsi_trainer.slide.formats.base import Range, ReadOptions
 from wsi_trainer.slide.rules import RULES, Blur, Edge, Fold, Pale, Pen, Rule, choose, record_of
-from wsi_trainer.store.layout import Layout
+from wsi_trainer.store.chunks import Layout
 
 FORMAT = 1
 """Changes whenever the same settings give other bytes, so that old and new shards are never mixed."""

@@ -14,14 +14,13 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from wsi_trainer.io.files import replace_file
-from wsi_trainer.slide.formats.base import to_planes
-from wsi_trainer.slide.resample import ScaledImage, halve
-from wsi_trainer.slide.slide import Slide
+from wsi_trainer.slide.formats.base import CHANNELS, FILL, to_planes
+from wsi_trainer.slide.slide import ScaledImage, Slide
 from wsi_trainer.slide.tissue import TissueMask
-from wsi_trainer.store.chunks import ShardEncoder, StoredLevel, ZstdCodec, encode_shard
-from wsi_trainer.store.layout import CHANNELS, FILL, Layout, shard_key
+from wsi_trainer.store.chunks import Layout, ShardEncoder, StoredLevel, ZstdCodec, encode_shard, shard_key
 from wsi_trainer.store.manifest import Entry, Journal, files_of
 
 Planes = NDArray[np.uint8]
@@ -130,6 +129,19 @@ class PyramidWriter:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, *parts)
         self._journal.add(Entry(key, sum(map(len, parts)), seal.hexdigest()))
+
+
+def halve(pixels: Planes, out: Planes | None = None) -> Planes:
+    """Means over 2 x 2 pixels of planes (c, y, x), halves rounded up; a last odd row or column is continued by itself.
+
+    An array that is given may be larger: its upper left part is filled.
+    """
+    channels, height, width = pixels.shape
+    if out is None:
+        out = np.empty((channels, -(-height // 2), -(-width // 2)), np.uint8)
+    for plane, half in zip(pixels, out):
+        half[: -(-height // 2), : -(-width // 2)] = Image.fromarray(plane).reduce(2)
+    return out
 
 
 def drop_missing(store: Path, journal: Journal) -> None:

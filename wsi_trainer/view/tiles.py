@@ -14,8 +14,7 @@ from PIL import Image
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.slide.formats.base import Pixels
-from wsi_trainer.slide.resample import ScaledImage
-from wsi_trainer.slide.slide import Slide
+from wsi_trainer.slide.slide import ScaledImage, Slide
 
 
 class Refusal(UserError):

@@ -24,8 +24,8 @@ from wsi_trainer.data.features import FeatureSource, check_one_each, features_of
 from wsi_trainer.embed.command import Embedder
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.run import Run, read_json
+from wsi_trainer.io import files
 from wsi_trainer.models import AttentionPooling, FrozenFeatures, PatchEncoder, ResNet, SlideClassifier
-from wsi_trainer.store import staging
 from wsi_trainer.store.convert import Job, convert
 from wsi_trainer.store.settings import Settings
 from wsi_trainer.synthetic import SlideSpec, write_slide
@@ -163,8 +163,8 @@ def test_what_a_folder_holds_is_what_would_be_made(
 def test_a_folder_is_one_runs_at_a_time(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(staging, "PATIENCE", 0.05)
-    with staging.lock(tmp_path / "out", "s0"):
+    monkeypatch.setattr(files, "PATIENCE", 0.05)
+    with files.lock(tmp_path / "out", "s0"):
         assert run(config, tmp_path / "out") == 2
     assert "s0.h5 is being made by another run" in capsys.readouterr().err
     assert run(config, tmp_path / "out") == 0

@@ -19,8 +19,8 @@ from wsi_trainer.explain.slide_map import BagPlaces
 from wsi_trainer.fit.run import Run
 from wsi_trainer.models import AttentionPooling, PatchEncoder, ResNet, SlideClassifier
 from wsi_trainer.models.pretrained import load_weights
+from wsi_trainer.slide.formats.base import FILL
 from wsi_trainer.store.convert import Job, convert
-from wsi_trainer.store.layout import FILL
 from wsi_trainer.store.settings import Settings
 from wsi_trainer.synthetic import SlideSpec, write_slide
 from wsi_trainer.view.contents import contents_of

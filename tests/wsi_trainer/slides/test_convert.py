@@ -19,14 +19,12 @@ import numpy as np
 import pytest
 import zarr
 
+from wsi_trainer.io import files
 from wsi_trainer.slide.errors import SlideError, UnknownResolution
-from wsi_trainer.slide.resample import ScaledImage, halve
-from wsi_trainer.slide.slide import Slide
-from wsi_trainer.store import manifest as journal_module
-from wsi_trainer.store import staging
-from wsi_trainer.store.convert import Busy, Job, convert
+from wsi_trainer.slide.slide import ScaledImage, Slide
+from wsi_trainer.store.convert import STAGING, Busy, Job, convert
 from wsi_trainer.store.settings import Settings
-from wsi_trainer.store.staging import STAGING
+from wsi_trainer.store.writer import halve
 
 SMALL = Settings(chunk=64, shard=256)
 
@@ -167,7 +165,7 @@ def test_slide_without_tissue_is_not_made_all_background(tmp_path: Path) -> None
 
 
 def test_two_processes_do_not_work_on_one_slide(slide: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(staging, "PATIENCE", 0.01)
+    monkeypatch.setattr(files, "PATIENCE", 0.01)
 
     def meanwhile(done: int, total: int) -> None:
         with pytest.raises(Busy):
@@ -196,9 +194,8 @@ def _interrupt_at(monkeypatch: pytest.MonkeyPatch, step: int, slide: Path, out: 
         return call
 
     with monkeypatch.context() as patch:
-        for module in (staging, journal_module):
-            patch.setattr(module.os, "replace", counted(replace_))
-        patch.setattr(journal_module.os, "fsync", counted(fsync))
+        patch.setattr(os, "replace", counted(replace_))
+        patch.setattr(os, "fsync", counted(fsync))
         try:
             convert(Job(slide, "s"), out, SMALL)
         except _Killed:
@@ -309,7 +306,7 @@ def test_full_disk_is_named_and_nothing_is_lost(slide: Path, tmp_path: Path, mon
         fsync(fd)
 
     with monkeypatch.context() as patch:
-        patch.setattr(journal_module.os, "fsync", full)
+        patch.setattr(os, "fsync", full)
         outcome = attempt(partial(convert, out=tmp_path, settings=SMALL), Job(slide, "s"))
     assert isinstance(outcome, Failure)
     assert outcome.reason == "No space left on device"

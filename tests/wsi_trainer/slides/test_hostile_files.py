@@ -24,8 +24,7 @@ from wsi_trainer.io.untrusted import DECODED
 from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.formats.base import GIGAPIXELS
 from wsi_trainer.slide.formats.openslide import check_finest
-from wsi_trainer.slide.resample import ScaledImage
-from wsi_trainer.slide.slide import Slide
+from wsi_trainer.slide.slide import ScaledImage, Slide
 from wsi_trainer.store.mask import find_mask
 from wsi_trainer.store.settings import Settings
 

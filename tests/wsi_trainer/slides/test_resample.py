@@ -9,8 +9,8 @@ import pytest
 import tifffile
 from PIL import Image
 
-from wsi_trainer.slide.resample import ScaledImage, halve
-from wsi_trainer.slide.slide import Slide
+from wsi_trainer.slide.slide import ScaledImage, Slide
+from wsi_trainer.store.writer import halve
 
 
 @pytest.mark.parametrize("factor", [1.37, 2.0, 3.0, 7.3])

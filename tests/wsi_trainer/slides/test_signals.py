@@ -15,7 +15,7 @@ import pytest
 import tifffile
 
 from wsi_trainer.cli import main
-from wsi_trainer.store.staging import lock
+from wsi_trainer.io.files import lock
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 SIDE = 3000
@@ -120,7 +120,7 @@ def test_a_single_slide_in_this_process_ends_too(folder: Path, tmp_path: Path) -
 
 def test_a_lock_is_lifted_when_its_process_dies(tmp_path: Path) -> None:
     program = (
-        "import sys, time; from pathlib import Path; from wsi_trainer.store.staging import lock\n"
+        "import sys, time; from pathlib import Path; from wsi_trainer.io.files import lock\n"
         "with lock(Path(sys.argv[1]), 's'):\n    print('held', flush=True); time.sleep(600)"
     )
     process = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)

@@ -18,8 +18,7 @@ import zarr
 from lightning_plugin import Box, TileSource
 from wsi_trainer.slide.cache import LoadingCache
 from wsi_trainer.slide.errors import AbsentResolution, SlideError
-from wsi_trainer.slide.resample import ScaledImage
-from wsi_trainer.slide.slide import Slide
+from wsi_trainer.slide.slide import ScaledImage, Slide
 from wsi_trainer.slide.views import Image
 
 

@@ -9,8 +9,7 @@ import pytest
 import zarr
 
 from wsi_trainer.slide.formats.store import is_own_store
-from wsi_trainer.store.chunks import CorruptChunk, StoredLevel, ZstdCodec, encode_shard, read_index
-from wsi_trainer.store.layout import Layout, pyramid
+from wsi_trainer.store.chunks import CorruptChunk, Layout, StoredLevel, ZstdCodec, encode_shard, pyramid, read_index
 from wsi_trainer.store.ngff import image_array, write_json
 
 LAYOUT = Layout(32, 128)

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from wsi_trainer.slide.errors import SlideError
-from wsi_trainer.slide.resample import ScaledImage
-from wsi_trainer.slide.slide import Slide
+from wsi_trainer.slide.slide import ScaledImage, Slide
 from wsi_trainer.slide.tissue import TissueMask, draw_tissue, find_tissue, is_dark, otsu
 from wsi_trainer.store.ngff import at_level
 from wsi_trainer.synthetic import SlideSpec, SyntheticSlide

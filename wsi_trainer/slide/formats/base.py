@@ -21,6 +21,9 @@ Pixels = NDArray[np.uint8]
 """Height, width, RGB."""
 
 WHITE = (255, 255, 255)
+CHANNELS = 3
+FILL = 255
+"""The value of chunks that a store leaves out: white, as background nearly is."""
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ must not be read raises `SlideError`, which ends the search: another reader woul
 from __future__ import annotations
 
 import importlib
-import stat
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from wsi_trainer.io.untrusted import Unreadable, open_file
 from wsi_trainer.slide.errors import SlideError, UnsupportedSlide
 from wsi_trainer.slide.formats import dicom
 from wsi_trainer.slide.formats.base import PLAIN, Reader, ReadOptions, check_size
@@ -30,7 +30,6 @@ _READ_DICOM = {"openslide", "dicom"}
 
 # TIFFs that need more than pasting tiles (overlaps, several regions, focal planes) go to OpenSlide.
 _PLAIN_TIFF = {None, "aperio", "generic-tiff"}
-_KINDS = {stat.S_ISFIFO: "a named pipe", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device"}
 
 
 def open_format(path: Path | str, reader: str | None = None, options: ReadOptions = PLAIN) -> Reader:
@@ -89,12 +88,10 @@ def _head(path: Path) -> bytes:
     if path.is_dir():
         return b""
     try:
-        mode = path.stat().st_mode
-        for is_kind, kind in _KINDS.items():
-            if is_kind(mode):  # opening it could wait for ever
-                raise SlideError(path, f"is {kind} and not a file")
-        with path.open("rb") as file:
+        with open_file(path) as file:
             return file.read(512)
+    except Unreadable as error:
+        raise SlideError(path, error.reason) from error
     except OSError as error:
         raise SlideError(path, f"cannot be opened: {error.strerror}") from error
 

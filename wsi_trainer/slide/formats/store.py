@@ -15,9 +15,8 @@ import numpy as np
 
 from wsi_trainer.io.untrusted import read_json
 from wsi_trainer.slide.errors import SlideError, UnsupportedSlide
-from wsi_trainer.slide.formats.base import PLAIN, Level, Pixels, Reader, ReadOptions, SlideInfo
-from wsi_trainer.store.chunks import CorruptChunk, StoredLevel, ZstdCodec, codec_of
-from wsi_trainer.store.layout import CHANNELS, Layout
+from wsi_trainer.slide.formats.base import CHANNELS, PLAIN, Level, Pixels, Reader, ReadOptions, SlideInfo
+from wsi_trainer.store.chunks import CorruptChunk, Layout, StoredLevel, ZstdCodec, codec_of
 from wsi_trainer.store.manifest import check_complete, shards_of
 from wsi_trainer.store.ngff import image_array
 
