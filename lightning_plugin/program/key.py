@@ -101,8 +101,9 @@ class Same:
 
 def name_of(thing: Any) -> str:
     """Name of a function or a class, the same in every process."""
-    name = getattr(thing, "__qualname__", None)
-    return str(thing) if isinstance(thing, OPERATORS) else f"{thing.__module__}.{name or type(thing).__qualname__}"
+    if isinstance(thing, (*OPERATORS, MethodDescriptorType)):  # a method of a class in C says no module
+        return str(thing)
+    return f"{thing.__module__}.{getattr(thing, '__qualname__', type(thing).__qualname__)}"
 
 
 def lasts(thing: Any) -> bool:

@@ -37,6 +37,11 @@ def test_another_process_makes_the_same_text() -> None:
     assert found == {text(24, True) + "\n"} and "0x" not in text(24, True)
 
 
+@pytest.mark.parametrize("thing", [torch.Tensor.mul, torch.nn.functional.relu, torch.add, len, nn.ReLU, str.join])
+def test_what_lasts_has_a_text_without_an_address(thing: Any) -> None:
+    assert "0x" not in repr(key(thing)) and repr(key(thing)) == repr(key(thing, frozenset()))
+
+
 def test_sizes_count_only_where_they_are_asked_for() -> None:
     assert text(80, False) == text(96, False) and text(80, True) != text(96, True)
 
