@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json as json_format
 import os
 import platform
@@ -14,7 +15,6 @@ from enum import StrEnum
 from importlib import metadata
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -27,7 +27,7 @@ from wsi_trainer.io.display import cell, say
 
 
 class Status(StrEnum):
-    """How a check ended. `absent` is an extra that is not installed: no fault; `failed` is one."""
+    """Result of a check. `absent` is an extra that is not installed: no fault; `failed` is one."""
 
     OK = "ok"
     ABSENT = "absent"
@@ -35,23 +35,21 @@ class Status(StrEnum):
     FAILED = "failed"
 
 
+COLOURS = {Status.OK: "green", Status.ABSENT: "dim", Status.WARNING: "yellow", Status.FAILED: "bold red"}
+
+
 @dataclass(frozen=True)
 class Check:
-    """One line of the doctor's table.
-
-    Args:
-        group: the heading it stands under
-        name: what was tried
-        status: how it ended
-        detail: a version, a size, or what went wrong
-        fix: the command or the step that mends it, if there is something to mend
-    """
+    """One line of the doctor's table."""
 
     group: str
+    """The heading it stands under."""
     name: str
     status: Status
     detail: str = ""
+    """A version, a size, or what went wrong."""
     fix: str = ""
+    """The command or the step that mends it."""
 
 
 def attempt(group: str, name: str, trial: Callable[[], str], fix: str = "") -> Check:
@@ -59,47 +57,43 @@ def attempt(group: str, name: str, trial: Callable[[], str], fix: str = "") -> C
     try:
         return Check(group, name, Status.OK, trial())
     except Exception as error:  # the doctor reports whatever is broken and goes on
-        return Check(group, name, Status.FAILED, f"{type(error).__name__}: {first_line(error)}", fix)
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's message."""
-    return (str(error).splitlines() or [""])[0]
+        reason = (str(error).splitlines() or [""])[0]
+        return Check(group, name, Status.FAILED, f"{type(error).__name__}: {reason}", fix)
 
 
 def healthy(checks: Iterable[Check]) -> bool:
-    """Whether all that must work works; an absent extra or a warning does not count against it."""
+    """True if all that must work works; an absent extra or a warning does not count against it."""
     return all(check.status is not Status.FAILED for check in checks)
 
 
+# Packages.
+
 DISTRIBUTION = "wsi-trainer"
-REQUIREMENT = re.compile(
-    r"^(?P<name>[A-Za-z0-9._-]+)(?:\[[^]]*\])?(?P<versions>[^;]*)(?:;.*extra\s*==\s*['\"](?P<extra>[^'\"]+)['\"])?"
-)
+REQUIREMENT = re.compile(r"^(?P<name>[\w.-]+)(?:[^;]*;.*extra\s*==\s*['\"](?P<extra>[^'\"]+)['\"])?")
 
 
 def check_packages() -> list[Check]:
-    """A check for Python, one for each required package, and one for each optional extra."""
-    required, extras = declared()
-    python = Check("packages", "python", Status.OK, f"{platform.python_version()} on {platform.platform()}")
-    needed = [check_required(name) for name in required]
-    optional = [check_extra(extra, names) for extra, names in extras.items()]
-    return [python, *needed, *optional]
-
-
-def declared() -> tuple[list[str], dict[str, list[str]]]:
-    """The required packages and those of each extra, as the installed distribution declares them."""
-    required: list[str] = []
+    """Python, each required package, and each optional extra, as the installed distribution declares them."""
+    found = [Check("packages", "python", Status.OK, f"{platform.python_version()} on {platform.platform()}")]
     extras: dict[str, list[str]] = {}
     for line in metadata.requires(DISTRIBUTION) or []:
-        found = REQUIREMENT.match(line)
-        if found is None or found["name"] == DISTRIBUTION:
+        requirement = REQUIREMENT.match(line)
+        if requirement is None or requirement["name"] == DISTRIBUTION:
             continue
-        if found["extra"] is None:
-            required.append(found["name"])
+        if requirement["extra"] is not None:
+            extras.setdefault(requirement["extra"], []).append(requirement["name"])
+        elif version := version_of(requirement["name"]):
+            found.append(Check("packages", requirement["name"], Status.OK, version))
         else:
-            extras.setdefault(found["extra"], []).append(found["name"])
-    return required, extras
+            fix = f"pip install {requirement['name']}"
+            found.append(Check("packages", requirement["name"], Status.FAILED, "not installed", fix))
+    for extra, names in extras.items():
+        versions = {name: version_of(name) for name in names}
+        listed = ", ".join(f"{name} {version or 'not installed'}" for name, version in versions.items())
+        absent = not all(versions.values())
+        fix = f"pip install '{DISTRIBUTION}[{extra}]'" if absent else ""
+        found.append(Check("extras", extra, Status.ABSENT if absent else Status.OK, listed, fix))
+    return found
 
 
 def version_of(name: str) -> str | None:
@@ -110,35 +104,21 @@ def version_of(name: str) -> str | None:
         return None
 
 
-def check_required(name: str) -> Check:
-    """A package that the application cannot do without."""
-    version = version_of(name)
-    if version is None:
-        return Check("packages", name, Status.FAILED, "not installed", f"pip install {name}")
-    return Check("packages", name, Status.OK, version)
-
-
-def check_extra(extra: str, names: list[str]) -> Check:
-    """An optional extra: all of its packages, or what is missing and the command that adds it."""
-    versions = {name: version_of(name) for name in names}
-    listed = ", ".join(f"{name} {version or 'not installed'}" for name, version in versions.items())
-    if all(versions.values()):
-        return Check("extras", extra, Status.OK, listed)
-    return Check("extras", extra, Status.ABSENT, listed, f"pip install '{DISTRIBUTION}[{extra}]'")
-
+# The machine.
 
 GIB = 1024**3
 LOW_DISK = 10 * GIB
 
 
-def check_machine(folder: Path) -> list[Check]:
-    """Device, memory, cores and the free disk of the working and the temporary folder."""
+def check_machine() -> list[Check]:
+    """Device, memory, processors and the free disk of the working and the temporary folder."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return [
         attempt("machine", "device", device, "pip install 'torch>=2.11,<2.14'"),
         attempt("machine", "memory", memory),
-        Check("machine", "cores", Status.OK, f"{usable_cores()} usable of {os.cpu_count()}"),
+        Check("machine", "cores", Status.OK, f"{cores} usable of {os.cpu_count()}"),
         rates(),
-        disk("disk, working folder", folder),
+        disk("disk, working folder", Path.cwd()),
         disk("disk, temporary folder", Path(tempfile.gettempdir())),
     ]
 
@@ -167,13 +147,8 @@ def memory() -> str:
     return size(total)
 
 
-def usable_cores() -> int:
-    """The cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def rates() -> Check:
-    """How fast the device is, by which plans are ranked: as measured, or not measured yet."""
+    """Speed of the device, by which plans are ranked: as measured, or not measured yet."""
     from lightning_plugin import calibrated
 
     found = calibrated()
@@ -191,10 +166,9 @@ def rates() -> Check:
 def disk(name: str, folder: Path) -> Check:
     """The free space of a folder: a warning where it is too little for slides."""
     free = shutil.disk_usage(folder).free
-    if free < LOW_DISK:
-        fix = f"free some space, or work in a folder with more than {size(LOW_DISK)}"
-        return Check("machine", name, Status.WARNING, f"{size(free)} free in {folder}", fix)
-    return Check("machine", name, Status.OK, f"{size(free)} free in {folder}")
+    low = free < LOW_DISK
+    fix = f"free some space, or work in a folder with more than {size(LOW_DISK)}" if low else ""
+    return Check("machine", name, Status.WARNING if low else Status.OK, f"{size(free)} free in {folder}", fix)
 
 
 def size(count: int) -> str:
@@ -202,121 +176,75 @@ def size(count: int) -> str:
     return f"{count / GIB:.1f} GiB"
 
 
-READERS = "readers"
-CODECS = "codecs"
-TILE = 64
-SIDE = 2 * TILE
-# JPEG and JPEG 2000 are lossy; on this smooth image they stay well within this many grey levels on average.
-LOSSY_TOLERANCE = 4.0
-TIFF_CODECS = {"jpeg": LOSSY_TOLERANCE, "jpeg2000": LOSSY_TOLERANCE, "lzw": 0.0, "zstd": 0.0}
+# Readers and codecs, each tried on a small image that is smooth, so that a lossy codec changes it little.
+
+SIDE, TILE = 128, 64
+PIXELS = np.add.outer(np.arange(SIDE), np.arange(SIDE))[..., None].astype(np.uint8) + np.uint8([0, 20, 40])
+CODECS = {"jpeg": 4, "jpeg2000": 4, "lzw": 0, "zstd": 0}
+"""Compressions of TIFF, with the grey levels by which each may change the image on average."""
 
 
-def check_formats(folder: Path) -> list[Check]:
-    """Try every reader and every codec in this folder."""
+def check_formats() -> list[Check]:
+    """Every reader and every codec."""
     fix = "pip install --force-reinstall {}"
-    slides = fix.format("openslide-python openslide-bin")
-    checks = [
-        attempt(READERS, "OpenSlide, pyramidal TIFF", lambda: openslide_tiff(folder), slides),
+    return [
+        attempt("readers", "OpenSlide, tiled TIFF", openslide, fix.format("openslide-python openslide-bin")),
+        *(
+            attempt("codecs", f"tifffile, {codec}", lambda codec=codec: tiff(codec), fix.format("tifffile imagecodecs"))
+            for codec in CODECS
+        ),
+        attempt("codecs", "zarr v3, sharded zstd + crc32c", zarr_shards, fix.format("zarr numcodecs")),
     ]
-    for codec, tolerance in TIFF_CODECS.items():
-        trial = tiff_trial(folder, codec, tolerance)
-        checks.append(attempt(CODECS, f"tifffile, {codec}", trial, fix.format("tifffile imagecodecs")))
-    store = fix.format("zarr numcodecs")
-    checks.append(attempt(CODECS, "zarr v3, sharded zstd + crc32c", lambda: zarr_shards(folder), store))
-    return checks
 
 
-def picture() -> np.ndarray:
-    """A smooth colour image, so that a lossy codec changes it little."""
-    ramp = np.linspace(40, 220, SIDE, dtype=np.float64)
-    planes = [np.add.outer(ramp, 0 * ramp), np.add.outer(0 * ramp, ramp), np.add.outer(ramp, ramp) / 2]
-    return np.stack(planes, axis=-1).astype(np.uint8)
-
-
-def compare(read: np.ndarray, tolerance: float = 0.0) -> float:
-    """The mean difference from the picture, or an error if it is more than the tolerance."""
-    expected = picture()
-    if read.shape != expected.shape:
-        raise ValueError(f"read back as {read.shape}, written as {expected.shape}")
-    error = float(np.abs(read.astype(int) - expected.astype(int)).mean())
+def near(read: np.ndarray, tolerance: float = 0) -> str:
+    """Describe how the image came back; an error if it is another one."""
+    error = float(np.abs(read.astype(int) - PIXELS).mean())
     if error > tolerance:
         raise ValueError(f"pixels differ by {error:.1f} grey levels on average")
-    return error
+    return "identical" if error == 0 else f"within {error:.1f} grey levels on average"
 
 
-def write_tiff(path: Path, compression: str, levels: int = 1) -> None:
-    """A tiled TIFF with a resolution of 0.5 µm per pixel and `levels` pyramid levels."""
+def write_tiff(target: Path | io.BytesIO, codec: str) -> None:
+    """A tiled TIFF of the image."""
     import tifffile
 
-    options: dict[str, Any] = {
-        "tile": (TILE, TILE),
-        "photometric": "rgb",
-        "compression": compression,
-        "resolutionunit": "CENTIMETER",
-    }
-    with tifffile.TiffWriter(path) as writer:
-        for level in range(levels):
-            step = 2**level
-            writer.write(
-                np.ascontiguousarray(picture()[::step, ::step]),
-                subfiletype=int(level > 0),
-                resolution=(20000 / step, 20000 / step),
-                **options,
-            )
+    tifffile.imwrite(target, PIXELS, tile=(TILE, TILE), photometric="rgb", compression=codec)
 
 
-def openslide_tiff(folder: Path) -> str:
-    """A pyramidal tiled JPEG TIFF, opened by OpenSlide."""
-    import openslide
+def tiff(codec: str) -> str:
+    """Write and read a TIFF with this codec."""
+    import tifffile
 
-    path = folder / "pyramid.tiff"
-    write_tiff(path, "jpeg", levels=2)
-    with openslide.OpenSlide(path) as slide:
-        if slide.level_count != 2:
-            raise ValueError(f"{slide.level_count} levels read, 2 written")
-        region = np.asarray(slide.read_region((0, 0), 0, (SIDE, SIDE)).convert("RGB"))
-    compare(region, LOSSY_TOLERANCE)
-    return f"OpenSlide {openslide.__library_version__}"
+    write_tiff(file := io.BytesIO(), codec)
+    file.seek(0)
+    return near(tifffile.imread(file), CODECS[codec])
 
 
-def tiff_trial(folder: Path, codec: str, tolerance: float) -> Callable[[], str]:
-    """Write and read a tiled TIFF with this codec."""
+def openslide() -> str:
+    """A tiled JPEG TIFF, read by OpenSlide."""
+    import openslide as library
 
-    def trial() -> str:
-        import tifffile
-
-        path = folder / f"{codec}.tiff"
-        write_tiff(path, codec)
-        return described(compare(tifffile.imread(path), tolerance))
-
-    return trial
+    with tempfile.TemporaryDirectory(prefix="wsi-train-doctor-", ignore_cleanup_errors=True) as folder:
+        write_tiff(path := Path(folder) / "tiles.tiff", "jpeg")
+        with library.OpenSlide(path) as slide:
+            near(np.asarray(slide.read_region((0, 0), 0, (SIDE, SIDE)).convert("RGB")), CODECS["jpeg"])
+    return f"OpenSlide {library.__library_version__}"
 
 
-def zarr_shards(folder: Path) -> str:
+def zarr_shards() -> str:
     """A sharded zarr v3 array with zstd and checksums, as `wsi-train preprocess` writes it."""
     import zarr
     from zarr.codecs import Crc32cCodec, ZstdCodec
 
-    image = np.moveaxis(picture(), -1, 0)
-    path = folder / "shards.zarr"
-    array = zarr.create_array(
-        str(path),
-        shape=image.shape,
-        dtype="uint8",
-        chunks=(3, TILE, TILE),
-        shards=(3, SIDE, SIDE),
-        compressors=[ZstdCodec(level=3), Crc32cCodec()],
-        fill_value=255,
-    )
-    array[:] = image
-    read = np.asarray(zarr.open_array(str(path), mode="r")[:])
-    return described(compare(np.moveaxis(read, 0, -1)))
+    sizes = {"shape": PIXELS.shape, "chunks": (TILE, TILE, 3), "shards": (SIDE, SIDE, 3)}
+    codecs = [ZstdCodec(level=3), Crc32cCodec()]
+    array = zarr.create_array(zarr.storage.MemoryStore(), dtype="uint8", compressors=codecs, **sizes)
+    array[:] = PIXELS
+    return near(np.asarray(array[:]))
 
 
-def described(error: float) -> str:
-    """How near the image came back."""
-    return "identical" if error == 0 else f"within {error:.1f} grey levels on average"
-
+# Published encoders.
 
 LIST_COLUMNS = ("encoder", "patch", "µm/pixel", "vector", "licence", "weights")
 
@@ -342,7 +270,7 @@ def list_encoders() -> None:
 
 
 def check_encoder(name: str, weights: Path | None) -> list[Check]:
-    """What is known of an encoder, whether its network is the one that is meant, and whether a file fits it."""
+    """Facts of an encoder, with trials of its network and of a file of weights."""
     from wsi_trainer.models.encoders import encoder_named, outline, shapes_of
     from wsi_trainer.models.pretrained import compare as compare_weights
 
@@ -373,7 +301,7 @@ def check_encoder(name: str, weights: Path | None) -> list[Check]:
     return checks
 
 
-COLOURS = {Status.OK: "green", Status.ABSENT: "dim", Status.WARNING: "yellow", Status.FAILED: "bold red"}
+# The command.
 
 
 def doctor(
@@ -394,37 +322,22 @@ def doctor(
     """
     if weights is not None and encoder is None:
         raise UserError("--weights is a file of a published encoder: say which by --encoder")
-    if encoders or encoder is not None:
-        return _encoders(encoder, weights, json)
+    if encoders:
+        list_encoders()
+        return 0
     if calibrate:
         import lightning_plugin
 
         lightning_plugin.calibrate()
-    return _told(examine(), json)
-
-
-def _encoders(name: str | None, weights: Path | None, json: bool) -> int:
-    if name is not None:
-        return _told(check_encoder(name, weights), json)
-    list_encoders()
-    return 0
-
-
-def _told(checks: list[Check], json: bool) -> int:
-    """Show the checks; the exit code says whether all is well."""
+    checks = (
+        [*check_packages(), *check_machine(), *check_formats()] if encoder is None else check_encoder(encoder, weights)
+    )
     if json:
         listed = [asdict(check) for check in checks]
         print(json_format.dumps({"version": __version__, "checks": listed}, indent=2))
     else:
         show(checks, Console())
     return 0 if healthy(checks) else 1
-
-
-def examine() -> list[Check]:
-    """All checks; the files that they make are gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix="wsi-train-doctor-", ignore_cleanup_errors=True) as folder:
-        formats = check_formats(Path(folder))
-    return [*check_packages(), *check_machine(Path.cwd()), *formats]
 
 
 def show(checks: list[Check], console: Console) -> None:

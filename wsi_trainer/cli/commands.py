@@ -189,7 +189,7 @@ def outcome(words: list[str], debug: bool) -> int:
 
 
 def in_a_thread(failed: threading.ExceptHookArgs) -> None:
-    """What ends a thread of a library, such as one that writes curves, in one line."""
+    """Print in one line the error that ends a thread of a library, such as one that writes curves."""
     text = " ".join(str(failed.exc_value).split()) or failed.exc_type.__name__
     print(f"wsi-train: warning: {clean(text)} ({failed.thread.name if failed.thread else 'a thread'})", file=sys.stderr)
 
@@ -246,7 +246,7 @@ def call(command: Command, words: list[str]) -> int:
 
 
 def help_text() -> str:
-    """What `wsi-train --help` prints."""
+    """The text of `wsi-train --help`."""
     width = max(len(command.name) for command in COMMANDS)
     rows = "\n".join(
         f"  {command.name:<{width}}  {command.help}{'' if command.target else ' [not there yet]'}"
@@ -285,7 +285,7 @@ def known(error: BaseException) -> UserError | None:
 
 
 def refused(error: BaseException) -> UserError | None:
-    """What the system refused: a file, memory, a thread."""
+    """A refusal of the system: of a file, memory, a thread."""
     if isinstance(error, OSError) and error.strerror:
         return UserError(about_disk(error))
     if isinstance(error, MemoryError):
@@ -334,7 +334,7 @@ def fault(error: Exception, debug: bool) -> UserError:
 
 
 def is_engine_error(error: BaseException) -> bool:
-    """Whether the engine says that it cannot do something, such as keep a budget; it is asked only if imported."""
+    """True for an error of the engine, such as a budget that cannot be kept; it is asked only if imported."""
     engine = sys.modules.get("lightning_plugin")
     kinds = [getattr(engine, name, None) for name in ("BudgetError", "EngineError")]
     return any(isinstance(kind, type) and isinstance(error, kind) for kind in kinds)

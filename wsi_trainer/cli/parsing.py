@@ -4,13 +4,11 @@ import argparse
 import importlib
 import inspect
 import re
-import types
 from argparse import ArgumentError
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from enum import Enum
 from itertools import pairwise
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any
 
 import yaml
 from jsonargparse import ArgumentParser, Namespace, get_loader, set_loader, set_parsing_settings  # type: ignore[attr-defined]
@@ -51,40 +49,15 @@ def suggest(wrong: str, valid: list[str]) -> str:
     return (f"did you mean '{near[0]}'? " if near else "") + f"valid: {listed}"
 
 
-def expected(hint: Any) -> str | None:
-    """What a type allows, in words; None if that takes more words than a line has."""
-    if get_origin(hint) is Literal:
-        return f"choose from {', '.join(str(choice) for choice in get_args(hint))}"
-    if get_origin(hint) in (Union, types.UnionType):
-        parts = [expected(part) for part in get_args(hint)]
-        return None if None in parts else " or ".join(part for part in parts if part is not None)
-    if hint is type(None):
-        return "null"
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return f"choose from {', '.join(hint.__members__)}"
-    if isinstance(hint, type) and hint.__module__ in ("builtins", "pathlib"):
-        return f"it must be of type {hint.__name__}"
-    return None
-
-
-def typehint_of(action: argparse.Action) -> Any:
-    """The type that the parser checks an argument against, if it does."""
-    return getattr(action, "_typehint", None)
-
-
 # How jsonargparse words what it refuses. `tests/wsi_trainer/cli` notices when a version words it otherwise.
-BAD_VALUE = re.compile(r"^Parser key \"(?P<key>[^\"]+)\":\s*(?P<why>.*)", re.DOTALL)
-BAD_CLASS = re.compile(r"Problem with given class_path '(?P<path>[^']+)':\s*(?P<why>[^\n]*)")
-INNER_VALUE = re.compile(
-    r"Problem with given class_path '[^']+':\s*Parser key \"(?P<key>[^\"]+)\":\s*(?P<why>.*?)"
-    r"(?:Got|Given) value: (?P<value>[^\n]*)",
-    re.DOTALL,
+KEY = re.compile(r"Parser key \"([^\"]+)\"")
+CLASS = re.compile(r"class_path[ =]'([^']+)'")
+UNKNOWN = re.compile(
+    r"(?:Group '(?P<group>[^']+)' does not accept option '|Option '|unrecognized arguments: )(?P<key>[^'\s=]+)"
 )
-KIND = re.compile(r"Expected an? (?:<class '(\w+)'>|typing\.Literal\[([^\]]*)\])")
-BAD_FILE = re.compile(r"Problems parsing config: (?P<why>.*)", re.DOTALL)
-UNKNOWN_KEY = re.compile(r"(?:Group '(?P<group>[^']+)' does not accept option|Option) '(?P<key>[^']+)'")
-UNKNOWN_WORD = re.compile(r"unrecognized arguments: (?P<word>\S+)")
-GIVEN = re.compile(r"(?:Got|Given) value: (?P<value>.*)", re.DOTALL)
+EXPECTED = re.compile(r"Expected an? (?:<class '(?:\w+\.)*(\w+)'>|typing\.Literal\[([^\]]*)\]|([^.\n]*))")
+PROBLEM = re.compile(r"Problem with given (class_path '[^']+'):\s*+(?!Parser key)([^\n]*)")
+VALUE = re.compile(r"(?:Got|Given) value: ([^\n]*)")
 REASON = re.compile(r"^\s*- (?P<reason>[^\n]*)", re.MULTILINE)
 
 
@@ -93,55 +66,39 @@ def explain(parser: argparse.ArgumentParser, error: Exception, words: list[str])
     if isinstance(error, UnicodeDecodeError):
         return UserError(f"the configuration{in_config(words)} is no text in UTF-8")
     text = str(error)
-    if found := BAD_VALUE.search(text):
-        return UserError(about_value(parser, found["key"], found["why"], words))
-    if found := UNKNOWN_KEY.search(text):
-        key = ".".join(part for part in (found["group"], found["key"]) if part)
-        return UserError(f"unknown key '{key}'{in_config(words)}; {suggest(key, keys_of(parser))}")
-    if found := UNKNOWN_WORD.search(text):
-        word = found["word"].partition("=")[0]
+    if found := UNKNOWN.search(text):
+        return UserError(about_unknown(parser, text, found, in_config(words)))
+    keys = KEY.findall(text)
+    if not keys:
+        return UserError(f"{parser.prog}: {text.replace('config:', f'config{in_config(words)}:')}")
+    key = ".".join(keys)
+    where = key if any(word.partition("=")[0] == f"--{key}" for word in words) else f"{key}{in_config(words)}"
+    value = VALUE.search(text)
+    kinds = ["".join(kind) for kind in EXPECTED.findall(text[: value.start()])] if value else []
+    if problem := PROBLEM.search(text):
+        return UserError(f"{where}: {problem[1]}: {problem[2]}")
+    if value is None or not kinds:
+        return UserError(f"{where}: {KEY.split(text)[-1].lstrip(': ')}")
+    allowed = " or ".join(kind.replace("NoneType", "null") for kind in kinds)
+    return UserError(f"{where}: '{value[1].strip()}' is not valid; expected {allowed}")
+
+
+def about_unknown(parser: argparse.ArgumentParser, text: str, found: re.Match[str], config: str) -> str:
+    """An argument, a key, or an argument of a class that does not exist, with the nearest that does."""
+    word = found["key"]
+    if word.startswith("-") or "unrecognized" in found[0]:
         word = word if "." in word else word.replace("_", "-")
         options = [f"--{key if '.' in key else key.replace('_', '-')}" for key in keys_of(parser, positional=False)]
-        return UserError(f"unknown argument '{word}'; {suggest(word, options)}")
-    if found := BAD_FILE.search(text):
-        return UserError(f"cannot parse the configuration{in_config(words)}: {found['why']}")
-    return UserError(f"{parser.prog}: {text}")
-
-
-def about_value(parser: argparse.ArgumentParser, key: str, why: str, words: list[str]) -> str:
-    """A value of the wrong kind, a class that cannot be made, or a config file that cannot be read."""
-    if key == "config":
-        return f"--config: {why}"
-    if found := INNER_VALUE.search(why):
-        inner = f"{key}.{found['key']}"
-        where = inner if mentions(words, inner) else f"{inner}{in_config(words)}"
-        kinds = [name or literal for name, literal in KIND.findall(found["why"])]
-        return f"{where}: '{found['value']}' is not valid; " + (f"expected {' or '.join(kinds)}" if kinds else why)
-    where = key if mentions(words, key) else f"{key}{in_config(words)}"
-    if found := BAD_CLASS.search(why):
-        return f"{where}: {about_class(found['path'], found['why'])}"
-    given = GIVEN.search(why)
-    hints = [typehint_of(action) for action in parser._actions if action.dest == key]
-    if given is None or not hints:
-        return f"{where}: {why}"
-    return f"{where}: '{given['value'].strip()}' is not valid; {expected(hints[0]) or reasons(why)}"
-
-
-def about_class(path: str, why: str) -> str:
-    """A class named by its import path that does not exist or does not take an argument."""
-    if found := UNKNOWN_KEY.search(why):
-        return f"unknown key '{found['key']}' for {path}; {suggest(found['key'], keys_of_class(path))}"
-    return f"class_path '{path}': {why}"
-
-
-def reasons(why: str) -> str:
-    """The parser's own reasons, without the value it repeats; one for each type that was possible."""
-    listed = [reason for reason in REASON.findall(why) if "NoneType" not in reason]
-    return " or ".join(listed) if listed else GIVEN.sub("", why).strip()
+        return f"unknown argument '{word}'; {suggest(word, options)}"
+    if of_class := CLASS.search(text):
+        where = ".".join(KEY.findall(text))
+        return f"{where}{config}: unknown key '{word}' for {of_class[1]}; {suggest(word, keys_of_class(of_class[1]))}"
+    key = f"{found['group']}.{word}" if found["group"] else word
+    return f"unknown key '{key}'{config}; {suggest(key, keys_of(parser))}"
 
 
 def about_refusal(error: Exception) -> str:
-    """What a class said of its arguments, without what the parser says of other types that they could have been of."""
+    """The refusal of a class, without what the parser says of other types that its arguments could have been of."""
     text = str(error)
     listed = [reason for reason in REASON.findall(text) if not reason.startswith("Expected a <class")]
     return " or ".join(listed) if "Union subtypes" in text and listed else text
@@ -152,11 +109,6 @@ def in_config(words: list[str]) -> str:
     files = [after for word, after in pairwise(words) if word == "--config"]
     files += [word.partition("=")[2] for word in words if word.startswith("--config=")]
     return f" in {', '.join(files)}" if files else ""
-
-
-def mentions(words: list[str], key: str) -> bool:
-    """Whether the key was given on the command line rather than in a file."""
-    return any(word.partition("=")[0] == f"--{key}" for word in words)
 
 
 def read_texts_safely(config_of: Callable[[Any], Any] = lambda content: content) -> None:
@@ -223,7 +175,12 @@ def refuse_empty(words: Sequence[str]) -> None:
 
 def spell_out_flags(parser: ArgumentParser, words: list[str]) -> list[str]:
     """`--json` as `--json=true`: a boolean option needs no value, but may have one, as in a config."""
-    flags = {name for action in parser._actions if typehint_of(action) is bool for name in action.option_strings}
+    flags = {
+        name
+        for action in parser._actions
+        if getattr(action, "_typehint", None) is bool
+        for name in action.option_strings
+    }
     following = [*words[1:], ""]
     return [
         f"{word}=true" if word in flags and after.lower() not in BOOLEANS else word

@@ -124,7 +124,7 @@ def test_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["plan", "--model=VGG", "--image=64x64"], "budget"),
         (["plan", "--image=64x64", "--budget=1GiB"], "model"),
         (of_model("VGG", "--buget=1GiB"), "did you mean '--budget'?"),
-        (of_model("VGG", "--sweep=time"), "choose from budget"),
+        (of_model("VGG", "--sweep=time"), "expected 'budget'"),
     ],
 )
 def test_what_cannot_be_planned_is_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
