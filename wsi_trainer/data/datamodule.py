@@ -1,24 +1,29 @@
-"""`SlideData`: the loaders of the three splits of a manifest."""
+"""Loaders of the three splits of a manifest: the order of an epoch, the place in it, and reading ahead."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, Sampler
 
-from wsi_trainer.data.dataset import DataConfig, SlideDataset, ToImage, dense, grouped, target_of
+from lightning_plugin import LazyImage
+from wsi_trainer.data.dataset import DataConfig, SlideDataset, ToImage, Visit, dense, grouped, target_of
 from wsi_trainer.data.features import check_one_each
-from wsi_trainer.data.loader import EpochSampler, TrainLoader, in_order
 from wsi_trainer.data.manifest import SlideRecord, check_files
 from wsi_trainer.data.splits import apply_splits, complete_splits
 from wsi_trainer.models.slide_model import SlideBatch
 from wsi_trainer.models.tasks import MultiClassTask, Task
 from wsi_trainer.slide.augment import Augmenter
+from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.slide.views import View
 
 
 class SlideData(pl.LightningDataModule):
@@ -118,3 +123,195 @@ class SlideData(pl.LightningDataModule):
     def _rank(self) -> tuple[int, int]:
         """Rank of this process, and number of processes."""
         return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
+
+
+class EpochSampler(Sampler[Visit]):
+    """All slides in a new order each epoch; with several ranks each has its share, of equal length.
+
+    It counts the epochs itself. Lightning's `set_epoch` comes too late for the first epoch of a resumed run,
+    which would then be drawn as epoch 0 again.
+
+    With strata (the class of each slide) an epoch has as many visits as there are slides, and each class has its
+    equal share of them: slides of a rare class are visited several times, of a frequent one only some are, and
+    others in the next epoch.
+    """
+
+    def __init__(
+        self, slides: int, seed: int, rank: int = 0, ranks: int = 1, strata: Sequence[str] | None = None
+    ) -> None:
+        if strata is not None and len(strata) != slides:
+            raise ValueError(f"{len(strata)} strata for {slides} slides")
+        self.slides = slides
+        self.seed = seed
+        self._classes = None if strata is None else _places(strata)
+        self.rank, self.ranks = rank, ranks
+        self.epoch = 0
+        """The epoch that is drawn next."""
+        self.skip = 0
+        """How many visits of it were made before, by the run that this one continues."""
+
+    def __len__(self) -> int:
+        return -(-self.slides // self.ranks)
+
+    def __iter__(self) -> Iterator[Visit]:
+        epoch, self.epoch = self.epoch, self.epoch + 1
+        skip, self.skip = self.skip, 0
+        order = self._order(epoch)
+        # No rank may run out of slides before the others: they would wait for its gradients for ever.
+        shared = np.resize(order, len(self) * self.ranks)[self.rank :: self.ranks]
+        return (Visit(int(slide), epoch) for slide in shared[skip:])
+
+    def _order(self, epoch: int) -> np.ndarray:
+        """All visits of an epoch, a function of the seed and the epoch alone."""
+        draw = np.random.default_rng((self.seed, epoch))
+        if self._classes is None:
+            return draw.permutation(self.slides)
+        share, rest = divmod(self.slides, len(self._classes))
+        visits = []
+        for number, places in enumerate(self._classes):
+            # What does not divide evenly goes to another class each epoch.
+            wanted = share + ((number - epoch) % len(self._classes) < rest)
+            rounds = [draw.permutation(places) for _ in range(-(-wanted // len(places)))]
+            visits.append(np.concatenate(rounds)[:wanted] if rounds else places[:0])
+        return draw.permutation(np.concatenate(visits))
+
+
+def _places(strata: Sequence[str]) -> list[np.ndarray]:
+    return [np.flatnonzero([stratum == name for stratum in strata]) for name in sorted(set(strata))]
+
+
+class InOrder(Sampler[Visit]):
+    """All slides in the order of the manifest, or a rank's share of them."""
+
+    def __init__(self, slides: int, rank: int = 0, ranks: int = 1) -> None:
+        self.places = range(rank, slides, ranks)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __iter__(self) -> Iterator[Visit]:
+        return (Visit(slide, 0) for slide in self.places)
+
+
+class TrainLoader(DataLoader[SlideBatch]):
+    """A loader that a checkpoint can name a place in: the epoch, and how many of its slides were given out.
+
+    The slide after the one that is given out is opened meanwhile, and `read_ahead` has the first of its pixels read. A
+    slide that is held whole is not followed: one is what memory is for. What was opened ahead does not count: a
+    continued run opens it again.
+    """
+
+    sampler: EpochSampler
+
+    def __init__(self, dataset: Dataset[SlideBatch], sampler: EpochSampler, workers: int, ahead: bool = True) -> None:
+        super().__init__(dataset, sampler=sampler, **_options(workers))
+        self.place = {"epoch": sampler.epoch, "given": 0}
+        self._ahead = ahead
+        self._now: list[View] = []
+        self._following: Future[SlideBatch | None] | None = None
+
+    def __iter__(self) -> Iterator[SlideBatch]:  # type: ignore[override]
+        self.place = {"epoch": self.sampler.epoch, "given": self.sampler.skip}
+        batches = super().__iter__()
+        with ThreadPoolExecutor(1, thread_name_prefix="opening") as opening:
+            batch = next(batches, None)
+            try:
+                while batch is not None:
+                    self._now = views_of(batch)
+                    if self._ahead and (self._now or "failure" in batch):
+                        self._following = opening.submit(next, batches, None)
+                    self.place["given"] += 1
+                    yield batch
+                    # An error of opening is raised here, where the slide's turn has come.
+                    batch = next(batches, None) if self._following is None else self._following.result()
+                    self._following, done = None, self._now
+                    for view in done:
+                        view.close()
+            finally:
+                for view in self._now:
+                    view.close()
+                self._now, self._following = [], None
+
+    def read_ahead(self, room: int) -> None:
+        """Has the first tiles of the next slide read, as far as they fit into so many bytes. It waits for nothing."""
+        now, following = self._now, self._following
+
+        def begin(opened: Future[SlideBatch | None]) -> None:
+            batch = None if opened.cancelled() or opened.exception() else opened.result()
+            left = room
+            for before, view in zip(now, [] if batch is None else views_of(batch)):
+                if before.first is not None:  # most often the next slide's plan begins with the same box
+                    left -= view.begin(before.first, left)
+
+        if now and following is not None and room > 0:
+            following.add_done_callback(begin)
+
+    def let_go(self) -> None:
+        """Forgets what was read of the next slide: others need the memory."""
+
+        def forget(opened: Future[SlideBatch | None]) -> None:
+            batch = None if opened.cancelled() or opened.exception() else opened.result()
+            for view in () if batch is None else views_of(batch):
+                view.let_go()
+
+        if self._following is not None:
+            self._following.add_done_callback(forget)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Lightning puts it into every checkpoint."""
+        return dict(self.place)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where a checkpoint was written, or with the next epoch where its own was over."""
+        over = state["given"] >= len(self.sampler)
+        self.sampler.epoch = state["epoch"] + over
+        self.sampler.skip = 0 if over else state["given"]
+
+
+def views_of(batch: SlideBatch) -> list[View]:
+    """The views of slides in a batch."""
+    images = [batch["image"], *batch.get("context", []), batch["label"]]
+    sources = (image.source for image in images if isinstance(image, LazyImage))
+    return [source for source in sources if isinstance(source, View)]
+
+
+@contextmanager
+def opened(batch: SlideBatch) -> Iterator[View]:
+    """The view of a batch's slide, which is closed at the end; an error where it could not be opened."""
+    if "failure" in batch:
+        raise SlideError(batch["slide"], batch["failure"])
+    try:
+        yield batch["image"].source  # type: ignore[attr-defined]
+    finally:
+        for view in views_of(batch):
+            view.close()
+
+
+class OrderedLoader(DataLoader[SlideBatch]):
+    """A loader that closes the slides of a batch when the next one is asked for, or none is asked for any more."""
+
+    def __iter__(self) -> Iterator[SlideBatch]:  # type: ignore[override]
+        for batch in super().__iter__():
+            try:
+                yield batch
+            finally:
+                for view in views_of(batch):
+                    view.close()
+
+
+def in_order(dataset: Dataset[SlideBatch], workers: int, rank: int = 0, ranks: int = 1) -> DataLoader[SlideBatch]:
+    """A loader of the slides in the order given, not turned."""
+    sampler: Sampler[Visit] = InOrder(len(dataset), rank, ranks)  # type: ignore[arg-type]
+    return OrderedLoader(dataset, sampler=sampler, **_options(workers))
+
+
+def _options(workers: int) -> dict[str, Any]:
+    """Batches of one slide are not collated: a lazy image has no pixels to stack."""
+    options: dict[str, Any] = {"multiprocessing_context": "spawn", "persistent_workers": True} if workers else {}
+    # A generator of its own: an iterator draws a number when it is made, which a continued run makes anew.
+    generator = torch.Generator()
+    return {"batch_size": None, "num_workers": workers, "collate_fn": _as_it_is, "generator": generator, **options}
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ from torch.utils.data import Dataset
 
 from lightning_plugin import Box, LazyImage, TileSource
 from wsi_trainer.data.features import FeatureSource, features_of
-from wsi_trainer.data.loader import Visit
 from wsi_trainer.data.manifest import SlideRecord, by_patient, read_manifest
 from wsi_trainer.data.patches import PatchConfig, augmented, augmenter_of, open_bag
 from wsi_trainer.data.splits import By
@@ -317,6 +316,14 @@ class DataConfig:
         """The slides of the manifest, or of another one, as they are read in training: `read_manifest` says how."""
         stores = None if self.features is not None else self.stores
         return read_manifest(manifest or self.manifest, self.root, stores=stores, **how)
+
+
+class Visit(NamedTuple):
+    """A slide and an epoch, which decides about augmentation."""
+
+    slide: int
+    """Place in the list of slides."""
+    epoch: int
 
 
 class SlideDataset(Dataset[SlideBatch]):

@@ -13,8 +13,8 @@ import torch
 from rich.progress import track
 
 from lightning_plugin import LazyImage
-from wsi_trainer.data.dataset import SlideDataset
-from wsi_trainer.data.loader import Visit, opened
+from wsi_trainer.data.datamodule import opened
+from wsi_trainer.data.dataset import SlideDataset, Visit
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.explain.attribution import folder_of, index_of, receptive_field, targets_of
 from wsi_trainer.explain.dicom import need_highdicom, results_as_dicom

@@ -12,21 +12,19 @@ from typing import Any
 import psutil
 import pytorch_lightning as pl
 import torch
-from lightning_utilities.core.apply_func import apply_to_collection
 from pytorch_lightning.callbacks import Callback
 from rich.console import Console
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_plugin import Plan, SFTDDPStrategy, SFTStrategy
-from wsi_trainer.data.datamodule import SlideData
-from wsi_trainer.data.dataset import SlideDataset
-from wsi_trainer.data.loader import TrainLoader, Visit
+from wsi_trainer.data.datamodule import SlideData, TrainLoader
+from wsi_trainer.data.dataset import DataConfig, SlideDataset, Visit
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.config import TrainConfig
-from wsi_trainer.fit.plan import plan_shape
+from wsi_trainer.fit.plan import factors_of, plan_shape
+from wsi_trainer.fit.process import StatusFile
 from wsi_trainer.fit.run import Run
-from wsi_trainer.fit.status import StatusFile, time_left
 from wsi_trainer.io.display import clean, duration, format_bytes, say
 from wsi_trainer.io.files import replace_file, write_json
 from wsi_trainer.io.tables import append_row
@@ -77,9 +75,8 @@ class Estimate(Callback):
                 f"the largest training slide has {largest[3]} × {largest[2]} pixels at data.downsample "
                 f"{data.downsample}, and the backbone needs {pl_module.stride} for one position"
             )
-        factors = [factor / data.downsample for factor in data.extra_downsamples]
         say(Console(), "planning a step on the largest slide, to say what the run costs")
-        plan = plan_shape(pl_module, largest, budget or UNLIMITED, pl_module.device.type, factors)
+        plan = plan_shape(pl_module, largest, budget or UNLIMITED, pl_module.device.type, factors_of(data))
         facts = estimate(plan, shapes, largest, budget, self.config.devices, checkpoint_bytes(pl_module))
         facts["patches"] = None if data.patches is None else largest[0]
         write_json(self.run.estimate, facts)
@@ -223,6 +220,18 @@ class Progress(Callback):
         self.file.update(step=trainer.global_step, progress=1.0, seconds_left=0.0)
 
 
+def time_left(total: int, first: int, done: int, seconds: float) -> float | None:
+    """Seconds until the end, by the time that this process took for what it has done, validation included.
+
+    Args:
+        total: Batches of the whole training.
+        first: Batches that were done when the process began.
+        done: Batches that are done now.
+        seconds: Since it began.
+    """
+    return None if done <= first else seconds / (done - first) * max(total - done, 0)
+
+
 class FailureLog(Callback):
     """Writes each to failures.csv and says so at once; ends the run where nothing is left to train on.
 
@@ -295,13 +304,14 @@ class MemoryWatch(Callback):
         batch_idx: int,
     ) -> None:
         self.steps += 1
-        strategy = tiled(trainer)
+        shape, strategy = tuple(batch["image"].shape), tiled(trainer)
         if strategy is None or strategy.plan is None:
+            self.image_shape = max(self.image_shape, shape, key=math.prod) if self.image_shape else shape
             return
         self.step_peak_bytes = max(self.step_peak_bytes, strategy.peak_bytes)
         if self.plan is None or strategy.plan.plain_bytes > self.plan.plain_bytes:
             self.plan = strategy.plan
-            self.image_shape = tuple(batch["image"].shape)
+            self.image_shape = shape
             self.write_plan()
 
     def write_plan(self) -> None:
@@ -350,22 +360,16 @@ class ReadAhead(Callback):
         return min(AHEAD, budget - max(strategy.plan.peak_bytes + self._beside, strategy.peak_bytes))
 
 
-def memory_facts(watch: MemoryWatch, model: SlideModel, slides: SlideData, config: TrainConfig) -> dict[str, Any]:
-    """What the steps used, and what plain PyTorch holds for backward on the largest slide."""
-    facts: dict[str, Any] = {"process_peak_bytes": process_peak()}
+def memory_facts(watch: MemoryWatch, model: SlideModel, data: DataConfig, config: TrainConfig) -> dict[str, Any]:
+    """Memory of the steps, and of plain PyTorch on the largest slide."""
+    facts: dict[str, Any] = {"process_peak_bytes": process_peak(), "image_shape": list(watch.image_shape)}
     if watch.plan is None:
-        readable = (batch for batch in slides.loader("val") if "failure" not in batch)
-        batch = max(readable, key=lambda batch: math.prod(batch["image"].shape))
-        seen = apply_to_collection(
-            (batch["image"], batch.get("context", []), batch.get("tissue", [])), Tensor, lambda t: t.to(model.device)
-        )
-        held = held_for_backward(model, *seen)
-        return facts | {"engine": "plain PyTorch", "image_shape": list(batch["image"].shape), "plain_bytes": held}
+        plan = plan_shape(model, watch.image_shape, UNLIMITED, model.device.type, factors_of(data))
+        return facts | {"engine": "plain PyTorch", "plain_bytes": plan.plain_bytes}
     return facts | {
         "engine": "SFTStrategy, tile by tile",
         "budget": config.budget,
         "budget_bytes": watch.plan.budget,
-        "image_shape": list(watch.image_shape),
         "step_peak_bytes": watch.step_peak_bytes,
         "plan_peak_bytes": watch.plan.peak_bytes,
         "plain_bytes": watch.plan.plain_bytes,
@@ -381,30 +385,3 @@ def process_peak() -> int:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-def held_for_backward(module: nn.Module, image: Tensor, *others: Any) -> int:
-    """Bytes that plain PyTorch holds between forward and backward for this image: the image and saved
-    activations.
-
-    Measured on one real forward pass: every storage that autograd saves is counted once, parameters are not.
-
-    Args:
-        module: The network.
-        image: Its first argument.
-        others: Its further ones.
-    """
-    own = {t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers())}
-    held = {image.untyped_storage().data_ptr(): image.untyped_storage().nbytes()}
-
-    def count(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            held[storage.data_ptr()] = storage.nbytes()
-        kept.append(tensor)  # a freed storage could give its address to the next one
-        return tensor
-
-    kept: list[Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor), torch.enable_grad():
-        module(image, *others)
-    return sum(held.values())

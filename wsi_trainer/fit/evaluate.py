@@ -16,9 +16,8 @@ from pytorch_lightning.callbacks import Callback
 from rich.console import Console
 from torch import Tensor
 
-from wsi_trainer.data.datamodule import SlideData
+from wsi_trainer.data.datamodule import SlideData, in_order
 from wsi_trainer.data.dataset import SlideDataset, grouped
-from wsi_trainer.data.loader import in_order
 from wsi_trainer.data.manifest import SlideRecord, check_files, read_manifest
 from wsi_trainer.data.splits import first_names
 from wsi_trainer.errors import UserError

@@ -30,9 +30,8 @@ from wsi_trainer.fit.parser import (
     parse,
     with_whole_paths,
 )
-from wsi_trainer.fit.process import at_work, logged_to
+from wsi_trainer.fit.process import at_work, logged_to, recorded
 from wsi_trainer.fit.run import Run, as_written
-from wsi_trainer.fit.status import recorded
 from wsi_trainer.fit.trainer import (
     Bar,
     RandomState,
@@ -199,11 +198,11 @@ def train(
         trainer.fit(model, datamodule=slides, ckpt_path=checkpoint, weights_only=True)
     if not trainer.is_global_zero:
         return False
-    if not watch.steps and (run.memory.is_file() or (watch.plan is None and config.budget is not None)):
+    if not watch.steps and (run.memory.is_file() or not watch.image_shape):
         return True  # all steps were taken before, and what they needed was written then
     if not run.plan.is_file():
         watch.write_plan()  # which a checkpoint has from a run that died
-    write_json(run.memory, memory_facts(watch, model, slides, config))
+    write_json(run.memory, memory_facts(watch, model, data, config))
     return True
 
 

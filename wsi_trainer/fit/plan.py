@@ -92,9 +92,14 @@ def config_step(words: Sequence[str]) -> Callable[[], int]:
     budget = options.budget or config.budget
     if budget is None or budget == AUTO:
         raise UserError("a plan needs a budget: give --budget or --train.budget, such as 8GiB")
-    factors = [factor / data.downsample for factor in data.extra_downsamples]
+    factors = factors_of(data)
     shape = shape_of(data, model, options)
     return partial(report, lambda then: then(step_of(model, factors), torch.uint8), options, budget, shape)
+
+
+def factors_of(data: DataConfig) -> list[float]:
+    """How many times each further magnification is coarser than the image."""
+    return [factor / data.downsample for factor in data.extra_downsamples]
 
 
 def shape_of(data: DataConfig, model: SlideModel, options: Namespace) -> tuple[int, ...]:

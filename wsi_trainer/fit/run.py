@@ -57,6 +57,22 @@ MAPS = "heatmaps.json"
 """The list of maps in the folder of a method."""
 
 
+class _File:
+    """The path of a file or folder of a run: `run.config`."""
+
+    def __init__(self, name: str, of_results: bool = False) -> None:
+        """Name the file.
+
+        Args:
+            name: Its name.
+            of_results: Whether a cohort has one of its own.
+        """
+        self.name, self.of_results = name, of_results
+
+    def __get__(self, run: Run, kind: type[Run]) -> Path:
+        return (run.results if self.of_results else run.path) / self.name
+
+
 @dataclass(frozen=True)
 class Run:
     """The folder of a run, and the names of its files.
@@ -121,58 +137,20 @@ class Run:
 
     # Files of the run.
 
-    @property
-    def config(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def facts(self) -> Path:
-        """Checksums of the slides, and where they were."""
-        return self.path / "run.json"
-
-    @property
-    def environment(self) -> Path:
-        return self.path / "environment.json"
-
-    @property
-    def memory(self) -> Path:
-        return self.path / "memory.json"
-
-    @property
-    def plan(self) -> Path:
-        return self.path / "plan.json"
-
-    @property
-    def estimate(self) -> Path:
-        return self.path / "estimate.json"
-
-    @property
-    def pretrained(self) -> Path:
-        return self.path / "pretrained.json"
-
-    @property
-    def cross_validation(self) -> Path:
-        return self.path / "cross_validation.json"
-
-    @property
-    def cost(self) -> Path:
-        return self.path / "cost.json"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics"
-
-    @property
-    def log(self) -> Path:
-        return self.path / "log.txt"
-
-    @property
-    def status(self) -> Path:
-        return self.path / "status.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
+    config = _File("config.yaml")
+    facts = _File("run.json")
+    """Checksums of the slides, and where they were."""
+    environment = _File("environment.json")
+    memory = _File("memory.json")
+    plan = _File("plan.json")
+    estimate = _File("estimate.json")
+    pretrained = _File("pretrained.json")
+    cross_validation = _File("cross_validation.json")
+    cost = _File("cost.json")
+    metrics = _File("metrics")
+    log = _File("log.txt")
+    status = _File("status.json")
+    checkpoints = _File("checkpoints")
 
     # Files of the run's own results, or of a cohort's.
 
@@ -180,13 +158,10 @@ class Run:
     def results(self) -> Path:
         return self.path if self.cohort is None else self.path / "cohorts" / self.cohort
 
-    @property
-    def splits(self) -> Path:
-        return self.results / "splits.csv"
-
-    @property
-    def failures(self) -> Path:
-        return self.results / "failures.csv"
+    splits = _File("splits.csv", of_results=True)
+    failures = _File("failures.csv", of_results=True)
+    segments = _File("segments", of_results=True)
+    report = _File("report.html", of_results=True)
 
     def maps(self, method: str) -> Path:
         """The folder of the maps that a method of `heatmap` makes."""
@@ -196,14 +171,6 @@ class Run:
     def mapped(self) -> list[Path]:
         """The folders of the maps that were made, one for each method."""
         return [path.parent for path in sorted(self.maps("any").parent.glob(f"*/{MAPS}"))]
-
-    @property
-    def segments(self) -> Path:
-        return self.results / "segments"
-
-    @property
-    def report(self) -> Path:
-        return self.results / "report.html"
 
     def predictions(self, split: str) -> Path:
         return self.results / "predictions" / f"{split}.csv"

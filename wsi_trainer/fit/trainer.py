@@ -22,7 +22,6 @@ from wsi_trainer.data.dataset import dense
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.config import AUTO, Tracker, TrainConfig
 from wsi_trainer.fit.run import Run
-from wsi_trainer.io.display import format_bytes
 from wsi_trainer.io.untrusted import read_yaml
 from wsi_trainer.models import SlideModel
 from wsi_trainer.models.weights import read_checkpoint
@@ -164,10 +163,8 @@ class Checkpoints(WholeCheckpoints):
             super().save_checkpoint(checkpoint, path, storage_options)
         except OSError as error:
             kept = "; the checkpoint before it is kept" if Path(path).is_file() else ""
-            size = format_bytes(size_of(checkpoint))
             raise UserError(
-                f"{path} cannot be written (about {size}): {error.strerror}{kept}; mend it and continue with "
-                "--resume last"
+                f"{path} cannot be written: {error.strerror}{kept}; mend it and continue with --resume last"
             ) from error
 
     def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: Any = None) -> dict[str, Any]:
@@ -177,20 +174,6 @@ class Checkpoints(WholeCheckpoints):
     def remove_checkpoint(self, path: str | Path) -> None:
         """Remove the file."""
         Path(path).unlink(missing_ok=True)
-
-
-def size_of(checkpoint: dict[str, Any]) -> int:
-    """The bytes of a checkpoint's tensors."""
-    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors_of(checkpoint)}.values())
-
-
-def tensors_of(thing: Any) -> Iterator[Tensor]:
-    """The tensors within dictionaries and lists."""
-    if isinstance(thing, Tensor):
-        yield thing
-    elif isinstance(thing, (dict, list, tuple)):
-        for part in thing.values() if isinstance(thing, dict) else thing:
-            yield from tensors_of(part)
 
 
 class StepCheckpoint(Callback):

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.models.backbones import import_timm, make_backbone, timm_network
-from wsi_trainer.models.network_facts import answer, blocks_as_stages, stages_of
+from wsi_trainer.models.backbones import answer, blocks_as_stages, import_timm, make_backbone, stages_of, timm_network
 
 Colours = tuple[float, float, float]
 Vector = Literal["own", "class", "class and mean"]

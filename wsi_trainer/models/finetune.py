@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from wsi_trainer.models.network_facts import stages_of
+from wsi_trainer.models.backbones import stages_of
 
 
 class LowRankLinear(nn.Linear):

@@ -18,11 +18,10 @@ from torchmetrics.utilities import dim_zero_cat
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.metrics import PredictionsError
-from wsi_trainer.models.backbones import make_backbone
+from wsi_trainer.models.backbones import describe, make_backbone
 from wsi_trainer.models.finetune import FineTune, freeze, parameter_groups, train_only, warmup_cosine
 from wsi_trainer.models.heads import AveragePooling, Pooling
 from wsi_trainer.models.layers import BranchLinear
-from wsi_trainer.models.network_facts import describe
 from wsi_trainer.models.pretrained import Match, load_pretrained
 from wsi_trainer.models.tasks import BinaryTask, Owners, Task
 from wsi_trainer.models.tissue_norm import TissueCells, over_tissue

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from wsi_trainer.models.network_facts import strides_inside
+from wsi_trainer.models.backbones import strides_inside
 
 
 class TissueCells:

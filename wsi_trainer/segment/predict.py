@@ -15,8 +15,8 @@ from rich.progress import Progress
 from torch import Tensor, nn
 
 from lightning_plugin import Box, LazyImage, TiledModule, TileSource, materialize
-from wsi_trainer.data.dataset import DataConfig, SlideDataset, drawn_on
-from wsi_trainer.data.loader import Visit, opened
+from wsi_trainer.data.datamodule import opened
+from wsi_trainer.data.dataset import DataConfig, SlideDataset, Visit, drawn_on
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.errors import UserError
 from wsi_trainer.models import SegmentationTask, SlideSegmenter

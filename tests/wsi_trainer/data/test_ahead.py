@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lightning_plugin import Box, LazyImage
-from wsi_trainer.data.loader import EpochSampler, TrainLoader, Visit
+from wsi_trainer.data.datamodule import EpochSampler, TrainLoader
+from wsi_trainer.data.dataset import Visit
 from wsi_trainer.models import SlideBatch
 from wsi_trainer.slide import views
 from wsi_trainer.slide.errors import SlideError

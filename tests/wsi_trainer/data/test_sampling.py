@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wsi_trainer.data.loader import EpochSampler
+from wsi_trainer.data.datamodule import EpochSampler
 
 STRATA = ["a"] * 17 + ["b"] * 3 + ["c"] * 10
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from wsi_trainer.cli import main
-from wsi_trainer.data.loader import EpochSampler, InOrder
+from wsi_trainer.data.datamodule import EpochSampler, InOrder
 from wsi_trainer.fit.run import Run, read_json
 from wsi_trainer.models.slide_model import Gathered
 

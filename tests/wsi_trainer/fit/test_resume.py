@@ -180,9 +180,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_checkpoint_is_named(tmp_path: Pa
     trainer.Checkpoints().save_checkpoint({"state_dict": {"w": torch.ones(3)}}, path)
     before = path.read_bytes()
     (tmp_path / "last.ckpt.partial").symlink_to("/dev/full")
-    with pytest.raises(
-        UserError, match=r"last.ckpt cannot be written \(about 38.1 MiB\): No space left on device; the"
-    ):
+    with pytest.raises(UserError, match=r"last.ckpt cannot be written: No space left on device; the"):
         trainer.Checkpoints().save_checkpoint({"state_dict": {"w": torch.ones(10_000_000)}}, path)
     assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["last.ckpt"]
 

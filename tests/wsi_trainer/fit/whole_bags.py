@@ -10,7 +10,7 @@ import torch
 import zarr
 from torch import Tensor
 
-from wsi_trainer.data.loader import EpochSampler
+from wsi_trainer.data.datamodule import EpochSampler
 from wsi_trainer.models import SlideClassifier
 from wsi_trainer.models.finetune import warmup_cosine
 from wsi_trainer.store.convert import Job, convert

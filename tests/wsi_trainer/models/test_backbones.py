@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from wsi_trainer.models import VGG, Backbone, ResNet, UNet
+from wsi_trainer.models.backbones import describe, stages_of
 from wsi_trainer.models.layers import NormKind, StandardisedConv2d
-from wsi_trainer.models.network_facts import describe, stages_of
 
 BACKBONES = (
     VGG(widths=(4, 8)),

@@ -17,7 +17,7 @@ from tests.exactness import assert_same_step
 from wsi_trainer.cli import main
 from wsi_trainer.errors import UserError
 from wsi_trainer.models import AttentionPooling, PatchEncoder, SlideClassifier
-from wsi_trainer.models.backbones import import_timm, timm_network
+from wsi_trainer.models.backbones import answer, import_timm, timm_network
 from wsi_trainer.models.encoders import (
     ENCODERS,
     AttentionPooler,
@@ -30,7 +30,6 @@ from wsi_trainer.models.encoders import (
     outline,
     shapes_of,
 )
-from wsi_trainer.models.network_facts import answer
 from wsi_trainer.models.pretrained import compare, load_pretrained
 
 pytestmark = pytest.mark.skipif(

@@ -9,8 +9,7 @@ import torch
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.models import VGG, ResNet, SlideClassifier
-from wsi_trainer.models.backbones import make_backbone
-from wsi_trainer.models.network_facts import stages_of
+from wsi_trainer.models.backbones import make_backbone, stages_of
 
 
 @pytest.fixture
