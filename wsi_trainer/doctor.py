@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import partial
 from importlib import metadata
 from itertools import groupby
 from pathlib import Path
@@ -179,7 +180,8 @@ def size(count: int) -> str:
 # Readers and codecs, each tried on a small image that is smooth, so that a lossy codec changes it little.
 
 SIDE, TILE = 128, 64
-PIXELS = np.add.outer(np.arange(SIDE), np.arange(SIDE))[..., None].astype(np.uint8) + np.uint8([0, 20, 40])
+RAMP = np.arange(SIDE, dtype=np.uint8)
+PIXELS = np.stack([RAMP[:, None] + RAMP, RAMP[:, None] + 0 * RAMP, 0 * RAMP[:, None] + RAMP], axis=-1)
 CODECS = {"jpeg": 4, "jpeg2000": 4, "lzw": 0, "zstd": 0}
 """Compressions of TIFF, with the grey levels by which each may change the image on average."""
 
@@ -190,7 +192,7 @@ def check_formats() -> list[Check]:
     return [
         attempt("readers", "OpenSlide, tiled TIFF", openslide, fix.format("openslide-python openslide-bin")),
         *(
-            attempt("codecs", f"tifffile, {codec}", lambda codec=codec: tiff(codec), fix.format("tifffile imagecodecs"))
+            attempt("codecs", f"tifffile, {codec}", partial(tiff, codec), fix.format("tifffile imagecodecs"))
             for codec in CODECS
         ),
         attempt("codecs", "zarr v3, sharded zstd + crc32c", zarr_shards, fix.format("zarr numcodecs")),
