@@ -75,7 +75,9 @@ def _context(
     runs = [run] if other is None else [run, other]
     rows = slide_rows(run, other)
     maps = {maps.folder.name: maps.facts for maps in run.maps}
-    labels = sorted({row.words.label for row in rows})
+    predictions = run.predictions.of_slide
+    classed = hasattr(predictions, "classes") and not isinstance(predictions, AreaPredictions)
+    labels = sorted({row.words.label for row in rows}) if classed else []
     overlays = {row.slide: found for row in rows[:MOST_ROWS] if (found := overlay_of(row.path))}
     return {
         "title": title or run.folder.name,
@@ -92,9 +94,11 @@ def _context(
         "tissue_picture": tissue_picture,
         "rules": rules_shown(overlays.values()),
         "row_count": len(rows),
+        "classed": classed,
+        "sure": any(row.words.probability is not None for row in rows),
         "labels": labels if len(labels) <= MOST_CHOICES else [],
         "sites": sorted({row.site for row in rows} - {""}),
-        "error_means": run.predictions.of_slide.ERROR,
+        "error_means": predictions.ERROR,
         "tables": _tables(run),
         "interval": Interval.of,
         "titled": titled,
