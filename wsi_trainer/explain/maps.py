@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.run import MAPS, Run, as_written, read_json
 from wsi_trainer.io.arrays import load_array
+from wsi_trainer.regions.outlines import READERS
 from wsi_trainer.slide.geometry import SlideTransform
 
 MOST_PIXELS = 1 << 31
@@ -91,6 +93,12 @@ def outlines_of(run: Run) -> dict[str, Path]:
         entries = dict(read_json(about).get("slides", {})).items()
         found = {str(slide): run.segments / str(entry["outlines"]) for slide, entry in entries}
     return {slide: inside(run, about, path) for slide, path in found.items()}
+
+
+def drawn_on(record: SlideRecord) -> Path | None:
+    """The annotations that the manifest names, where they are outlines and no label image."""
+    path = Path(record.others.get("regions", ""))
+    return path if path.suffix.lower() in READERS else None
 
 
 def inside(run: Run, about: Path, path: Path) -> Path:

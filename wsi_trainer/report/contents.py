@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.errors import UserError
-from wsi_trainer.explain.maps import Maps
+from wsi_trainer.explain.maps import Maps, drawn_on, outlines_of
 from wsi_trainer.fit.run import LESIONS, Run, as_written, read_json, read_lesion_scores
 from wsi_trainer.io.tables import read_table
 from wsi_trainer.metrics import (
@@ -61,8 +62,8 @@ class RunResults:
     scores: dict[str, Any]
     curves: Curves
     memory: dict[str, Any]
-    paths: dict[str, Path]
-    """Files of the slides; that of a patient is the first of its slides."""
+    records: dict[str, SlideRecord]
+    """The slides; that of a patient is the first of its slides."""
     maps: list[Maps]
     regions: Regions | None = None
     """Comparison of its regions with the drawn ones, where it has any."""
@@ -81,7 +82,7 @@ class RunResults:
             read_json(folder.evaluation(split)),
             read_curves(folder.metrics),
             read_json(folder.memory),
-            _paths(folder),
+            _records(folder),
             Maps.of(folder),
             Regions.load(name, folder, split),
         )
@@ -94,7 +95,7 @@ def _of_folds(name: str, folder: Run) -> RunResults:
         predictions = joined_folds([read_predictions(run.predictions(facts["split"])) for run in runs])
         scores = {"slide": facts["pooled"], "patients": len(set(predictions.patients))}
     memory = read_json(runs[0].memory)
-    return RunResults(name, folder, predictions, scores, {}, memory, _paths(runs[0]), [], folds=facts)
+    return RunResults(name, folder, predictions, scores, {}, memory, _records(runs[0]), [], folds=facts)
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,10 @@ class SlideRow:
     """The error of the baseline on this slide."""
     maps: dict[str, Path]
     """The pictures of the maps, by the folder of each."""
+    drawn: Path | None
+    """Outlines of drawn regions."""
+    found: Path | None
+    """Outlines of the regions that `segment` found."""
 
 
 def read_curves(folder: Path) -> Curves:
@@ -131,39 +136,40 @@ def slide_rows(run: RunResults, baseline: RunResults | None) -> list[SlideRow]:
     errors = run.predictions.errors()
     other = {} if baseline is None else dict(zip(baseline.predictions.slides, baseline.predictions.errors()))
     pictures = {maps.folder.name: maps.pictures() for maps in run.maps}
+    found = outlines_of(run.folder)
     rows = []
     for index, slide in enumerate(run.predictions.slides):
+        record = _record_of(run.records, slide, run.folder)
         rows.append(
             SlideRow(
                 slide=slide,
-                path=_path_of(run.paths, slide, run.folder),
+                path=record.path,
                 patient=run.predictions.patients[index],
                 site=run.predictions.sites[index] if run.predictions.sites else "",
                 words=run.predictions.words(index),
                 error=float(errors[index]),
                 baseline=float(other[slide]) if slide in other else None,
-                maps={method: found[slide] for method, found in pictures.items() if slide in found},
+                maps={method: its[slide] for method, its in pictures.items() if slide in its},
+                drawn=drawn_on(record),
+                found=found.get(slide),
             )
         )
     return sorted(rows, key=lambda row: -row.error)
 
 
-def _path_of(paths: Mapping[str, Path], slide: str, folder: Run) -> Path:
-    if slide not in paths:
+def _record_of(records: Mapping[str, SlideRecord], slide: str, folder: Run) -> SlideRecord:
+    if slide not in records:
         raise UserError(
             f"{folder.splits} has no slide {slide}, which was predicted: another program wrote one of the two; write "
             f"the predictions again with `wsi-train test {folder.path} --overwrite`"
         )
-    return paths[slide]
+    return records[slide]
 
 
-def _paths(folder: Run) -> dict[str, Path]:
-    """Files of the slides, whatever the columns of their labels; that of a patient is the first of its slides."""
+def _records(folder: Run) -> dict[str, SlideRecord]:
+    """The slides, whatever the columns of their labels; that of a patient is the first of its slides."""
     records = folder.kept()
-    return {
-        **{record.patient: record.path for record in reversed(records)},
-        **{record.slide: record.path for record in records},
-    }
+    return {record.patient: record for record in reversed(records)} | {record.slide: record for record in records}
 
 
 def difference(run: RunResults, baseline: RunResults) -> Interval:

@@ -8,10 +8,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.io.untrusted import read_picture
+from wsi_trainer.regions.outlines import read_regions
 from wsi_trainer.slide.rules import RULES, Rule
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.store.convert import THUMBNAILS
@@ -40,6 +41,19 @@ def map_picture(path: Path, side: int = 2 * SIDE) -> str:
         return jpeg(read_picture(path, "RGB"), side)
     except (OSError, ValueError) as error:
         raise UserError(f"{path} is no picture any more; make the maps again") from error
+
+
+def regions_picture(path: Path, drawn: Path | None, found: Path | None, side: int = 2 * SIDE) -> str:
+    """The slide shrunk, with drawn regions outlined in green and found ones in red."""
+    with Slide.open(path) as slide:
+        picture, place, width = Image.fromarray(slide.thumbnail(side)), slide.transform, slide.shape[1]
+    picture.thumbnail((side, side))
+    for colour, file in (("#00b070", drawn), ("#d02020", found)):
+        for region in read_regions(file) if file else ():
+            for ring in region.rings:
+                points = place.to_image(ring) * (picture.width / width)
+                ImageDraw.Draw(picture).line(points.ravel().tolist(), fill=colour, width=2)
+    return jpeg(picture, side)
 
 
 OPACITY = 170

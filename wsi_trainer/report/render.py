@@ -20,7 +20,14 @@ from wsi_trainer.io.untrusted import read_text
 from wsi_trainer.metrics import AreaPredictions, Interval, JointPredictions
 from wsi_trainer.report import figures
 from wsi_trainer.report.contents import RunResults, difference, slide_rows
-from wsi_trainer.report.pictures import map_picture, overlay_of, rules_shown, slide_picture, tissue_picture
+from wsi_trainer.report.pictures import (
+    map_picture,
+    overlay_of,
+    regions_picture,
+    rules_shown,
+    slide_picture,
+    tissue_picture,
+)
 
 TABLES = (
     ("Results by class", "per_class"),
@@ -105,6 +112,7 @@ def _context(
         "unbroken": unbroken,
         "picture": slide_picture,
         "map_picture": map_picture,
+        "regions_picture": regions_picture,
         "maps": maps,
         "colours": ", ".join(map(to_hex, colormaps["inferno"](np.linspace(0.25, 1, 9)))),
         "regions": {method: said for method, about in maps.items() if (said := sentence_on_regions(about))},
@@ -130,7 +138,10 @@ def titled(score: str) -> str:
 
 def unbroken(interval: Interval) -> str:
     """A score with its interval, of which a narrow column breaks the line only before the bracket."""
-    return str(interval).replace(" to ", "\u00a0to\u00a0")
+    if np.isnan(interval.value):
+        return str(interval)
+    bounds = "no interval" if interval.absent else interval.bounds
+    return f"{interval.value:.3f} ({bounds.replace(' ', chr(0xA0))})"
 
 
 def where(run: RunResults, split: str) -> str:

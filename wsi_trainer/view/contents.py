@@ -8,13 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.errors import UserError
-from wsi_trainer.explain.maps import MapFile, Maps, outlines_of
+from wsi_trainer.explain.maps import MapFile, Maps, drawn_on, outlines_of
 from wsi_trainer.fit.run import Run
-from wsi_trainer.metrics import Predictions, read_predictions
+from wsi_trainer.metrics import AreaPredictions, Predictions, read_predictions
 from wsi_trainer.preprocess.inputs import list_slides
-from wsi_trainer.regions.outlines import READERS
 
 
 @dataclass(frozen=True)
@@ -124,7 +122,7 @@ def of_runs(folders: list[Run]) -> Contents:
             one.split,
             tuple(opinions.get(one.slide, opinions.get(one.patient)) for _, opinions in said),  # or of the patient
             tuple(found[one.slide] for found in maps if one.slide in found),
-            _drawn_on(one),
+            drawn_on(one),
             outlines.get(one.slide),
         )
         for one in folders[0].kept()
@@ -146,15 +144,12 @@ def _opinions_of(files: list[Predictions]) -> tuple[dict[str, str], dict[str, Op
     for predictions in files:
         for index, (slide, error) in enumerate(zip(predictions.slides, predictions.errors())):
             said = predictions.words(index)
-            labels[slide] = said.label
+            if isinstance(predictions, AreaPredictions):  # its label is a share of the area, and no name
+                said = replace(said, predicted=f"{said.predicted}, drawn {said.label}")
+            else:
+                labels[slide] = said.label
             opinions[slide] = Opinion(said.predicted, float(error), said.wrong, said.probability)
     return labels, opinions
-
-
-def _drawn_on(record: SlideRecord) -> Path | None:
-    """The annotations that the manifest names, where they are outlines and no label image."""
-    path = Path(record.others.get("regions", ""))
-    return path if path.suffix.lower() in READERS else None
 
 
 def annotations_of(slide: str, folder: Path | None) -> Path | None:

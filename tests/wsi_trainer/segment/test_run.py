@@ -119,6 +119,7 @@ def test_borders_and_lesions_of_the_written_labels(run: Run, capsys: pytest.Capt
     assert main(["report", str(run.path)]) == 0
     page = run.report.read_text()
     assert "Borders by class, within 3 µm" in page and "Lesions detected by class" in page and "FROC, " in page
+    assert page.count('title="regions"') == len(borders.slides) and "found ones in red" in page
 
 
 def test_the_viewer_shows_drawn_and_found_regions(run: Run) -> None:
