@@ -95,7 +95,7 @@ def outlines_of(run: Run) -> dict[str, Path]:
     return {slide: inside(run, about, path) for slide, path in found.items()}
 
 
-def drawn_on(record: SlideRecord) -> Path | None:
+def annotations_on(record: SlideRecord) -> Path | None:
     """The annotations that the manifest names, where they are outlines and no label image."""
     path = Path(record.others.get("regions", ""))
     return path if path.suffix.lower() in READERS else None

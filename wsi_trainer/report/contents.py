@@ -9,7 +9,7 @@ from typing import Any
 
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.errors import UserError
-from wsi_trainer.explain.maps import Maps, drawn_on, outlines_of
+from wsi_trainer.explain.maps import Maps, annotations_on, outlines_of
 from wsi_trainer.fit.run import LESIONS, Run, as_written, read_json, read_lesion_scores
 from wsi_trainer.io.tables import read_table
 from wsi_trainer.metrics import (
@@ -150,7 +150,7 @@ def slide_rows(run: RunResults, baseline: RunResults | None) -> list[SlideRow]:
                 error=float(errors[index]),
                 baseline=float(other[slide]) if slide in other else None,
                 maps={method: its[slide] for method, its in pictures.items() if slide in its},
-                drawn=drawn_on(record),
+                drawn=annotations_on(record),
                 found=found.get(slide),
             )
         )

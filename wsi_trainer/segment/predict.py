@@ -64,7 +64,7 @@ class OneBlock(nn.Module):
 def predicted(
     model: SlideSegmenter, image: Tensor, side: int, budget: int | str | None, probability: bool = False
 ) -> Iterator[Found]:
-    """Block by block what is predicted: it is that of the whole slide, halos and statistics included.
+    """Predictions block by block: those of the whole slide, halos and statistics included.
 
     Args:
         model: The trained network.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.explain.maps import MapFile, Maps, drawn_on, outlines_of
+from wsi_trainer.explain.maps import MapFile, Maps, annotations_on, outlines_of
 from wsi_trainer.fit.run import Run
 from wsi_trainer.metrics import AreaPredictions, Predictions, read_predictions
 from wsi_trainer.preprocess.inputs import list_slides
@@ -122,7 +122,7 @@ def of_runs(folders: list[Run]) -> Contents:
             one.split,
             tuple(opinions.get(one.slide, opinions.get(one.patient)) for _, opinions in said),  # or of the patient
             tuple(found[one.slide] for found in maps if one.slide in found),
-            drawn_on(one),
+            annotations_on(one),
             outlines.get(one.slide),
         )
         for one in folders[0].kept()
