@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.resources import files
 from inspect import signature
+from pathlib import Path
 from typing import Any, get_type_hints
 
 from aiohttp import HttpVersion10, HttpVersion11, web
@@ -21,20 +22,10 @@ from wsi_trainer.view.scene import Scene, to_json
 from wsi_trainer.view.tiles import BadNumber, NotThere, Refusal
 
 PAGE = "view.html"
+TEXTS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".txt": "text/plain"}
 ASSETS = {
-    "view.html": "text/html; charset=utf-8",
-    "view.css": "text/css; charset=utf-8",
-    "openseadragon.min.js": "text/javascript; charset=utf-8",
-    "openseadragon-license.txt": "text/plain; charset=utf-8",
-    "data.js": "text/javascript; charset=utf-8",
-    "drawing.js": "text/javascript; charset=utf-8",
-    "panes.js": "text/javascript; charset=utf-8",
-    "list.js": "text/javascript; charset=utf-8",
-    "layers.js": "text/javascript; charset=utf-8",
-    "places.js": "text/javascript; charset=utf-8",
-    "slides.js": "text/javascript; charset=utf-8",
-    "controls.js": "text/javascript; charset=utf-8",
-    "view.js": "text/javascript; charset=utf-8",
+    path.name: f"{TEXTS[Path(path.name).suffix]}; charset=utf-8"
+    for path in files("wsi_trainer.view").joinpath("assets").iterdir()
 }
 """The files of the page. No other is served."""
 
