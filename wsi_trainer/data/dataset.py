@@ -417,7 +417,7 @@ class SlideDataset(Dataset[SlideBatch]):
         bag = open_bag(record.path, patches, tissue, record.mpp, self.readers, record.slide, record.shrink)
         if self.augmenter is None:
             return bag
-        each = augmenter_of(patches, self.augmenter.seed).draw(record.slide, visit.epoch, bag.shape[0])
+        each = augmenter_of(patches, self.augmenter.seed).draw_patches(record.slide, visit.epoch, bag.shape[0])
         return augmented(bag, self.augmenter.draw(record.slide, visit.epoch), each)
 
     def _kept(self, image: Image, find: Callable[[Image], TissueMask]) -> TissueMask:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from wsi_trainer.data.positions import chosen_patches
 from wsi_trainer.errors import UserError
 from wsi_trainer.io.display import clean
-from wsi_trainer.slide.augment import Augmentation, Augmented, PatchAugmentations, PatchAugmenter, moved
+from wsi_trainer.slide.augment import Augmentation, Augmented, Augmenter, PatchAugmentations, moved
 from wsi_trainer.slide.errors import AbsentResolution, SlideError
 from wsi_trainer.slide.geometry import is_plausible
 from wsi_trainer.slide.slide import Slide
@@ -200,9 +200,9 @@ def augmented(source: Bag, slide: Augmentation, each: PatchAugmentations) -> Aug
     return Augmented(source.at(moved(source.positions, slide, each)), slide, each)
 
 
-def augmenter_of(config: PatchConfig, seed: int) -> PatchAugmenter:
+def augmenter_of(config: PatchConfig, seed: int) -> Augmenter:
     """Draws how the patches of bags are shown in training."""
-    return PatchAugmenter(seed, config.flip_rotate, config.shift, config.stain, config.tint)
+    return Augmenter(seed, config.flip_rotate, config.shift, config.stain, config.tint)
 
 
 @cache

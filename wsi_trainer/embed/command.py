@@ -46,9 +46,9 @@ class Embedder:
     layout: Layout
     batch: int
     half: bool
-    """Whether the encoder works in bfloat16; features are float32 in any case."""
+    """The encoder works in bfloat16; features are float32 in any case."""
     skip: bool
-    """Whether slides that cannot be read are left out."""
+    """Slides that cannot be read are left out."""
     skipped: dict[str, str] = field(default_factory=dict)
     kept: int = 0
 
@@ -207,8 +207,8 @@ def write_features(
 
     Args:
         model: Its backbone is the encoder, which takes its weights from `pretrained`.
-        data: Which slides, and which patches of them.
-        config: Where, and in which precision.
+        data: The slides, and the patches of them.
+        config: Device and precision.
         out: The folder; files that are there are kept.
         layout: Whose files.
         batch: Patches that are encoded at a time.

@@ -161,8 +161,8 @@ def origin_of(record: SlideRecord, patches: PatchConfig, half: bool) -> str:
 
     Args:
         record: The slide.
-        patches: Which patches.
-        half: Whether the encoder works in bfloat16.
+        patches: The choice of patches.
+        half: True for an encoder that works in bfloat16.
     """
     about = {
         "pixels": _pixels(record), "source_mpp": record.mpp, "size": patches.size, "mpp": patches.resolution,

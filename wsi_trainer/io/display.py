@@ -68,11 +68,11 @@ def say(console: Console, text: object, style: str = "", lead: str = "", lead_st
     """Print one line as it is, perhaps after a short word in a style of its own.
 
     Args:
-        console: Where to.
-        text: What, from anywhere.
+        console: The console.
+        text: Text from anywhere.
         style: rich's name of how it looks.
         lead: A word of the program before it.
-        lead_style: How that looks.
+        lead_style: The style of that word.
     """
     from rich.text import Text
 

@@ -36,7 +36,7 @@ def replace_file(path: Path, *parts: bytes | memoryview, partial: Path | None = 
 
     Args:
         path: The file.
-        parts: What is in it.
+        parts: Its content, in order.
         partial: The name that it has meanwhile, where no two write it at a time; by default one of this thread's own.
     """
     partial = partial or path.with_name(f"{path.name}.{machine()}.{os.getpid()}.{threading.get_ident()}.part")

@@ -57,7 +57,7 @@ def read_table(path: Path, separator: str = ",", cut: bool = False) -> Table:
 
     Args:
         path: The file.
-        separator: What stands between cells.
+        separator: The character between cells.
         cut: Pass over lines that are too short: a program that was killed may have been writing one.
 
     Raises:

@@ -28,7 +28,7 @@ _MADE = {THUMBNAILS, ASSOCIATED, NGFF04}
 Note = Callable[[str], None]
 
 
-class Walk:
+class SlideFinder:
     """Looks for slides.
 
     Args:
@@ -202,7 +202,7 @@ def list_slides(slides: str, out: Path | None = None, note: Note = lambda text: 
     """All slides that `slides` means, in a stable order.
 
     Args:
-        slides: What the user gave.
+        slides: A folder, a file, a pattern or a table, as the user gave it.
         out: The output folder, which is never input.
         note: Told in one line each what is there and not taken.
 
@@ -213,9 +213,9 @@ def list_slides(slides: str, out: Path | None = None, note: Note = lambda text: 
     if is_table(slides):
         listed = _from_manifest(path)
     else:
-        walk = Walk(out, note)
+        finder = SlideFinder(out, note)
         is_folder = path.is_dir() and not omezarr.claims(path, b"")
-        found = walk.slides(path) if is_folder else _from_pattern(slides, walk)
+        found = finder.slides(path) if is_folder else _from_pattern(slides, finder)
         names = different_names(found, path if is_folder else None)
         listed = [Listed(Job(slide, name)) for slide, name in zip(found, names)]
     if not listed:
@@ -228,10 +228,10 @@ def is_table(slides: str) -> bool:
     return Path(slides).is_file() and Path(slides).suffix.lower() == ".csv"
 
 
-def _from_pattern(pattern: str, walk: Walk) -> list[Path]:
+def _from_pattern(pattern: str, finder: SlideFinder) -> list[Path]:
     path = Path(pattern)
     if path.exists():
-        if walk.is_made(path, path.parent):
+        if finder.is_made(path, path.parent):
             raise UserError(f"{path} is in the output folder, and preprocess wrote it; choose another output folder")
         return [path]
     found: list[Path] = []
@@ -241,12 +241,12 @@ def _from_pattern(pattern: str, walk: Walk) -> list[Path]:
     for match in matches:
         if match.is_dir():
             if omezarr.claims(match, b""):
-                found += [] if walk.is_made(match, match.parent) else [match]
+                found += [] if finder.is_made(match, match.parent) else [match]
             elif match not in data_of_mrxs:
-                found += walk.slides(match)
+                found += finder.slides(match)
         else:
             (dicoms if is_dicom(match) else found).append(match)
-    return sorted(dict.fromkeys([*found, *walk.series(dicoms, None)]))
+    return sorted(dict.fromkeys([*found, *finder.series(dicoms, None)]))
 
 
 def _from_manifest(path: Path) -> list[Listed]:

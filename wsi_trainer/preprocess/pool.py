@@ -75,7 +75,7 @@ def workers_of(asked: int | None) -> int:
 
 
 def stall_seconds(minutes: float | None) -> float | None:
-    """After how many seconds a slide is given up that makes no progress; None for never."""
+    """Seconds without progress after which a slide is given up; None for never."""
     if minutes is None:
         return _STALL
     if not 0 <= minutes < float("inf"):
@@ -89,7 +89,7 @@ def work_on_all(
     """Works on the slides of all jobs; yields the number and the outcome of each as it comes.
 
     Args:
-        work: What is done to each.
+        work: The function of a job.
         jobs: The slides.
         workers: Processes; a single job is done in this one, by as many threads.
         report: Hears how far each job is.
@@ -206,7 +206,7 @@ def work_on_dask(
     """Works on the slides of all jobs; yields the number and the outcome of each as it comes.
 
     Args:
-        work: What is done to each. Folders that it names, and slides, must be reachable from the workers.
+        work: The function of a job. Folders that it names, and slides, must be reachable from the workers.
         jobs: The slides.
         workers: Processes of a local cluster.
         report: Hears what is done.

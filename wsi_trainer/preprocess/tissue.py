@@ -68,8 +68,8 @@ def tissue(
         overwrite: Find all masks anew, also those that you edited.
         stall_minutes: A slide that makes no progress for so long is given up, reported, and the others go on: the
             default is 30, and 0 waits for ever. Not where there is one slide only.
-        rules: What the mask leaves out: pen, edge, blur, fold, with commas; pale is put in. usual is pen and blur, all
-            is all, none leaves the mask as it is.
+        rules: Rules that take pen, edge, blur, fold out of the mask, with commas; pale is put in. usual is pen and
+            blur, all is all, none leaves the mask as it is.
         **options: How slides are read, and how their tissue is found.
 
     Returns:
@@ -95,7 +95,7 @@ def tissue(
     failures: list[Failure] = []
     sizes = [source_bytes(job.slide) if job.slide.exists() else 0 for job in jobs]
     with ends_at_once(), slide_bar(console, "looking at", sizes) as bar:
-        work = partial(look_at, out=out, settings=settings, overwrite=overwrite)
+        work = partial(find_one, out=out, settings=settings, overwrite=overwrite)
         outcomes = work_on_all(work, jobs, workers=workers, report=bar.part, stall=stall)
         with closing(outcomes):
             for number, outcome in outcomes:
@@ -111,7 +111,7 @@ def tissue(
     return 1 if failures else 0
 
 
-def look_at(
+def find_one(
     job: Job,
     out: Path,
     settings: Settings,

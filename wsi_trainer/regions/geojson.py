@@ -21,7 +21,7 @@ COLOURS = (
     (44, 160, 44), (200, 30, 30), (31, 119, 180), (255, 127, 14), (148, 103, 189), (140, 86, 75), (227, 119, 194),
     (188, 189, 34), (23, 190, 207), (127, 127, 127),
 )  # fmt: skip
-"""Of classes, by their place in the task; after the last they begin again."""
+"""Colours of classes, by their place in the task; after the last they begin again."""
 _DIGITS = 4
 """Behind the point, of a position: the place of a region is kept to a ten-thousandth of a pixel."""
 
@@ -70,9 +70,9 @@ def write_objects(
         objects: The objects, in pixels of an image.
         place: Position of that image in the slide.
         seed: Ids are made of it: other objects have another one.
-        tiles: Whether they are QuPath's tiles, and not annotations.
-        inside: Whether objects end where the slide does: the last pixel of an image may reach over its border. Objects
-            that are read again as pixels keep all of it.
+        tiles: True for QuPath's tiles, False for annotations.
+        inside: Cut objects at the border of the slide, over which the last pixel of an image may reach. Objects that
+            are read again as pixels keep all of it.
     """
     about = {"pixels": "level 0 of the original slide", "place": place.record()}
     kind = "tile" if tiles else "annotation"

@@ -1,6 +1,6 @@
 """Outlines from files: GeoJSON of QuPath, XML of ASAP, CAMELYON, ImageScope and HALO, in pixels of level 0.
 
-Files come from anywhere, so they are read with the limits of `foreign`.
+Files come from anywhere, so they are read with the limits of `io.untrusted`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Region:
         name: As the file writes it; empty where the region was given no class.
         rings: Outlines and holes alike: a point lies in the region if a ray from it crosses them an odd number of
             times. So a hole is a ring within a ring, and an outline that crosses itself needs no mending.
-        removes: Whether it takes away from what was drawn of the same name before it, instead of adding to it.
+        removes: True where it takes away from what was drawn of the same name before it, instead of adding to it.
     """
 
     name: str
@@ -190,7 +190,7 @@ class Layers:
 
 
 ROOTS: Mapping[str, type[Asap] | type[Layers]] = {"ASAP_Annotations": Asap, "Annotations": Layers}
-"""What the first element of a file says of its tool."""
+"""Readers by the first element of a file, which names its tool."""
 
 
 def read_xml(path: Path) -> list[Region]:

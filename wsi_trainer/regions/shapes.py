@@ -146,7 +146,7 @@ class Outline:
     largest: float
     """The largest value in it."""
     share: float
-    """Of all that speaks for the class on the slide."""
+    """Share of all that speaks for the class on the slide."""
     at: tuple[float, float]
     """x and y of the centre of the position with the largest value."""
 

@@ -27,7 +27,7 @@ from wsi_trainer.slide.geometry import SlideTransform
 IGNORED = 255
 """The value of a pixel without a class: no loss looks at it. A shifted slide has it where background comes in."""
 IGNORE = "ignore"
-"""What a region or an unmarked pixel is that says nothing."""
+"""The meaning of a region or an unmarked pixel that says nothing."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Legend:
     Attributes:
         classes: The classes; a pixel's value is the place of its class.
         drawn: From the name in a file to a class or `ignore`, in the order of painting: what comes later lies on top.
-        unmarked: What a pixel is on which nothing is drawn: a class, or `ignore`.
+        unmarked: The meaning of a pixel on which nothing is drawn: a class, or `ignore`.
     """
 
     classes: tuple[str, ...]
@@ -93,7 +93,7 @@ def blocks_of(height: int, width: int, side: int) -> list[Box]:
 SIDE = 1024
 """Pixels. A larger box is asked for its one value, and cut in two where it has none; a smaller one is read."""
 VALUES = 256
-"""Of a byte."""
+"""Number of values of a byte."""
 
 
 def counted(source: TileSource, classes: int) -> Iterator[tuple[int, Tensor]]:
@@ -179,7 +179,7 @@ class DrawnSource(TileSource):
 
 UNKNOWN = -1
 NEAR = 0.02
-"""How far from a whole number the ratio of slide to label may be: sides are rounded where slides are shrunk."""
+"""Distance from a whole number that the ratio of slide to label may have: sides are rounded where slides are shrunk."""
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ class Augmentation:
         transpose: Then exchange rows with columns. The three together give the eight ways to hold a slide.
         shift: Pixels by which the slide is moved down and to the right, before it is turned; what is moved
             out of the image is cut, what comes in is background.
-        stain: How colours change; None leaves them.
+        stain: Change of colours; None leaves them.
     """
 
     flip_y: bool = False
@@ -104,9 +104,26 @@ class Augmentation:
 AS_IT_IS = Augmentation()
 
 
+@dataclass(frozen=True, eq=False)
+class PatchAugmentations:
+    """The view of each patch of one bag in one epoch; None changes nothing.
+
+    Attributes:
+        turns: Of each patch whether its rows and its columns are mirrored, and then exchanged, (K, 3).
+        shifts: Pixels by which each patch is taken further down and to the right, (K, 2).
+        stains: Of each patch the factors on its three stains and the tint of its three colours, (K, 6).
+    """
+
+    turns: NDArray[np.bool_] | None = None
+    shifts: Positions | None = None
+    stains: NDArray[np.float32] | None = None
+
+
 @dataclass(frozen=True)
 class Augmenter:
-    """Draws augmentations. Equal seed, slide and epoch give the same one, in any process and order.
+    """Draws augmentations of slides, or of their patches each by itself.
+
+    Equal seed, slide, epoch and number of patches give the same ones, in any process and order.
 
     Attributes:
         turn: Flips and quarter turns.
@@ -131,37 +148,7 @@ class Augmenter:
         colours = StainShift(tuple(map(float, factors)), tuple(map(float, tint))) if self.stain or self.tint else None
         return Augmentation(bool(bits[0]), bool(bits[1]), bool(bits[2]), (int(shift[0]), int(shift[1])), colours)
 
-
-@dataclass(frozen=True, eq=False)
-class PatchAugmentations:
-    """The view of each patch of one bag in one epoch; None changes nothing.
-
-    Attributes:
-        turns: Of each patch whether its rows and its columns are mirrored, and then exchanged, (K, 3).
-        shifts: Pixels by which each patch is taken further down and to the right, (K, 2).
-        stains: Of each patch the factors on its three stains and the tint of its three colours, (K, 6).
-    """
-
-    turns: NDArray[np.bool_] | None = None
-    shifts: Positions | None = None
-    stains: NDArray[np.float32] | None = None
-
-
-@dataclass(frozen=True)
-class PatchAugmenter:
-    """Draws the augmentations of bags. Equal seed, slide, epoch and number of patches give the same ones.
-
-    Attributes:
-        turn, shift, stain, tint: As of an `Augmenter`, drawn for each patch.
-    """
-
-    seed: int = 0
-    turn: bool = True
-    shift: int = 0
-    stain: float = 0.0
-    tint: float = 0.0
-
-    def draw(self, slide: str, epoch: int, count: int) -> PatchAugmentations:
+    def draw_patches(self, slide: str, epoch: int, count: int) -> PatchAugmentations:
         """The augmentations of the patches of a slide, by its name, in an epoch."""
         name = int.from_bytes(hashlib.sha256(f"patches of {slide}".encode()).digest()[:8], "little")
         turn, shift, stain = (np.random.default_rng([self.seed, epoch, name, kind]) for kind in range(3))
@@ -187,9 +174,9 @@ class Augmented(View):
 
     Args:
         source: An image (1, C, height, width), or a bag of patches.
-        how: How the slide is shown; by default as it is.
-        each: How each patch is shown, where the source is a bag.
-        name: What the slide is called in errors, where the source does not say it.
+        how: Augmentation of the slide; by default none.
+        each: Augmentation of each patch, where the source is a bag.
+        name: Name of the slide in errors, where the source has none.
     """
 
     def __init__(

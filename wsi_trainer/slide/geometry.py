@@ -20,7 +20,7 @@ from wsi_trainer.slide.errors import AbsentResolution, SlideError, UnknownResolu
 from wsi_trainer.slide.formats.base import SlideInfo
 
 Pair = tuple[float, float]
-"""Of the vertical and the horizontal direction, in this order."""
+"""A number for the vertical and one for the horizontal direction, in this order."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def resolve(
 
     Args:
         path: Named in the error.
-        info: What the file says.
+        info: Facts from the file.
         explicit: Given by the user for this run; wins.
         manifest: From the manifest's column `mpp`.
 

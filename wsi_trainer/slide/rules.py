@@ -19,7 +19,7 @@ Values = NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
-class Look:
+class Overview:
     """A coarse copy of a slide and what is tissue on it so far."""
 
     pixels: Pixels
@@ -75,7 +75,7 @@ class Rule:
             if not low <= value <= high:
                 raise UserError(f"--{self.name}.{parameter.name} {value:g}: expected {low:g} to {high:g}")
 
-    def find(self, look: Look) -> Mask:
+    def find(self, overview: Overview) -> Mask:
         """The pixels of the coarse copy at which there is what the rule looks for."""
         raise NotImplementedError
 
@@ -102,24 +102,24 @@ class Pale(Rule):
     smallest: float = within(0.03, 0, 100)
     """Square millimetres of the smallest piece; what is smaller is dust."""
 
-    def find(self, look: Look) -> Mask:
+    def find(self, overview: Overview) -> Mask:
         """Tissue that is not in the mask."""
-        pixels = look.pixels
+        pixels = overview.pixels
         high = np.maximum(np.maximum(pixels[..., 0], pixels[..., 1]), pixels[..., 2])
         low = np.minimum(np.minimum(pixels[..., 0], pixels[..., 1]), pixels[..., 2])
-        stain = gaussian_filter((high - low).astype(np.float32), look.pixels_of(self.smooth))
-        background = stain[~near(look.mask, 8)]
+        stain = gaussian_filter((high - low).astype(np.float32), overview.pixels_of(self.smooth))
+        background = stain[~near(overview.mask, 8)]
         if not background.size:
-            return np.zeros_like(look.mask)
+            return np.zeros_like(overview.mask)
         background = background[:: -(-background.size // _PALE_MOST)]
         # The darker half of what is left: background is most of it, and pale tissue the tail above.
         usual = float(np.quantile(background, 0.25))
         noise = 1.4826 * float(np.median(np.abs(background[background <= np.median(background)] - usual)))
         found = stain > usual + max(self.stain, _PALE_NOISES * noise)
-        found = joined(found, look.pixels_of(40))
+        found = joined(found, overview.pixels_of(40))
         # A rim around what is in the mask is its blurred border, not tissue of its own.
-        pieces = large(found & ~near(look.mask, 3), look.least(self.smallest) / 4)
-        return large(near(pieces, 3) & found & ~look.mask, look.least(self.smallest))
+        pieces = large(found & ~near(overview.mask, 3), overview.least(self.smallest) / 4)
+        return large(near(pieces, 3) & found & ~overview.mask, overview.least(self.smallest))
 
 
 _PEN_BLUE = 1.15
@@ -152,9 +152,9 @@ class Pen(Rule):
     grow: float = within(24.0, 0, 1000)
     """Micrometres around a mark that go with it: its border is pale."""
 
-    def find(self, look: Look) -> Mask:
+    def find(self, overview: Overview) -> Mask:
         """Pen marks on tissue or what passes for it."""
-        red, green, blue = density(look.pixels[look.mask]).T
+        red, green, blue = density(overview.pixels[overview.mask]).T
         most = np.maximum(np.maximum(red, green), blue)
         seen = most >= self.density
         is_blue = red >= _PEN_BLUE * green
@@ -167,13 +167,13 @@ class Pen(Rule):
         likely |= ((red >= _PEN_LESS_BLUE * green) & (most >= _PEN_DARK)) | (
             (darkest >= _PEN_LESS_BLACK * most) & (most >= _PEN_DARKER)
         )
-        marks, around = np.zeros_like(look.mask), np.zeros_like(look.mask)
-        marks[look.mask] = seen & sure
-        around[look.mask] = seen & (sure | likely)
-        marks = large(joined(marks, look.pixels_of(30)), look.least(self.smallest / 4))
-        marks = binary_propagation(marks, mask=joined(around, look.pixels_of(20)) | marks)
-        whole = large(marks, look.least(self.smallest))
-        return near(whole, round(look.pixels_of(self.grow))) & look.mask
+        marks, around = np.zeros_like(overview.mask), np.zeros_like(overview.mask)
+        marks[overview.mask] = seen & sure
+        around[overview.mask] = seen & (sure | likely)
+        marks = large(joined(marks, overview.pixels_of(30)), overview.least(self.smallest / 4))
+        marks = binary_propagation(marks, mask=joined(around, overview.pixels_of(20)) | marks)
+        whole = large(marks, overview.least(self.smallest))
+        return near(whole, round(overview.pixels_of(self.grow))) & overview.mask
 
 
 _EDGE_GREY = 0.3
@@ -201,17 +201,17 @@ class Edge(Rule):
     grow: float = within(40.0, 0, 1000)
     """Micrometres around a line that go with it: lenses give it coloured seams."""
 
-    def find(self, look: Look) -> Mask:
+    def find(self, overview: Overview) -> Mask:
         """Lines that pass for tissue."""
         # Looked for on background too: a line whose half is in the mask is as long as it is.
-        taken = density(look.pixels)
+        taken = density(overview.pixels)
         most, least = taken.max(2), taken.min(2)
         lines = (most > _EDGE_SEEN) & (most < _EDGE_BLACK) & (most - least < _EDGE_GREY * most)
-        length, widest = look.pixels_of(1000 * self.shortest), look.pixels_of(self.widest)
+        length, widest = overview.pixels_of(1000 * self.shortest), overview.pixels_of(self.widest)
         found = slender(lines, widest, length, _EDGE_SLIM) & _longer(lines, length)
         # With a coloured seam the mask takes them for tissue: thin long pieces by themselves, wider by its margin.
-        found |= slender(look.mask, widest + 2 * _EDGE_MARGIN, length, _EDGE_SLIM) & _longer(look.mask, length)
-        return near(found, round(look.pixels_of(self.grow))) & look.mask
+        found |= slender(overview.mask, widest + 2 * _EDGE_MARGIN, length, _EDGE_SLIM) & _longer(overview.mask, length)
+        return near(found, round(overview.pixels_of(self.grow))) & overview.mask
 
 
 def _longer(mask: Mask, length: float) -> Mask:
@@ -258,40 +258,40 @@ class Blur(Rule):
     smallest: float = within(0.03, 0, 100)
     """Square millimetres of the smallest blurred place."""
 
-    def find(self, look: Look) -> Mask:
+    def find(self, overview: Overview) -> Mask:
         """Tissue that is blurred."""
-        detail, structure = _energies(look)
-        close = look.pixels_of(_BLUR_NEAR)
-        area = gaussian_filter(look.mask.astype(np.float32), close) + 1e-6
+        detail, structure = _energies(overview)
+        close = overview.pixels_of(_BLUR_NEAR)
+        area = gaussian_filter(overview.mask.astype(np.float32), close) + 1e-6
         detail, structure = (gaussian_filter(energy, close) / area for energy in (detail, structure))
-        told = look.mask & (structure > _BLUR_FLAT**2)
+        told = overview.mask & (structure > _BLUR_FLAT**2)
         ratio = np.zeros_like(detail)
         ratio[told] = np.log(np.maximum(detail[told], 1e-6) / structure[told]) / 2
         # Of logarithms, or a sharp place would outweigh all that is blurred beside it.
-        spread = look.pixels_of(self.window)
+        spread = overview.pixels_of(self.window)
         mean = gaussian_filter(ratio, spread) / (gaussian_filter(told.astype(np.float32), spread) + 1e-6)
         blurred = (mean < np.log(self.sharpness)) & told
-        found = large(joined(blurred, spread) & look.mask, look.least(self.smallest))
+        found = large(joined(blurred, spread) & overview.mask, overview.least(self.smallest))
         # Near its border the mean is that of both sides, and seems sharp.
-        return near(found, round(spread / 2)) & look.mask
+        return near(found, round(spread / 2)) & overview.mask
 
 
-def _energies(look: Look) -> tuple[Values, Values]:
+def _energies(overview: Overview) -> tuple[Values, Values]:
     """Squares of detail and of structure, averaged over each pixel of the mask, and 0 off tissue."""
-    detail, structure = (np.zeros(look.mask.shape, np.float32) for _ in range(2))
-    height, width = look.mask.shape
+    detail, structure = (np.zeros(overview.mask.shape, np.float32) for _ in range(2))
+    height, width = overview.mask.shape
     for top in range(0, height, _BLUR_BLOCK):
         for left in range(0, width, _BLUR_BLOCK):
             bottom, right = min(top + _BLUR_BLOCK, height), min(left + _BLUR_BLOCK, width)
-            if not look.mask[top:bottom, left:right].any():
+            if not overview.mask[top:bottom, left:right].any():
                 continue  # nothing of background is read
             first, last = max(0, top - _BLUR_MARGIN), min(height, bottom + _BLUR_MARGIN)
             begin, end = max(0, left - _BLUR_MARGIN), min(width, right + _BLUR_MARGIN)
-            fine, coarse = _squares(look.finer(first, begin, last - first, end - begin))
+            fine, coarse = _squares(overview.finer(first, begin, last - first, end - begin))
             inner = np.s_[top - first : bottom - first, left - begin : right - begin]
-            detail[top:bottom, left:right] = _averaged(fine, look.times)[inner]
-            structure[top:bottom, left:right] = _averaged(coarse, look.times)[inner]
-    return detail * look.mask, structure * look.mask
+            detail[top:bottom, left:right] = _averaged(fine, overview.times)[inner]
+            structure[top:bottom, left:right] = _averaged(coarse, overview.times)[inner]
+    return detail * overview.mask, structure * overview.mask
 
 
 def _squares(pixels: Pixels) -> tuple[Values, Values]:
@@ -330,24 +330,24 @@ class Fold(Rule):
     smallest: float = within(0.01, 0, 100)
     """Square millimetres of the smallest fold."""
 
-    def find(self, look: Look) -> Mask:
+    def find(self, overview: Overview) -> Mask:
         """Tissue that is folded."""
-        spread = look.pixels_of(self.around)
-        area = gaussian_filter(look.mask.astype(np.float32), spread) + 1e-6
+        spread = overview.pixels_of(self.around)
+        area = gaussian_filter(overview.mask.astype(np.float32), spread) + 1e-6
         times = []
         for channel in range(3):
             # A few pixels' mean: folds are even, and a row of nuclei is not one.
-            dark = gaussian_filter(density(look.pixels[..., channel]) * look.mask, look.pixels_of(10))
+            dark = gaussian_filter(density(overview.pixels[..., channel]) * overview.mask, overview.pixels_of(10))
             times.append(dark / (gaussian_filter(dark, spread) / area + _FOLD_LEAST))
         red, least = times[0], np.minimum(times[1], times[2])
-        folded = (least > self.darker) & (red < _FOLD_ALIKE * least) & look.mask
+        folded = (least > self.darker) & (red < _FOLD_ALIKE * least) & overview.mask
         found = slender(
-            joined(folded, look.pixels_of(30)),
-            look.pixels_of(self.widest),
-            look.least(self.smallest),
+            joined(folded, overview.pixels_of(30)),
+            overview.pixels_of(self.widest),
+            overview.least(self.smallest),
             self.slimness,
         )
-        return near(found, 1) & look.mask
+        return near(found, 1) & overview.mask
 
 
 def slender(mask: Mask, widest: float, least: float, slimness: float) -> Mask:
@@ -419,24 +419,24 @@ def record_of(rules: Sequence[Rule]) -> dict[str, Any]:
     return {rule.name: {"version": rule.version, **asdict(rule)} for rule in rules}  # type: ignore[call-overload]
 
 
-def apply_rules(rules: Sequence[Rule], tissue: TissueMask, look: Look) -> TissueMask:
+def apply_rules(rules: Sequence[Rule], tissue: TissueMask, overview: Overview) -> TissueMask:
     """The mask with what rules add and without what they take out.
 
     Each rule looks at what those before it have left, so that nothing is counted twice. Crumbs that a rule leaves go
     with what it took.
 
     Args:
-        rules: Which ones.
+        rules: The rules, in order.
         tissue: The mask so far.
-        look: The slide; its mask is not looked at.
+        overview: The slide; its mask is not looked at.
     """
     mask = tissue.mask
     found: dict[str, Mask] = {}
-    dark = is_dark(look.pixels)
+    dark = is_dark(overview.pixels)
     for rule in rules:
         if dark and not rule.on_dark:
             continue
-        here = rule.find(replace(look, mask=mask))
+        here = rule.find(replace(overview, mask=mask))
         if rule.adds:
             found[rule.name] = here & ~mask
             mask = mask | here

@@ -29,7 +29,7 @@ from wsi_trainer.slide.formats.base import (
 )
 from wsi_trainer.slide.formats.opening import open_format
 from wsi_trainer.slide.formats.store import StoreReader
-from wsi_trainer.slide.geometry import TOLERANCE, SlideTransform, place_of_store, resolve, shrink_factor
+from wsi_trainer.slide.geometry import TOLERANCE, SlideTransform, resolve, shrink_factor
 from wsi_trainer.slide.tissue import LABEL, TissueMask, find_tissue, mask_scale
 
 _COARSEST = 64.0  # downsample up to which the levels of a cropped slide stay pixel for pixel those of the slide
@@ -52,10 +52,10 @@ class Slide:
 
     Attributes:
         path: The file, the folder of a DICOM series or the store.
-        name: What the slide is called in errors.
-        info: What the file says, upright, and of the cropped part where it is cropped.
-        whole: What it says of the slide itself.
-        origin: Where level 0 begins in that of the whole slide, y and x.
+        name: Name of the slide in errors.
+        info: Facts from the file, upright, and of the cropped part where it is cropped.
+        whole: Facts of the whole slide.
+        origin: Begin of level 0 in that of the whole slide, y and x.
     """
 
     def __init__(
@@ -79,11 +79,11 @@ class Slide:
         Args:
             path: A file, a DICOM folder or an OME-Zarr store.
             reader: The name of a reader, to ask this one only: store, omezarr, tiff, openslide, dicom or picture.
-            options: What to take of a slide that is more than one image of 8 bits.
+            options: Channel and range of a slide that is more than one image of 8 bits.
             mpp: Micrometres per pixel, where the file does not say it or says it wrong. A store of this package says
                 what `preprocess` settled.
-            crop: Whether to read only the part that was scanned, where the file says which that is.
-            name: What the slide is called in errors, instead of its path.
+            crop: Read only the part that was scanned, where the file says which that is.
+            name: Name of the slide in errors, instead of its path.
 
         Raises:
             SlideError: It cannot be read; the message gives the reason of each reader that was asked.
@@ -189,8 +189,8 @@ class Slide:
     @cached_property
     def transform(self) -> SlideTransform:
         """The place of level 0 in the slide that it was made from."""
-        if self.stored:
-            return place_of_store(self.path)
+        if isinstance(self._reader, StoreReader):
+            return self._reader.place
         y, x = self.origin
         return SlideTransform(self.whole.shape, (float(y), float(x)), mpp=self.mpp, bounds=self.whole.bounds)
 

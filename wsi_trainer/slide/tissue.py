@@ -178,7 +178,7 @@ def draw_tissue(
         shape: Height and width of the mask.
         scale: Pixels of the image along one of the mask.
         source_scale: Pixels of level 0 of the slide along one of the mask, y and x.
-        origin: Where in level 0 of the slide the mask begins, y and x.
+        origin: Begin of the mask in level 0 of the slide, y and x.
     """
     from wsi_trainer.regions.outlines import read_geojson
     from wsi_trainer.regions.shapes import mask_of

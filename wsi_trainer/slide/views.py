@@ -51,7 +51,7 @@ class View(TileSource):
     write `load`.
 
     Attributes:
-        name: What the slide is called in errors.
+        name: Name of the slide in errors.
         first: The box that was asked for first.
     """
 
@@ -216,13 +216,13 @@ class BlockView(View):
         slide: The slide, which is closed with the view.
         mpp: Micrometres per pixel: the slide's finer level is filtered down to it. By default `factor` counts.
         factor: Pixels of the slide's level 0 along one pixel.
-        threads: How many blocks are read at the same time.
+        threads: Number of blocks that are read at the same time.
         cache: Most bytes of blocks to keep.
 
     Attributes:
         slide: The slide.
         mpp: Micrometres per pixel (y, x), where they are known.
-        place: Where the image lies in the slide that it was made from.
+        place: Transform to the slide that the image was made from.
         size: Height and width of the image.
         block: Pixels along a side of a block.
     """
@@ -391,7 +391,7 @@ class Bag(BlockView):
 
     Args:
         slide: The slide, which is closed with the bag.
-        positions: Where the patches lie in the image of this resolution.
+        positions: Corners of the patches in the image of this resolution.
         side: Pixels along a side of a patch.
         mpp, factor, threads, cache: As of a `BlockView`.
 

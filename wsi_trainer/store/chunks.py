@@ -196,7 +196,7 @@ class StoredLevel:
         path: The folder of the array.
         shape: Height and width.
         layout: Sizes of chunks and shards.
-        codec: What decodes chunks.
+        codec: Decoder of chunks.
         listed: The shards that the store's manifest lists; one of them that is absent is damage and not background.
     """
 

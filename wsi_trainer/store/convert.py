@@ -61,7 +61,7 @@ class Converted:
     skipped: bool
     note: str = ""
     rules: Mapping[str, float] = field(default_factory=dict)
-    """Of each rule, what it took or put in as a share of the mask it was shown."""
+    """Area that each rule removed or added, as a share of the mask before it."""
     source: str = ""
     """SHA-256 of the slide's file: equal for a slide that was renamed or copied."""
 
@@ -84,8 +84,8 @@ def convert(
     Args:
         job: The slide.
         out: The folder of stores; the slide's is `out/NAME.zarr`.
-        settings: How.
-        threads: How many shards are worked on at the same time.
+        settings: Options of the conversion.
+        threads: Number of shards that are worked on at the same time.
         overwrite: Make a store anew that exists with other settings or from another file.
         progress: Called with finished and all pixels of level 0.
 

@@ -45,9 +45,9 @@ class Fingerprint:
     """Checksums by which a slide is known again, whatever it is called; both empty where there is no file."""
 
     content: str
-    """Of the file itself: a store's changes when it is made anew with other settings."""
+    """Checksum of the file itself: a store's changes when it is made anew with other settings."""
     source: str
-    """Of the slide that a store was made from; of another file the same as `content`."""
+    """Checksum of the slide that a store was made from; of another file the same as `content`."""
 
     def to_dict(self) -> dict[str, str]:
         return asdict(self)

@@ -11,7 +11,7 @@ from PIL import Image, ImageFilter
 from wsi_trainer.io.files import save_picture
 from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.formats.base import Pixels
-from wsi_trainer.slide.rules import RULES, Look, Rule, apply_rules, finest
+from wsi_trainer.slide.rules import RULES, Overview, Rule, apply_rules, finest
 from wsi_trainer.slide.slide import LONGEST, ScaledImage, Slide
 from wsi_trainer.slide.tissue import (
     TissueMask,
@@ -41,7 +41,7 @@ def find_mask(
         mask = draw_tissue(outline_of(slide.path, settings), small.shape[:2], scale, factors, slide.origin)
     if mask is not None and settings.chosen:
         width = scale * sum(mpp) / 2
-        mask = apply_rules(settings.chosen, mask, _look(slide, small, factors, width, settings.chosen))
+        mask = apply_rules(settings.chosen, mask, _overview(slide, small, factors, width, settings.chosen))
     if mask is not None and settings.background == "constant" and not mask.mask.any():
         raise SlideError(slide.path, "no tissue found, all of it would become background; give --background keep")
     if settings.background == "constant" and is_dark(small):
@@ -53,7 +53,7 @@ def find_mask(
     return mask, picture
 
 
-def _look(slide: Slide, small: Pixels, factors: tuple[float, float], mpp: float, rules: Sequence[Rule]) -> Look:
+def _overview(slide: Slide, small: Pixels, factors: tuple[float, float], mpp: float, rules: Sequence[Rule]) -> Overview:
     """Input of the rules: the pixels of the mask, and those of a copy that is a power of two finer where one asks."""
     times = 1
     while mpp / times > 1.4 * finest(rules) and min(factors) / (2 * times) >= 1:
@@ -67,7 +67,7 @@ def _look(slide: Slide, small: Pixels, factors: tuple[float, float], mpp: float,
         pixels = fine.read(box[0], box[1], *inside)
         return np.pad(pixels, ((0, box[2] - inside[0]), (0, box[3] - inside[1]), (0, 0)), mode="edge")
 
-    return Look(small, mpp, np.ones(small.shape[:2], bool), finer, times)
+    return Overview(small, mpp, np.ones(small.shape[:2], bool), finer, times)
 
 
 def outline_of(slide: Path, settings: Settings) -> Path:

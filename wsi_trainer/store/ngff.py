@@ -79,8 +79,8 @@ def multiscale(
         name: Of the image.
         place: Its place in the slide. Without micrometres the unit of the axes is one of the slide's pixels.
         levels: The image itself, and coarser ones, each with half the pixels along each side.
-        channels: Whether axis c comes before y and x.
-        kind: How a coarser level is made of the one below.
+        channels: True where axis c comes before y and x.
+        kind: Method by which a coarser level is made of the one below.
     """
     unit = {} if place.mpp is None else {"unit": "micrometer"}
     space = [{"name": axis, "type": "space", **unit} for axis in "yx"]

@@ -16,7 +16,6 @@ from wsi_trainer.slide.augment import (
     Augmented,
     Augmenter,
     PatchAugmentations,
-    PatchAugmenter,
     StainShift,
     moved,
 )
@@ -185,7 +184,7 @@ def test_a_slide_is_augmented_as_it_is_when_it_is_read_whole(store: Path, bits: 
 
 
 def test_each_patch_is_turned_moved_and_stained_by_itself(store: Path) -> None:
-    each = PatchAugmenter(3, shift=9, stain=0.2, tint=0.05).draw("slide", 4, len(POSITIONS))
+    each = Augmenter(3, shift=9, stain=0.2, tint=0.05).draw_patches("slide", 4, len(POSITIONS))
     assert each.turns is not None and each.shifts is not None and each.stains is not None
     assert len(np.unique(each.shifts, axis=0)) > 1 and len(np.unique(each.stains, axis=0)) == len(POSITIONS)
     patches = bag(store, Augmentation(), each).read(WHOLE)
@@ -206,7 +205,7 @@ def test_each_patch_is_turned_moved_and_stained_by_itself(store: Path) -> None:
 @given(data=st.data(), seed=st.integers(0, 5), epoch=st.integers(0, 5))
 def test_any_tiles_show_the_same_pixels(store: Path, data: st.DataObject, seed: int, epoch: int) -> None:
     slide = Augmenter(seed, shift=30, stain=0.1, tint=0.03).draw("a", epoch)
-    each = PatchAugmenter(seed, shift=5, stain=0.1, tint=0.03).draw("a", epoch, len(POSITIONS))
+    each = Augmenter(seed, shift=5, stain=0.1, tint=0.03).draw_patches("a", epoch, len(POSITIONS))
     whole = bag(store, slide, each).read(WHOLE)
     ends = [sorted(data.draw(st.tuples(*[st.integers(0, end)] * 2))) for end in WHOLE.hi]
     box = Box(tuple(lo for lo, _ in ends), tuple(hi for _, hi in ends))
@@ -221,12 +220,12 @@ def test_any_tiles_show_the_same_pixels(store: Path, data: st.DataObject, seed: 
 
 def test_draws_differ_between_slides_epochs_and_seeds_and_not_otherwise() -> None:
     draws = [
-        PatchAugmenter(seed, shift=9, stain=0.1).draw(slide, epoch, 50)
+        Augmenter(seed, shift=9, stain=0.1).draw_patches(slide, epoch, 50)
         for seed, slide, epoch in ((0, "a", 0), (1, "a", 0), (0, "b", 0), (0, "a", 1), (0, "a", 0))
     ]
     for field in ("turns", "shifts", "stains"):
         first, *others, again = [getattr(draw, field) for draw in draws]
         assert np.array_equal(first, again)
         assert not any(np.array_equal(first, other) for other in others)
-    fewer = PatchAugmenter(0, turn=False, shift=9).draw("a", 0, 50)
+    fewer = Augmenter(0, turn=False, shift=9).draw_patches("a", 0, 50)
     assert fewer.turns is None and fewer.stains is None and np.array_equal(fewer.shifts, draws[0].shifts)

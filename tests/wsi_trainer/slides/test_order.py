@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from lightning_plugin import Box, LazyImage, TiledModule
-from wsi_trainer.slide.augment import Augmentation, Augmented, PatchAugmenter, StainShift
+from wsi_trainer.slide.augment import Augmentation, Augmented, Augmenter, StainShift
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.views import Bag, Image
 
@@ -83,7 +83,7 @@ def test_patches_lie_alike(known: tuple[Path, torch.memory_format, torch.Tensor]
         tile = bag.read(box)
         assert torch.equal(tile, expected[n:last, :, y:bottom, x:right])
         assert lies_as_said(tile, order), box
-    each = PatchAugmenter(seed=3, turn=True).draw("slide", 0, 5)
+    each = Augmenter(seed=3, turn=True).draw_patches("slide", 0, 5)
     shown = Augmented(bag, Augmentation(transpose=True), each)
     read = shown.read(Box((0, 0, 0), (5, 96, 96)))
     assert lies_as_said(read, order)

@@ -16,7 +16,7 @@ from scipy.ndimage import binary_dilation
 
 from tests.wsi_trainer.slides.artefacts import Artefact, Spoilt, blur, fold, ink, pale, stroke
 from wsi_trainer.errors import UserError
-from wsi_trainer.slide.rules import RULES, Look, apply_rules, choose
+from wsi_trainer.slide.rules import RULES, Overview, apply_rules, choose
 from wsi_trainer.slide.tissue import TissueMask, find_tissue, without_dust
 from wsi_trainer.store.settings import Settings
 from wsi_trainer.synthetic import SlideSpec, SyntheticSlide
@@ -37,14 +37,14 @@ def slide() -> tuple[np.ndarray, np.ndarray]:
     return made.render(0, 0, SIDE, SIDE), made.background
 
 
-def _looked(pixels: np.ndarray) -> tuple[TissueMask, Look]:
+def _overview(pixels: np.ndarray) -> tuple[TissueMask, Overview]:
     small, fine = _shrunk(pixels, SCALE), _shrunk(pixels, SCALE // TIMES)
 
     def finer(top: int, left: int, height: int, width: int) -> np.ndarray:
         return fine[top * TIMES : (top + height) * TIMES, left * TIMES : (left + width) * TIMES]
 
     tissue = find_tissue(small, SCALE)
-    return tissue, Look(small, MPP * SCALE, tissue.mask, finer, TIMES)
+    return tissue, Overview(small, MPP * SCALE, tissue.mask, finer, TIMES)
 
 
 def _truth(artefacts: Sequence[Artefact]) -> np.ndarray:
@@ -54,16 +54,16 @@ def _truth(artefacts: Sequence[Artefact]) -> np.ndarray:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_clean_slide_loses_next_to_nothing(slide: tuple[np.ndarray, np.ndarray], name: str) -> None:
-    tissue, look = _looked(slide[0])
-    found = apply_rules((KINDS[name](),), tissue, look)
+    tissue, overview = _overview(slide[0])
+    found = apply_rules((KINDS[name](),), tissue, overview)
     assert found.found[name].sum() <= 0.03 * tissue.mask.sum()
 
 
 @pytest.mark.parametrize("colour", ["blue", "green", "red", "black"])
 def test_pen_marks_are_found(slide: tuple[np.ndarray, np.ndarray], colour: str) -> None:
     mark = ink(stroke([(60, 200), (900, 1000), (1540, 700)], 200), colour)
-    tissue, look = _looked(Spoilt(_cut(slide[0]), (SIDE, SIDE), [mark]).render(0, 0, SIDE, SIDE))
-    found = apply_rules((KINDS["pen"](),), tissue, look).found["pen"]
+    tissue, overview = _overview(Spoilt(_cut(slide[0]), (SIDE, SIDE), [mark]).render(0, 0, SIDE, SIDE))
+    found = apply_rules((KINDS["pen"](),), tissue, overview).found["pen"]
     truth = _truth([mark]) & tissue.mask
     assert (found & truth).sum() > 0.7 * truth.sum()
     assert (found & binary_dilation(_truth([mark]), iterations=6)).sum() > 0.95 * found.sum()
@@ -72,8 +72,8 @@ def test_pen_marks_are_found(slide: tuple[np.ndarray, np.ndarray], colour: str) 
 @pytest.mark.parametrize("sigma", [6, 12])
 def test_blur_is_found(slide: tuple[np.ndarray, np.ndarray], sigma: float) -> None:
     place = blur(shapely.box(500, 500, 1100, 1000), sigma)
-    tissue, look = _looked(Spoilt(_cut(slide[0]), (SIDE, SIDE), [place]).render(0, 0, SIDE, SIDE))
-    found = apply_rules((KINDS["blur"](),), tissue, look).found["blur"]
+    tissue, overview = _overview(Spoilt(_cut(slide[0]), (SIDE, SIDE), [place]).render(0, 0, SIDE, SIDE))
+    found = apply_rules((KINDS["blur"](),), tissue, overview).found["blur"]
     truth = _truth([place]) & tissue.mask
     assert (found & truth).sum() > 0.75 * truth.sum()
     assert (found & binary_dilation(_truth([place]), iterations=6)).sum() > 0.85 * found.sum()
@@ -81,8 +81,8 @@ def test_blur_is_found(slide: tuple[np.ndarray, np.ndarray], sigma: float) -> No
 
 def test_pale_tissue_is_put_in(slide: tuple[np.ndarray, np.ndarray]) -> None:
     place = pale(shapely.box(500, 500, 1100, 1000), slide[1], left=0.2)
-    tissue, look = _looked(Spoilt(_cut(slide[0]), (SIDE, SIDE), [place]).render(0, 0, SIDE, SIDE))
-    after = apply_rules((KINDS["pale"](),), tissue, look)
+    tissue, overview = _overview(Spoilt(_cut(slide[0]), (SIDE, SIDE), [place]).render(0, 0, SIDE, SIDE))
+    after = apply_rules((KINDS["pale"](),), tissue, overview)
     missed = _truth([place]) & ~tissue.mask
     assert missed.sum() > 300
     assert (after.mask & missed).sum() > 0.9 * missed.sum()
@@ -95,7 +95,7 @@ def test_an_edge_that_passes_for_tissue_is_taken_out() -> None:
     pixels[:, 20:24] = (150, 120, 90)
     mask = np.zeros((200, 200), bool)
     mask[57:143, 57:143] = mask[:, 17:27] = True
-    found = apply_rules((KINDS["edge"](),), TissueMask(mask, 16), Look(pixels, 8.0, mask, _none))
+    found = apply_rules((KINDS["edge"](),), TissueMask(mask, 16), Overview(pixels, 8.0, mask, _none))
     assert np.array_equal(found.found["edge"], mask & (np.arange(200) < 40))
     assert found.mask.sum() == 86**2
 
@@ -112,7 +112,7 @@ def test_fluorescence_is_left_to_rules_that_understand_it() -> None:
     pixels = np.zeros((90, 90, 3), np.uint8)
     tissue = TissueMask(np.ones((90, 90), bool), 16)
     rules = tuple(rule() for rule in RULES)
-    after = apply_rules(rules, tissue, Look(pixels, 8.0, tissue.mask, lambda y, x, h, w: pixels[:h, :w]))
+    after = apply_rules(rules, tissue, Overview(pixels, 8.0, tissue.mask, lambda y, x, h, w: pixels[:h, :w]))
     assert set(after.found) == {"blur"}
     assert after.mask.all()
 
@@ -136,7 +136,7 @@ class Said:
     name: ClassVar[str] = ""
     here: Any = None
 
-    def find(self, look: Look) -> np.ndarray:
+    def find(self, overview: Overview) -> np.ndarray:
         return self.here
 
 
@@ -152,7 +152,7 @@ def test_every_pixel_is_counted_once(data: st.DataObject) -> None:
     ]
     before = TissueMask(data.draw(masks), 16)
     pixels = np.full((*shape, 3), 240, np.uint8)
-    after = apply_rules(tuple(said), before, Look(pixels, 8.0, before.mask, _none))
+    after = apply_rules(tuple(said), before, Overview(pixels, 8.0, before.mask, _none))
     added = after.found.get("pale", np.zeros(shape, bool))
     taken = [found for name, found in after.found.items() if name != "pale"]
     assert not (added & before.mask).any()

@@ -81,11 +81,11 @@ class Reader:
     """An open file of one format. Safe to use from several threads, to fork with and to pickle.
 
     Attributes:
-        info: What the file says.
-        orientation: How the image is turned, as TIFF and Exif count it; it is read as it is stored.
+        info: Facts from the file.
+        orientation: Turn of the image, as TIFF and Exif count it; it is read as it is stored.
         block: Pixels along a side of the blocks in which it is best read.
-        planar: Whether the decoder makes the bytes of a channel side by side, and not those of a pixel ([order]).
-        takes_options: Whether it knows channels and other than 8 bits.
+        planar: True where the decoder makes the bytes of a channel side by side, and not those of a pixel ([order]).
+        takes_options: True where it knows channels and other than 8 bits.
 
     [order] JPEG and most readers make the three bytes of a pixel side by side, a store makes planes. Taking pixels
     apart costs ten times what copying them costs, a third of decoding them, and a convolution is faster on channels

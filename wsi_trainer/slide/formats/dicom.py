@@ -99,7 +99,7 @@ class Series:
 
     @property
     def problem(self) -> str | None:
-        """Why this cannot be read as one slide."""
+        """The reason for which this cannot be read as one slide."""
         for found in self.instances:
             if found.misplaced is not None:  # OpenSlide would end the whole process
                 place = f"has frame {found.misplaced} where none can be"
@@ -227,7 +227,7 @@ def series_of(path: Path) -> Series | None:
 
 
 def problem_of(path: Path) -> str | None:
-    """Why a DICOM file or a folder of them is not one slide; None if it is, or is too broken to tell."""
+    """The reason for which a DICOM file or folder is not one slide; None if it is, or is too broken to tell."""
     if path.is_dir():
         files = dicom_files(path)
         found = all_series(files)

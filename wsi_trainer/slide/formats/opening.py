@@ -38,7 +38,7 @@ def open_format(path: Path | str, reader: str | None = None, options: ReadOption
     Args:
         path: A file, a DICOM folder or an OME-Zarr store.
         reader: The name of a reader, to ask this one only: store, omezarr, tiff, openslide, dicom or picture.
-        options: What to take of a slide that is more than one image of 8 bits.
+        options: Channel and range of a slide that is more than one image of 8 bits.
 
     Raises:
         SlideError: It cannot be read; the message gives the reason of each reader that was asked.

@@ -16,6 +16,7 @@ import numpy as np
 from wsi_trainer.io.untrusted import read_json
 from wsi_trainer.slide.errors import SlideError, UnsupportedSlide
 from wsi_trainer.slide.formats.base import CHANNELS, PLAIN, Level, Pixels, Reader, ReadOptions, SlideInfo
+from wsi_trainer.slide.geometry import place_of_store
 from wsi_trainer.store.chunks import CorruptChunk, Layout, StoredLevel, ZstdCodec, codec_of
 from wsi_trainer.store.manifest import check_complete, shards_of
 from wsi_trainer.store.ngff import image_array
@@ -39,7 +40,11 @@ def is_own_store(path: Path) -> bool:
 
 
 class StoreReader(Reader):
-    """A store of this package. It holds no open file."""
+    """A store of this package. It holds no open file.
+
+    Attributes:
+        place: Transform of level 0 to the slide that the store was made from.
+    """
 
     planar = True
 
@@ -55,13 +60,13 @@ class StoreReader(Reader):
             listed = frozenset() if files is None else shards_of(files, len(self._levels))
             self._levels.append(StoredLevel(path / str(len(self._levels)), shape, layout, codec, listed))
         self.block = self._levels[0].layout.chunk
-        side = self.block
+        self.place = place_of_store(path)
         self.info = SlideInfo(
             levels=tuple(Level(*level.shape, float(2**depth)) for depth, level in enumerate(self._levels)),
-            mpp=_mpp(path),
+            mpp=self.place.pixel(),
             reader="wsi-train",
             vendor="ome-zarr 0.5",
-            details={"tile": f"{side}x{side}"},
+            details={"tile": f"{self.block}x{self.block}"},
         )
 
     def _part(self, level: int, top: int, left: int, bottom: int, right: int) -> Pixels:
@@ -103,13 +108,3 @@ def _own_level(path: Path, level: int) -> tuple[tuple[int, int], Layout, ZstdCod
     ):
         raise SlideError(path, f"level {level} was not written by this package")
     return (found["shape"][1], found["shape"][2]), layout, codec
-
-
-def _mpp(path: Path) -> tuple[float, float]:
-    """Micrometres per pixel of the finest level."""
-    try:
-        attributes = read_json(path / "zarr.json")["attributes"]["ome"]
-        scale = attributes["multiscales"][0]["datasets"][0]["coordinateTransformations"][0]["scale"]
-        return float(scale[1]), float(scale[2])
-    except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
-        raise SlideError(path, "damaged: zarr.json does not say how large a pixel is; copy the store again") from error
