@@ -24,7 +24,7 @@ from wsi_trainer.store.settings import Options, Settings
 
 from .inputs import Listed, check_outlines, is_table, list_slides, part_of
 from .pool import Failure, stall_seconds, work_on_all, work_on_dask, workers_of
-from .results import PAGE, Entry, show, show_notes, slide_bar, write_failures, write_page
+from .results import PAGE, Entry, make_folder, show, show_notes, slide_bar, write_failures, write_page
 from .stores import TEMPLATE, find_stores, listed_in, unlisted, write_stores
 
 
@@ -133,12 +133,7 @@ def _show_masks(out: Path, stores: Sequence[Converted], failures: Sequence[Failu
 
 def _check_folder(out: Path) -> None:
     """Makes the folder, and refuses one in which a file of somebody else would be replaced, before any work."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{out}: cannot be made: {error.strerror}") from error
-    if not os.access(out, os.W_OK):
-        raise UserError(f"{out} cannot be written to")
+    make_folder(out)
     listed_in(out)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -19,6 +20,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from wsi_trainer.errors import UserError
 from wsi_trainer.io.display import cell, say, template
 from wsi_trainer.io.files import replace_file
 from wsi_trainer.io.tables import escape_formula, table_bytes
@@ -33,6 +35,16 @@ _MOST_ROWS = 40
 _MOST_NOTES = 5
 _LEAST = 0.001
 """Share of tissue, or of background, below which a mask is doubtful."""
+
+
+def make_folder(out: Path) -> None:
+    """Makes the folder of results, or refuses one that cannot be written to."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{out}: cannot be made: {error.strerror}") from error
+    if not os.access(out, os.W_OK):
+        raise UserError(f"{out} cannot be written to")
 
 
 def write_failures(out: Path, failures: Sequence[Failure], shard: str | None) -> None:

@@ -1,15 +1,16 @@
 """`wsi-train tissue`: the masks of all slides, to be looked at and edited before anything is converted.
 
-The record of a slide is written last, so what it describes is complete. Before outlines get their name it says which
-they will be: wherever a run ends, its own outlines are known as such. Those that are no longer as they were written
-have been edited by somebody: they are never written over, and are shown instead of what the rules say.
+The record of a slide has the checksums of its outlines, and is written before these get their name: wherever a run
+ends, its own outlines are known as such. Others have been edited by somebody: they are never written over, and are
+shown instead of the rules' result.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,13 +38,12 @@ from wsi_trainer.store.settings import MaskOptions, Settings
 
 from .inputs import check_outlines, list_slides
 from .pool import Failure, Progress, stall_seconds, work_on_all, workers_of
-from .results import PAGE, Entry, slide_bar, write_failures, write_page
+from .results import PAGE, Entry, make_folder, show, slide_bar, write_failures, write_page
 
 RECORDS = "records"
 TISSUE = PathClass("Tissue", (0, 160, 0))
 EDITED = "edited by hand"
 _BAND = 512  # rows of a mask whose outlines are joined at a time
-_MOST_FAILURES = 40
 
 
 def tissue(
@@ -85,10 +85,7 @@ def tissue(
     check_outlines(geojson, len(jobs))
     if geojson is not None and geojson.is_dir() and out.is_dir() and geojson.samefile(out):
         raise UserError(f"--geojson {geojson} is where the outlines would be written; give another folder for them")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{out}: cannot be made: {error.strerror}") from error
+    make_folder(out)
     for folder in (out, *{(out / RECORDS / job.name).parent for job in jobs}):
         remove_half_written(folder)
     entries: list[Entry] = []
@@ -103,8 +100,7 @@ def tissue(
                 (failures if isinstance(outcome, Failure) else entries).append(outcome)  # type: ignore[arg-type]
     write_page(out / PAGE, out.resolve().name, entries, [(Path(f.slide).name, f.reason) for f in failures])
     write_failures(out, failures, None)
-    for failure in failures[:_MOST_FAILURES]:
-        say(console, f"{failure.slide}: {failure.reason} ({failure.kind})", lead="failed", lead_style="red")
+    show(console, [], failures)
     edited = sum(entry.note == EDITED for entry in entries)
     kept = f", {edited} of them edited by hand" if edited else ""
     say(console, f"{len(entries)} slides{kept}, {len(failures)} failed. Look at {out / PAGE}")
@@ -133,21 +129,24 @@ def find_one(
         header["outlines"] = sha256_of(outline_of(job.slide, settings))
     known = _read(record)
     now = sha256_of(outlines) if outlines.is_file() else None
-    ours = {known.get("written"), known.get("next")} - {None}
+    ours = known.get("ours", [])
     edited = now is not None and bool(ours) and now not in ours and not overwrite
     if known.get("header") == header and known.get("shown") == now and not overwrite:
         return Entry(**known["entry"])
     if now is not None and not ours and not overwrite:
         raise SlideError(job.slide, f"{outlines} is another tool's; move it, or give --overwrite true")
+    mask, place, entry = _drawn(job, out, settings.drawn_in(outlines) if edited else settings)
     record.parent.mkdir(parents=True, exist_ok=True)
-
-    def begin(next_ones: str) -> None:
-        _note(record, {**known, "next": next_ones})
-
-    entry = _made(job, out, settings.drawn_in(outlines) if edited else settings, outlines, None if edited else begin)
-    shown = sha256_of(outlines)
-    written = known.get("written") if edited else shown
-    _note(record, {"header": header, "written": written, "shown": shown, "entry": vars(entry)})
+    if edited:
+        entry = replace(entry, note=EDITED)
+        _note(record, {"header": header, "ours": ours, "shown": now, "entry": vars(entry)})
+        return entry
+    partial = outlines.with_name(f"{outlines.name}.part")
+    outlines.parent.mkdir(parents=True, exist_ok=True)
+    _write_outlines(partial, mask, place)
+    shown = sha256_of(partial)
+    _note(record, {"header": header, "ours": [now, shown], "shown": shown, "entry": vars(entry)})
+    partial.replace(outlines)
     return entry
 
 
@@ -163,44 +162,31 @@ def _read(record: Path) -> Mapping[str, Any]:
         return {}
 
 
-def _made(
-    job: Job, out: Path, settings: Settings, outlines: Path, begin: Callable[[str], None] | None
-) -> Entry:  # fmt: skip
-    """Finds the mask and writes all but the record. ``begin`` hears of outlines that are about to get their name; None
-    keeps those that are there."""
+def _drawn(job: Job, out: Path, settings: Settings) -> tuple[TissueMask, SlideTransform, Entry]:
+    """Finds the mask of a slide and draws it; returns it with its place in the slide and its entry on the page."""
     with Slide.open(job.slide, options=settings.reading, crop=settings.crop == "bounds") as slide:
-        info = slide.info
-        resolution = resolve(job.slide, info, settings.source_mpp, job.mpp)
-        mpp = (resolution.y, resolution.x)
-        mask, picture = find_mask(slide, ScaledImage(slide, 1.0), mpp, settings)
+        resolution = resolve(job.slide, slide.info, settings.source_mpp, job.mpp)
+        mask, picture = find_mask(slide, ScaledImage(slide, 1.0), (resolution.y, resolution.x), settings)
         place = SlideTransform(slide.whole.shape, slide.origin)
+        notes = "; ".join(slide.info.notes)
     assert mask is not None  # the command asks for one
-    place = place.coarser(mask.scale)
     thumbnail = out / THUMBNAILS / f"{job.name}.jpg"
     thumbnail.parent.mkdir(parents=True, exist_ok=True)
-    outlines.parent.mkdir(parents=True, exist_ok=True)
     draw_overview(picture, mask, thumbnail)
     if mask.found:
         draw_overlay(mask, thumbnail.with_suffix(OVERLAY))
-    if begin is not None:
-        _write_outlines(outlines, mask, place, begin)
-    folder = f"{THUMBNAILS}/{job.name}"
-    note = EDITED if begin is None else "; ".join(info.notes)
-    return Entry(
-        job.name, f"{folder}.jpg", f"{folder}{OVERLAY}" if mask.found else None, mask.share, mask.shares(), note
-    )
+    overlay = f"{THUMBNAILS}/{job.name}{OVERLAY}" if mask.found else None
+    entry = Entry(job.name, f"{THUMBNAILS}/{job.name}.jpg", overlay, mask.share, mask.shares(), notes)
+    return mask, place.coarser(mask.scale), entry
 
 
-def _write_outlines(path: Path, mask: TissueMask, place: SlideTransform, begin: Callable[[str], None]) -> None:
+def _write_outlines(path: Path, mask: TissueMask, place: SlideTransform) -> None:
     """Tissue, and in classes of their own what rules took: remove their class in QuPath to have it back."""
     found = {TISSUE: _polygons(mask.mask)}
     for rule in RULES:
         if rule.name in mask.found and not rule.adds:
             found[PathClass(f"{REMOVED}: {rule.name}", rule.colour)] = _polygons(mask.found[rule.name])
-    partial = path.with_name(path.name + ".part")
-    write_outlines(partial, found, place)
-    begin(sha256_of(partial))
-    partial.replace(path)
+    write_outlines(path, found, place)
 
 
 def _polygons(mask: Mask) -> list[Any]:
