@@ -42,14 +42,14 @@ class Calibration:
     high: Floats
 
 
-def roc_band(predictions: ClassPredictions, positive: int = 1, count: int = 500, seed: int = 0) -> Band:
-    """True positive rate over false positive rate of one class against the rest."""
-    return _of_class(predictions, positive, _roc, "ROC", count, seed)
+def roc_band(predictions: ClassPredictions, count: int = 500, seed: int = 0) -> Band:
+    """True positive rate over false positive rate of the second of two classes."""
+    return _of_class(predictions, _roc, "ROC", count, seed)
 
 
-def pr_band(predictions: ClassPredictions, positive: int = 1, count: int = 500, seed: int = 0) -> Band:
-    """Precision over recall of one class against the rest."""
-    return _of_class(predictions, positive, _precision, "precision-recall", count, seed)
+def pr_band(predictions: ClassPredictions, count: int = 500, seed: int = 0) -> Band:
+    """Precision over recall of the second of two classes."""
+    return _of_class(predictions, _precision, "precision-recall", count, seed)
 
 
 def froc_band(predictions: LesionPredictions, count: int = 500, seed: int = 0) -> Band | None:
@@ -62,22 +62,22 @@ def froc_band(predictions: LesionPredictions, count: int = 500, seed: int = 0) -
     return _band(grid, curve, (part for part in parts if not np.isnan(part).any()))
 
 
-def calibration(predictions: ClassPredictions, positive: int = 1, bins: int = 10) -> Calibration:
-    """Frequency of one class as the label in each of `bins` bins of equal width of its probability."""
-    said = predictions.probabilities[:, positive]
+def calibration(predictions: ClassPredictions, bins: int = 10) -> Calibration:
+    """Frequency of the second of two classes in each of `bins` bins of equal width of its probability."""
+    said = predictions.probabilities[:, 1]
     place = np.minimum((said * bins).astype(int), bins - 1)
     slides = np.bincount(place, minlength=bins)
     used = slides > 0
     n = slides[used]
-    share = np.bincount(place, predictions.labels == positive, bins)[used] / n
+    share = np.bincount(place, predictions.labels == 1, bins)[used] / n
     return Calibration(np.bincount(place, said, bins)[used] / n, share, n, *wilson(share, n))
 
 
-def _of_class(predictions: ClassPredictions, positive: int, line: Line, name: str, count: int, seed: int) -> Band:
+def _of_class(predictions: ClassPredictions, line: Line, name: str, count: int, seed: int) -> Band:
     grid = np.linspace(0, 1, 101)
-    truth, said = predictions.labels == positive, predictions.probabilities[:, positive]
+    truth, said = predictions.labels == 1, predictions.probabilities[:, 1]
     if not truth.any() or truth.all():
-        raise ValueError(f"no slide, or every one, is {predictions.classes[positive]!r}: no {name} curve")
+        raise ValueError(f"no slide, or every one, is {predictions.classes[1]!r}: no {name} curve")
     parts = (rows for rows in resamples(predictions.patients, count, seed) if 0 < truth[rows].sum() < len(rows))
     return _band(grid, line(truth, said, grid), (line(truth[rows], said[rows], grid) for rows in parts))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -20,8 +20,9 @@ from wsi_trainer.metrics import (
     PredictionsError,
     RiskPredictions,
     ValuePredictions,
+    auc,
 )
-from wsi_trainer.metrics.classes import area_under_roc, confusion, precision_averaged
+from wsi_trainer.metrics.classes import average_precision, confusion
 from wsi_trainer.metrics.curves import FIRST, LAST, Band, calibration, froc_band, pr_band, roc_band
 from wsi_trainer.metrics.lesions import RATES, froc
 from wsi_trainer.metrics.values import kaplan_meier, log_rank
@@ -29,22 +30,6 @@ from wsi_trainer.metrics.values import kaplan_meier, log_rank
 COLOURS = ("#1f5fa8", "#c2571a", "#4b7f3f", "#7a4fa0", "#8a6d3b", "#3f8f8f")
 GREY = "#8b9099"
 _SIZE = (4.6, 3.7)
-
-
-class Curve(NamedTuple):
-    """One class of one model against the rest."""
-
-    name: str
-    predictions: ClassPredictions
-    positive: int
-
-    @property
-    def truth(self) -> np.ndarray:
-        return self.predictions.labels == self.positive
-
-    @property
-    def said(self) -> np.ndarray:
-        return self.predictions.probabilities[:, self.positive]
 
 
 def of_predictions(runs: Mapping[str, Predictions]) -> Iterator[tuple[str, str]]:
@@ -89,25 +74,20 @@ def lesions(runs: Mapping[str, LesionPredictions]) -> str | None:
     return data_uri(figure) if bands else None
 
 
-def _curves(runs: Mapping[str, Any]) -> list[Curve]:
-    """One curve for each run where there are two classes, else one for each class of the first run."""
+def _curves(runs: Mapping[str, Any]) -> dict[str, ClassPredictions]:
+    """The runs where there are two classes, else each class of the first run against the rest."""
     first = next(iter(runs.values()))
-    if isinstance(first, MultiLabelPredictions):
-        curves = [Curve(label, first.of(label), 1) for label in first.classes]
-    elif len(first.classes) > 2:
-        curves = [Curve(label, first, index) for index, label in enumerate(first.classes)]
-    else:
-        curves = [Curve(name, its, 1) for name, its in runs.items()]
-    return [curve for curve in curves if 0 < curve.truth.sum() < len(curve.truth)]
+    if isinstance(first, MultiLabelPredictions) or len(first.classes) > 2:
+        runs = {name: first.of(name) for name in first.classes}
+    return {name: its for name, its in runs.items() if 0 < its.labels.sum() < len(its)}
 
 
 def _roc(runs: Mapping[str, Any]) -> str | None:
     figure, axes = new_figure("false positive rate", "true positive rate")
     axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":")
     curves = _curves(runs)
-    for colour, curve in zip(COLOURS, curves, strict=False):
-        area = area_under_roc(curve.truth, curve.said)
-        _draw(axes, roc_band(curve.predictions, curve.positive), colour, f"{curve.name}, AUC {area:.3f}")
+    for colour, (name, its) in zip(COLOURS, curves.items(), strict=False):
+        _draw(axes, roc_band(its), colour, f"{name}, AUC {auc(its):.3f}")
     return _in_square(figure, axes, "lower right") if curves else None
 
 
@@ -115,10 +95,9 @@ def _precision_recall(runs: Mapping[str, Any]) -> str | None:
     """Precision over recall; dotted: the prevalence, which is the precision of a random classifier."""
     figure, axes = new_figure("recall", "precision")
     curves = _curves(runs)
-    for colour, curve in zip(COLOURS, curves, strict=False):
-        axes.axhline(curve.truth.mean(), color=colour, linewidth=1, linestyle=":")
-        mean = precision_averaged(curve.truth, curve.said)
-        _draw(axes, pr_band(curve.predictions, curve.positive), colour, f"{curve.name}, AP {mean:.3f}")
+    for colour, (name, its) in zip(COLOURS, curves.items(), strict=False):
+        axes.axhline(its.labels.mean(), color=colour, linewidth=1, linestyle=":")
+        _draw(axes, pr_band(its), colour, f"{name}, AP {average_precision(its):.3f}")
     return _in_square(figure, axes, "lower left") if curves else None
 
 
@@ -126,13 +105,12 @@ def _calibration(runs: Mapping[str, Any]) -> str | None:
     """Share of slides with the class against its predicted probability, with 95 % intervals of the shares."""
     figure, axes = new_figure("predicted probability", "share of slides")
     axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":")
-    name, first = next(iter(runs.items()))
-    curves = _curves({name: first})
-    for colour, curve in zip(COLOURS, curves, strict=False):
-        found = calibration(curve.predictions, curve.positive)
+    curves = _curves(dict([next(iter(runs.items()))]))
+    for colour, (name, its) in zip(COLOURS, curves.items(), strict=False):
+        found = calibration(its)
         if len(curves) == 1:
             axes.vlines(found.said, found.low, found.high, color=colour, alpha=0.4, linewidth=1.4)
-        axes.plot(found.said, found.happened, "o-", color=colour, linewidth=1.6, markersize=4, label=curve.name)
+        axes.plot(found.said, found.happened, "o-", color=colour, linewidth=1.6, markersize=4, label=name)
     return _in_square(figure, axes, "upper left") if curves else None
 
 
