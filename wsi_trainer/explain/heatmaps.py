@@ -16,10 +16,10 @@ from lightning_plugin import LazyImage
 from wsi_trainer.data.datamodule import opened
 from wsi_trainer.data.dataset import SlideDataset, Visit
 from wsi_trainer.data.manifest import SlideRecord
-from wsi_trainer.explain.attribution import folder_of, index_of, receptive_field, targets_of
+from wsi_trainer.explain.attribution import attribute, folder_of, index_of, receptive_field, targets_of
 from wsi_trainer.explain.dicom import need_highdicom, results_as_dicom
 from wsi_trainer.explain.outputs import write_script
-from wsi_trainer.explain.slide_map import BagPlaces, MapFiles, MapOptions, SlideMap, compute
+from wsi_trainer.explain.slide_map import MapFiles, MapOptions, SlideMap, painted
 from wsi_trainer.fit.config import AUTO, TrainConfig
 from wsi_trainer.fit.evaluate import write_lesions
 from wsi_trainer.fit.run import LESION_SCORES, LESIONS, MAPS, Run
@@ -114,15 +114,23 @@ def write_heatmaps(
         try:
             batch = slides[Visit(place, 0)]
             with opened(batch) as view:
-                attribution = compute(model, batch, options, target, budget_of(config, model.device))
-                image, stride = view, model.stride
+                attribution = attribute(
+                    model,
+                    batch["image"].to(model.device),
+                    target,
+                    options.method,
+                    context=[image.to(model.device) for image in batch.get("context", ())],
+                    tissue=[counts.to(model.device) for counts in batch.get("tissue", ())],
+                    steps=options.steps,
+                    budget=budget_of(config, model.device),
+                )
+                image = view
                 if isinstance(view, Bag):
                     assert data.patches is not None
-                    bag = BagPlaces.of(view, data.patches)
-                    values, image, stride = bag.paint(attribution.values.cpu()), bag.image, bag.stride
-                    attribution = replace(attribution, values=values, stride=stride)
+                    image, patches = view.whole(), painted(view, data.patches, attribution.values.cpu())
+                    attribution = replace(patches, peak_bytes=attribution.peak_bytes)
                 assert isinstance(image, Image)
-                one = SlideMap(folder, record, image.size, image.place, stride, names[record.slide])
+                one = SlideMap(folder, record, image.size, image.place, attribution.stride, names[record.slide])
                 files = one.write(attribution.values, image, options, shown_as)
         except SlideError as error:
             if data.on_error == "stop":

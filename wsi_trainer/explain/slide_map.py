@@ -17,7 +17,7 @@ from lightning_plugin import Box
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.data.patches import PatchConfig
 from wsi_trainer.errors import UserError
-from wsi_trainer.explain.attribution import METHODS, Attribution, Method, attribute
+from wsi_trainer.explain.attribution import METHODS, Attribution, Method
 from wsi_trainer.explain.outputs import (
     Peak,
     crop,
@@ -29,14 +29,13 @@ from wsi_trainer.explain.outputs import (
 )
 from wsi_trainer.io.arrays import load_array
 from wsi_trainer.io.files import save_array, save_picture
-from wsi_trainer.models import SlideBatch, SlideClassifier
 from wsi_trainer.regions.geojson import PathClass, objects_of, write_objects
 from wsi_trainer.regions.ngff import write_map
 from wsi_trainer.regions.outlines import Region
 from wsi_trainer.regions.shapes import Outline, Rings, outlines
 from wsi_trainer.slide.geometry import SlideTransform
 from wsi_trainer.slide.slide import Slide
-from wsi_trainer.slide.views import Bag, Image, Positions
+from wsi_trainer.slide.views import Bag, Image
 from wsi_trainer.store.convert import NGFF04
 
 NGFF: Mapping[str, tuple[str, ...]] = {"both": ("0.5", "0.4"), "0.5": ("0.5",), "0.4": ("0.4",)}
@@ -90,35 +89,29 @@ class MapOptions:
                 raise UserError(f"--{name} is {getattr(self, name)}; it must be {least} or more")
 
 
-@dataclass(frozen=True, eq=False)
-class BagPlaces:
-    """Positions of a bag's patches in the image that they were cut from."""
+def painted(bag: Bag, patches: PatchConfig, values: Tensor) -> Attribution:
+    """The map of a bag: the mean of its patches over the middle of each position, 0 where there is none.
 
-    image: Image
-    positions: Positions
-    size: int
-    stride: int
-    """Pixels of the image for one position of the map: from one patch of the grid to the next, or a patch where it has
-    gaps, so that each patch covers the middle of one position at least.
+    A position is from one patch of the grid to the next, or a patch where it has gaps, so that each patch covers the
+    middle of one position at least.
+
+    Args:
+        bag: The patches.
+        patches: The grid that they were cut by.
+        values: A value for each patch.
     """
-
-    @staticmethod
-    def of(bag: Bag, patches: PatchConfig) -> BagPlaces:
-        """Positions of a slide's bag."""
-        return BagPlaces(bag.whole(), bag.positions, bag.side, min(patches.step, patches.size))
-
-    def paint(self, values: Tensor) -> Tensor:
-        """The map, (rows, columns): the mean of the patches over the middle of each position, 0 where there is none."""
-        rows, columns = (-(-side // self.stride) for side in self.image.shape[2:])
-        total, count = np.zeros((rows, columns)), np.zeros((rows, columns))
-        first = np.ceil(self.positions / self.stride - 0.5).astype(int)
-        last = np.ceil((self.positions + self.size) / self.stride - 0.5).astype(int)
-        for value, (top, left), (bottom, right) in zip(
-            values.flatten().double().tolist(), np.maximum(first, 0).tolist(), last.tolist(), strict=True
-        ):
-            total[top:bottom, left:right] += value
-            count[top:bottom, left:right] += 1
-        return torch.from_numpy(np.divide(total, count, out=np.zeros_like(total), where=count > 0))
+    stride = min(patches.step, patches.size)
+    rows, columns = (-(-side // stride) for side in bag.whole().shape[2:])
+    total, count = np.zeros((rows, columns)), np.zeros((rows, columns))
+    first = np.ceil(bag.positions / stride - 0.5).astype(int)
+    last = np.ceil((bag.positions + bag.side) / stride - 0.5).astype(int)
+    for value, (top, left), (bottom, right) in zip(
+        values.flatten().double().tolist(), np.maximum(first, 0).tolist(), last.tolist(), strict=True
+    ):
+        total[top:bottom, left:right] += value
+        count[top:bottom, left:right] += 1
+    mean = np.divide(total, count, out=np.zeros_like(total), where=count > 0)
+    return Attribution(torch.from_numpy(mean), stride)
 
 
 OVERLAY = 512
@@ -233,19 +226,3 @@ class SlideMap:
             shares = shares_inside(attribution, scaled, field)
             entry |= {"mass_inside": shares.mass, "area_inside": shares.area}
         return entry
-
-
-def compute(
-    model: SlideClassifier, batch: SlideBatch, options: MapOptions, target: int, budget: int | str
-) -> Attribution:
-    """The map of a slide within the budget."""
-    return attribute(
-        model,
-        batch["image"].to(model.device),
-        target,
-        options.method,
-        context=[image.to(model.device) for image in batch.get("context", ())],
-        tissue=[counts.to(model.device) for counts in batch.get("tissue", ())],
-        steps=options.steps,
-        budget=budget,
-    )

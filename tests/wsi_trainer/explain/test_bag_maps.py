@@ -15,7 +15,7 @@ from wsi_trainer.cli import main
 from wsi_trainer.data.dataset import dense
 from wsi_trainer.data.patches import PatchConfig, open_bag
 from wsi_trainer.explain.attribution import attribute
-from wsi_trainer.explain.slide_map import BagPlaces
+from wsi_trainer.explain.slide_map import painted
 from wsi_trainer.fit.run import Run
 from wsi_trainer.models import AttentionPooling, PatchEncoder, ResNet, SlideClassifier
 from wsi_trainer.models.pretrained import load_weights
@@ -71,10 +71,10 @@ def test_each_patch_has_the_value_that_plain_pytorch_gives_it_within_a_budget(me
 def test_a_patch_is_painted_where_it_lies(slides: Path, stride: int, cell: int) -> None:
     patches = PatchConfig(size=SIZE, stride=stride, min_tissue=0.3)
     bag = open_bag(slides / "s2.zarr", patches)
-    places = BagPlaces.of(bag, patches)
-    assert places.stride == cell
     values = torch.arange(1.0, len(bag.positions) + 1)
-    found = places.paint(values[:, None]).numpy()
+    made = painted(bag, patches, values[:, None])
+    assert made.stride == cell
+    found = made.values.numpy()
     total, count = np.zeros((200, 230)), np.zeros((200, 230))
     for value, (y, x) in zip(values.tolist(), bag.positions):
         total[y : y + SIZE, x : x + SIZE] += value

@@ -1,6 +1,5 @@
 """Regions on the grid of a map, and the shares of a map in them."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -12,24 +11,12 @@ from wsi_trainer.explain.attribution import Attribution
 from wsi_trainer.explain.heatmaps import facts_of
 from wsi_trainer.explain.outputs import draw_overlay, sentence_on_regions, shares_inside
 from wsi_trainer.explain.slide_map import MapOptions, SlideMap
-from wsi_trainer.regions.outlines import read_regions
 from wsi_trainer.regions.shapes import Rings, mask_of
 from wsi_trainer.slide.geometry import SlideTransform
 
 
 def square(x: float, y: float, side: float) -> list[tuple[float, float]]:
     return [(x, y), (x + side, y), (x + side, y + side), (x, y + side), (x, y)]
-
-
-def test_polygons_of_a_file_become_rings(tmp_path: Path) -> None:
-    one, other = square(0, 0, 5), square(10, 10, 5)
-    for kind, coordinates, expected in (
-        ("Polygon", [one, other], [[one, other]]),
-        ("MultiPolygon", [[one], [other]], [[one], [other]]),
-    ):
-        (tmp_path / "a.geojson").write_text(json.dumps({"type": kind, "coordinates": coordinates}))
-        found = [[[*map(tuple, ring)] for ring in region.rings] for region in read_regions(tmp_path / "a.geojson")]
-        assert found == expected
 
 
 def test_a_region_covers_the_positions_whose_centre_it_holds() -> None:
