@@ -87,18 +87,18 @@ class Maps:
 
 
 def outlines_of(run: Run) -> dict[str, Path]:
-    """The files of the regions that `segment` found, by slide."""
+    """The files of the regions that `segment` found, by slide, of those that are there."""
     about = run.segments / "segments.json"
     with as_written(about):
         entries = dict(read_json(about).get("slides", {})).items()
         found = {str(slide): run.segments / str(entry["outlines"]) for slide, entry in entries}
-    return {slide: inside(run, about, path) for slide, path in found.items()}
+    return {slide: path for slide, path in found.items() if inside(run, about, path).is_file()}
 
 
 def annotations_on(record: SlideRecord) -> Path | None:
-    """The annotations that the manifest names, where they are outlines and no label image."""
+    """The annotations that the manifest names, where they are there, and outlines and no label image."""
     path = Path(record.others.get("regions", ""))
-    return path if path.suffix.lower() in READERS else None
+    return path if path.suffix.lower() in READERS and path.is_file() else None
 
 
 def inside(run: Run, about: Path, path: Path) -> Path:

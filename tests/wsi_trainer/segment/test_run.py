@@ -138,6 +138,17 @@ def test_the_viewer_shows_drawn_and_found_regions(run: Run) -> None:
                                  for its in read_regions(path)]  # fmt: skip
                 assert scene.about(number)["regions"]
     assert found, "some slides were segmented"
+    first, *_ = found  # files that are not at hand are left out
+    for gone in (Path(records[first].others["regions"]), run.segments / found[first]["outlines"]):
+        gone.rename(gone.with_suffix(".gone"))
+    try:
+        assert main(["report", str(run.path)]) == 0
+        assert run.report.read_text().count('title="regions"') == len(found) - 1
+        (slide,) = (one for one in contents_of(run.path).slides if one.name == first)
+        assert slide.regions is None and slide.found is None
+    finally:
+        for gone in (Path(records[first].others["regions"]), run.segments / found[first]["outlines"]):
+            gone.with_suffix(".gone").rename(gone)
 
 
 def test_without_drawn_regions_or_unasked_there_are_no_scores(run: Run, tmp_path: Path) -> None:
