@@ -37,7 +37,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def about_disk(error: OSError, *folders: Path) -> str:
-    """What an error of the system is about; a full disk is looked for among these folders."""
+    """The file or the full disk that an error of the system is about; disks are looked for among these folders."""
     if error.filename is not None:
         return f"{os.fspath(error.filename)}: {error.strerror}"
     if error.errno not in FULL:
@@ -48,8 +48,8 @@ def about_disk(error: OSError, *folders: Path) -> str:
 
 
 @contextmanager
-def naming_disks(*folders: Path) -> Iterator[None]:
-    """What the system refuses here is said with the disk that it is about."""
+def explain_full_disk(*folders: Path) -> Iterator[None]:
+    """Raise a refusal of the system as a `UserError` that names the disk."""
     try:
         yield
     except OSError as error:

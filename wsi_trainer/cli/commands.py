@@ -37,11 +37,11 @@ from wsi_trainer.stopping import stops_once
 
 @dataclass(frozen=True)
 class Command:
-    """A row: the subcommand's name, one line of help, and where its function is ("" while not there yet)."""
+    """A row: the subcommand's name, one line of help, and where its function is."""
 
     name: str
     help: str
-    target: str = ""
+    target: str
     own_parser: bool = False
 
 
@@ -234,8 +234,6 @@ def find(name: str) -> Command:
 
 def call(command: Command, words: list[str]) -> int:
     """Import the command's function and run it on the remaining words."""
-    if not command.target:
-        raise UserError(f"'{command.name}' is not there yet in wsi-train {__version__} ({command.help})")
     module_name, _, function_name = command.target.partition(":")
     function: Callable[..., Any] = getattr(importlib.import_module(module_name), function_name)
     if command.own_parser:
@@ -248,10 +246,7 @@ def call(command: Command, words: list[str]) -> int:
 def help_text() -> str:
     """The text of `wsi-train --help`."""
     width = max(len(command.name) for command in COMMANDS)
-    rows = "\n".join(
-        f"  {command.name:<{width}}  {command.help}{'' if command.target else ' [not there yet]'}"
-        for command in COMMANDS
-    )
+    rows = "\n".join(f"  {command.name:<{width}}  {command.help}" for command in COMMANDS)
     return (
         "usage: wsi-train COMMAND [OPTIONS]\n\n"
         "Train deep networks end to end on whole slides, exactly, within a memory budget.\n\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -299,19 +298,6 @@ def first_names(slides: Sequence[str], most: int = 10) -> str:
     """The first names of a list, and how many more there are."""
     return ", ".join(slides[:most]) + (f" and {len(slides) - most} more" if len(slides) > most else "")
 
-
-def describe(records: Sequence[SlideRecord]) -> dict[str, dict[str, int]]:
-    """Numbers of slides and patients of each split, and of slides of each class."""
-    found: dict[str, dict[str, int]] = {}
-    for split in ("train", "val", "test"):
-        some = [record for record in records if record.split == split]
-        classes = Counter(record.label for record in some)
-        counts = {"slides": len(some), "patients": len({record.patient for record in some})}
-        found[split] = counts | {f"label {name}": classes[name] for name in sorted(classes)}
-    return found
-
-
-log = logging.getLogger("wsi_trainer")
 
 YES, NO = "true", "false"
 

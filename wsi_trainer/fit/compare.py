@@ -158,7 +158,7 @@ def check(options: Namespace, other: Other, resume: str | None) -> None:
 
 
 def features_cost(out: Path) -> Path:
-    """Where it is noted what the features of a comparison cost."""
+    """The file with the cost of the features of a comparison."""
     return out / "features" / "cost.json"
 
 
@@ -220,7 +220,7 @@ def _facts(
 
 
 def predictions_of(folder: Run, split: str | None) -> Predictions:
-    """What a run said of a split; of a cross-validation, what each fold said of the slides that it held out."""
+    """The predictions of a run on a split; of a cross-validation, those of each fold on the slides that it held out."""
     if split is not None:
         return read_predictions(folder.predictions(split))
     facts = read_json(folder.cross_validation)
@@ -240,7 +240,7 @@ def _of(predictions: Predictions, slides: set[str]) -> Predictions:
 
 
 def _lines(facts: dict[str, Any]) -> dict[str, str]:
-    """What both runs cost, as rows of a table."""
+    """The cost of both runs, as rows of a table."""
     kinds: dict[str, Callable[[dict[str, Any]], str]] = {
         "time": lambda cost: duration(cost["seconds"]),
         "processor time": lambda cost: duration(cost["processor_seconds"]),

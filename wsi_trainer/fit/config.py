@@ -1,4 +1,4 @@
-"""How a run trains: the keys under `train` in a config."""
+"""Training of a run: the keys under `train` in a config."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Tracker = Literal["csv", "tensorboard", "wandb", "mlflow"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How long, how fast, and within which memory."""
+    """Length and speed of the training, and the memory that it keeps within."""
 
     epochs: int = 10
     """Times that each slide is seen."""

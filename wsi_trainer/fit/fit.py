@@ -255,7 +255,7 @@ def start_of(run: Run, resume: str) -> Path | None:
 
 
 def is_first() -> bool:
-    """Whether this process writes: with several devices the others run the same command beside it."""
+    """True in the process that writes: with several devices the others run the same command beside it."""
     return int(getattr(rank_zero_only, "rank", 0)) == 0
 
 

@@ -33,9 +33,6 @@ from wsi_trainer.models.encoders import is_encoder
 from wsi_trainer.models.pretrained import load_weights
 from wsi_trainer.renamed import present_key, present_keys, tell
 
-# The text under each field of a config is its help.
-set_parsing_settings(docstring_parse_attribute_docstrings=True)
-
 log = logging.getLogger("wsi_trainer")
 
 Command = Callable[[Sequence[str]], int]
@@ -262,7 +259,7 @@ def check_bags(model: SlideModel, data: DataConfig) -> None:
 
 
 def _near(meant: float, given: float | None) -> bool:
-    """Whether patches of this resolution look as those that an encoder was trained on; unknown is taken to."""
+    """True if patches of this resolution look as those that an encoder was trained on; unknown is taken to."""
     return given is None or 0.66 <= given / meant <= 1.5
 
 

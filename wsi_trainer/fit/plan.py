@@ -52,7 +52,7 @@ def plan(words: Sequence[str]) -> int:
 
 
 def names_config(words: Sequence[str]) -> bool:
-    """Whether the model is that of a config, in a file or by its keys, rather than one named by `--model`."""
+    """True where the model is that of a config, in a file or by its keys, rather than one named by `--model`."""
     config = [w for w in words if w.partition("=")[0] == "--config" or re.match(r"--(model|data|train)\.|--out\b", w)]
     named = [w for w in words if w.partition("=")[0] == "--model"]
     if config and named:
@@ -98,12 +98,12 @@ def config_step(words: Sequence[str]) -> Callable[[], int]:
 
 
 def factors_of(data: DataConfig) -> list[float]:
-    """How many times each further magnification is coarser than the image."""
+    """Ratio of the resolution of the image to that of each further magnification."""
     return [factor / data.downsample for factor in data.extra_downsamples]
 
 
 def shape_of(data: DataConfig, model: SlideModel, options: Namespace) -> tuple[int, ...]:
-    """What a step of a config is given: an image, or a bag of patches."""
+    """The shape of the input of a config's step: an image, or a bag of patches."""
     check_bags(model, data)
     wanted, other = ("image", "patches") if data.patches is None else ("patches", "image")
     if options[other] is not None:
@@ -210,7 +210,7 @@ def pixels(image: str) -> tuple[int, int]:
 
 
 def build_model(name: str) -> Callable[[], nn.Module]:
-    """What makes the network that `name` means: a backbone, `timm:NAME`, or `package.module:callable`."""
+    """A function that makes the network of a name: a backbone, `timm:NAME`, or `package.module:callable`."""
     if name.startswith("timm:"):
         return timm_model(name.removeprefix("timm:"))
     if ":" in name:
@@ -258,7 +258,7 @@ def timm_model(name: str) -> Callable[[], nn.Module]:
 
 
 def imported(module_name: str, attribute: str) -> Callable[[], nn.Module]:
-    """What a name in an importable module makes when it is called without arguments; the working folder counts."""
+    """A function that makes the network of a name in an importable module; the working folder counts."""
     where = f"--model: {module_name}:{attribute}"
     here = str(Path.cwd())
     sys.path.insert(0, here)

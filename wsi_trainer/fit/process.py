@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from wsi_trainer.errors import UserError, naming_disks
+from wsi_trainer.errors import UserError, explain_full_disk
 from wsi_trainer.io.display import CleanFormatter, clean
 from wsi_trainer.io.files import write_json
 from wsi_trainer.stopping import GRACE, Stopped, ends_at_once
@@ -87,7 +87,7 @@ def at_work(run: Path, grace: float = GRACE) -> Iterator[None]:
         run: The folder whose disk is named where it is full.
         grace: Seconds to unwind after a signal. Lightning alone would finish the step, and end as if all were well.
     """
-    with ends_at_once(grace), naming_disks(run):
+    with ends_at_once(grace), explain_full_disk(run):
         try:
             yield
         except SystemExit as stop:

@@ -34,7 +34,7 @@ class Seen:
 
     @classmethod
     def of(cls, records: Sequence[SlideRecord]) -> Self:
-        """What the headers of these slides say; slides that cannot be opened say nothing."""
+        """Read the headers of these slides; those that cannot be opened say nothing."""
         opened = [(_pixel(slide), _painted(slide)) for _, slide in _opened(records)]
         sizes = [pixel for pixel, _ in opened if pixel is not None]
         known = bool(sizes) and len(sizes) == len(opened)
@@ -43,7 +43,7 @@ class Seen:
 
     @property
     def mixed(self) -> bool:
-        """Whether its slides are of different resolutions."""
+        """True where its slides are of different resolutions."""
         return self.finest is not None and self.coarsest is not None and self.coarsest > MIXED * self.finest
 
     def __str__(self) -> str:
@@ -123,7 +123,7 @@ def _pixel(slide: Slide) -> float | None:
 
 
 def _painted(slide: Slide) -> bool:
-    """Whether it is a store whose background was painted white."""
+    """True for a store whose background was painted white."""
     if not slide.stored:
         return False
     settings = read_json(slide.path / "zarr.json")["attributes"].get(PROVENANCE, {}).get("settings", {})

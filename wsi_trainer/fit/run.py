@@ -186,12 +186,12 @@ class Run:
         return path
 
     def checkpoint_path(self, which: str) -> Path:
-        """Where the best or last checkpoint is or will be."""
+        """The path of the best or last checkpoint, also before it is written."""
         return self.checkpoints / f"{which}.ckpt" if which in ("best", "last") else Path(which)
 
     @property
     def begun(self) -> bool:
-        """Whether a run took a step here: one that ended before, say by a wrong label, has left nothing to lose."""
+        """True once a run took a step here: one that ended before, say by a wrong label, has left nothing to lose."""
         steps = (*self.metrics.rglob("metrics.csv"), *self.checkpoints.glob("*.ckpt"))
         return self.config.is_file() and bool(steps)
 

@@ -125,7 +125,7 @@ def one_status(path: Path, name: str) -> RunStatus:
 
 
 def alive(one: RunStatus) -> str:
-    """Whether the process lives: a number is given again after a while, the moment of its beginning is not."""
+    """State of the process: a number is given again after a while, the moment of its beginning is not."""
     if one.host != platform.node():
         return "elsewhere"
     try:

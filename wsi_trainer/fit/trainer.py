@@ -1,4 +1,4 @@
-"""How a step is executed: by plain PyTorch, or tile by tile within a budget; and where its curves go."""
+"""The Trainer of a run: plain PyTorch or tile by tile, its loggers, and its checkpoints."""
 
 from __future__ import annotations
 

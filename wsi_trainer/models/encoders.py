@@ -71,11 +71,8 @@ _FMS = "huggingface.co/1aurent, *.kaiko_ai_towards_large_pathology_fms"
 _NATURAL = "natural images: it was not trained at a resolution of slides"
 
 
-def _large(patch: int, registers: int = 0, layer: int = 1024) -> dict[str, int]:
-    """The sizes of a ViT-L of transformers."""
-    sizes = {"hidden_size": layer, "num_hidden_layers": 24, "num_attention_heads": 16, "patch_size": patch}
-    return sizes | ({"num_register_tokens": registers} if registers else {})
-
+_LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16}
+"""Sizes of a ViT-L of transformers."""
 
 ENCODERS: tuple[Encoder, ...] = (
     Encoder(
@@ -130,8 +127,9 @@ ENCODERS: tuple[Encoder, ...] = (
         licence="Owkin, not commercial", source="huggingface.co/owkin/phikon", shapes="1c2494847c25808d",
     ),
     Encoder(
-        name="phikon-v2", maker="transformers", architecture="Dinov2", arguments=_large(16), vector="class",
-        width=1024, licence="Owkin, not commercial", source="huggingface.co/owkin/phikon-v2", shapes="f065eb83aecd1087",
+        name="phikon-v2", maker="transformers", architecture="Dinov2", vector="class", width=1024,
+        arguments={**_LARGE, "patch_size": 16}, licence="Owkin, not commercial",
+        source="huggingface.co/owkin/phikon-v2", shapes="f065eb83aecd1087",
     ),
     Encoder(
         name="hibou-b", maker="transformers", architecture="Dinov2WithRegisters",
@@ -140,7 +138,8 @@ ENCODERS: tuple[Encoder, ...] = (
         unverified="the names of its parameters, which its own code defines",
     ),
     Encoder(
-        name="hibou-l", maker="transformers", architecture="Dinov2WithRegisters", arguments=_large(14, 4),
+        name="hibou-l", maker="transformers", architecture="Dinov2WithRegisters",
+        arguments={**_LARGE, "patch_size": 14, "num_register_tokens": 4},
         vector="class", colours=_HIBOU, width=1024, licence="Apache-2.0", source="huggingface.co/histai/hibou-L",
         shapes="f7e1fe9893066d07", unverified="the names of its parameters, which its own code defines",
     ),

@@ -112,7 +112,7 @@ class Task(nn.Module):
         """Learn what has to be known of the training slides' targets, before the first step."""
 
     def lack(self, targets: Tensor) -> str | None:
-        """Why nothing can be learnt from these targets, nor scored on them; None where it can."""
+        """The reason for which nothing can be learnt from these targets, nor scored on them; None where it can."""
         return None
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:

@@ -174,7 +174,7 @@ def over_tissue(backbone: nn.Module, stride: int) -> TissueCells:
 
 
 def _hindrance(norm: nn.BatchNorm2d, whole: int, own: int) -> str | None:
-    """Why the statistics of a layer cannot be taken over tissue."""
+    """The reason for which the statistics of a layer cannot be taken over tissue."""
     if norm.running_mean is None:
         return "has no running statistics, and would need tissue in evaluation too"
     if whole % own:
