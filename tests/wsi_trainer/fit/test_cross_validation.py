@@ -85,3 +85,16 @@ def test_what_cannot_be_divided_is_one_line(
     assert main(["fit", *words, f"--data.manifest={unsplit}", *more]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_folds_are_drawn_once(unsplit: Path, words: list[str], tmp_path: Path) -> None:
+    """Also where the manifest has grown."""
+    rows = unsplit.read_text().splitlines(keepends=True)
+    manifest, folds = unsplit.with_name("some.csv"), tmp_path / "run" / "folds"
+    manifest.write_text("".join(rows[:-2]))
+    command = ["fit", *words, f"--data.manifest={manifest}", "--train.epochs=1", "--folds=2", "--resume=last"]
+    assert main(command) == 0
+    kept = [path.read_bytes() for path in sorted(folds.glob("*.csv"))]
+    manifest.write_text("".join(rows))
+    assert main([*command, "--train.epochs=2"]) == 0
+    assert [path.read_bytes() for path in sorted(folds.glob("*.csv"))] == kept

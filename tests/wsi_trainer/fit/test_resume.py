@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -20,11 +19,8 @@ from wsi_trainer.cli.commands import FAULT_EXIT
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit import fit, trainer
 from wsi_trainer.fit import run as runs
-from wsi_trainer.fit.config import TrainConfig
 from wsi_trainer.fit.run import Run, read_json
-from wsi_trainer.fit.trainer import make_trainer
 from wsi_trainer.models import SlideClassifier
-from wsi_trainer.models.weights import read_checkpoint
 from wsi_trainer.report.contents import read_curves
 
 
@@ -198,18 +194,6 @@ def test_a_checkpoint_is_written_without_a_second_copy_in_memory(tmp_path: Path)
     path = tmp_path / "last.ckpt"
     done = subprocess.run([sys.executable, "-c", script, path], check=True, capture_output=True, text=True)
     assert int(done.stdout) * 1024 < 60_000_000 < 400_000_000 < path.stat().st_size
-
-
-def test_checkpoints_do_not_touch_the_folder_for_temporary_files(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    trainer = make_trainer(TrainConfig(budget=None), tmp_path)
-    monkeypatch.setattr(tempfile, "mkstemp", refuse)
-    trainer.strategy.checkpoint_io.save_checkpoint({"state_dict": {}}, tmp_path / "deep" / "x.ckpt")
-    assert read_checkpoint(tmp_path / "deep" / "x.ckpt") == {"state_dict": {}}
 
 
 def terminated(process: ForkServerProcess, log: Path) -> str:

