@@ -49,7 +49,7 @@ def test_a_rerun_keeps_the_slides_and_ends_with_path_and_numbers(
 
 @pytest.mark.parametrize(
     ("option", "message"),
-    [("--slides=5", "at least 20"), ("--side=100", "at least 256"), ("--epochs=0", "must be 1 or more")],
+    [("--slides=5", "at least 20"), ("--side=100", "at least 256"), ("--epochs=0", "at least 1")],
 )
 def test_numbers_too_small_are_refused(
     tmp_path: Path, option: str, message: str, capsys: pytest.CaptureFixture[str]
