@@ -36,7 +36,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """How a tensor lies in its ``parent``: the operator, and its arguments after the parent."""
+    """Place of a tensor in its ``parent``: the operator, and its arguments after the parent."""
 
     parent: Tensor
     func: Any
@@ -120,7 +120,7 @@ def remember_storage(session: Session, fake: Tensor) -> None:
 
 
 class Applies(Recorder, Protocol):
-    """What records a function of fake tensors (`record.Recorder`); ``apply`` returns the fake of its result."""
+    """Records a function of fake tensors (`record.Recorder`); ``apply`` returns the fake of its result."""
 
     def apply(self, func: Callable[..., Tensor], *fakes: Tensor) -> Tensor: ...
 
@@ -151,7 +151,7 @@ def rebind(session: Session, fake: Tensor, value: Value, writer: str, recorder: 
 
 
 def is_above(other: Tensor, fake: Tensor) -> bool:
-    """Whether a tensor is a view of another, or of a view of it."""
+    """True of a view of another tensor, or of a view of it."""
     view = view_of(fake)
     while view is not None:
         if view.parent is other:

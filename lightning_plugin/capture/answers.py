@@ -1,4 +1,4 @@
-"""What calls on lazy tensors are answered with: some have answers of their own, others are recorded (see `calls`)."""
+"""Answers to calls on lazy tensors: some have answers of their own, others are recorded (see `calls`)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def answer_calls() -> None:
 
 
 def answer(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a call on lazy tensors returns."""
+    """Answer a call on lazy tensors."""
     special = SPECIAL.get(func)
     if special is not None:
         return special(*args, **kwargs)

@@ -49,7 +49,7 @@ def read_attribute(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 
 class Recorded:
-    """What a recorded map has for a ``grad_fn``: it has no place in autograd's graph, and says so when it is asked."""
+    """The ``grad_fn`` of a recorded map: it has no place in autograd's graph, and says so when it is asked."""
 
     def __getattr__(self, name: str) -> Any:
         raise no_gradient(f"'.grad_fn.{name}' of a recorded map was asked for (by a FLOP counter, say, or a hook)")
@@ -60,7 +60,7 @@ HISTORY = ("grad", "grad_fn", "is_leaf", "requires_grad")
 
 
 def history(self: LazyTensor, name: str) -> Any:
-    """What autograd knows of an image's tensor, of a small value that was computed, or of what is still recorded."""
+    """Read an attribute of autograd's: of an image's tensor, a small value that was computed, or a recorded one."""
     value = self._value
     real = computed(self, value)
     if real is not None:

@@ -27,7 +27,7 @@ INPLACE_DUNDERS = {
 
 
 def writes_to_real(func: Callable[..., Any], args: Any, kwargs: Any) -> bool:
-    """Whether a call would write lazy values into an ordinary tensor."""
+    """True of a call that would write lazy values into an ordinary tensor."""
     name = getattr(func, "__name__", "")
     inplace = (name.endswith("_") and not name.endswith("__")) or name in INPLACE_DUNDERS
     first = args[0] if args else None

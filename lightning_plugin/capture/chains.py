@@ -274,13 +274,13 @@ def chained(runs: Runs, span: Span) -> Node:
 
 
 def look(runs: Runs, span: Span) -> tuple[object, ...]:
-    """What the operators of a link are, whatever else is recorded."""
+    """Key of a link's operators, whatever else is recorded."""
     begin = span.begin + span.period
     return tuple(runs.look(i, runs.nodes[i]) for i in range(begin, begin + span.period))
 
 
 def owned(runs: Runs, span: Span) -> list[list[Value]]:
-    """What each link reads that no link has made: each vector once, if all links read the same ones again."""
+    """Values that each link reads and no link has made: each vector once, if all links read the same ones again."""
     found = []
     for link in span.links():
         nodes = runs.nodes[link.start : link.stop]

@@ -32,7 +32,7 @@ def _backward(
 
 
 def _differentiated(a: Any) -> Any:
-    """What a gradient is asked of: a small value that was recorded, or the tensor that an image lies in."""
+    """Find the tensor that a gradient is asked of: a recorded small value, or the tensor that an image lies in."""
     if not isinstance(a, LazyTensor):
         return a
     if isinstance(a, LazyImage) and isinstance(a._source, TensorSource):

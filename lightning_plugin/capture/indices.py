@@ -57,8 +57,8 @@ def parts_of(index: Any) -> tuple[Any, ...]:
 
 
 def counts(part: Any) -> int:
-    """For how many dimensions PyTorch counts a part, to find those that an ellipsis stands for: a list is one, also
-    where it is a mask of several."""
+    """Number of dimensions that PyTorch counts a part for, to find those that an ellipsis stands for: a list is one,
+    also where it is a mask of several."""
     if part is None or part is Ellipsis or isinstance(part, bool):
         return 0
     return part.dim() if isinstance(part, Tensor) and part.dtype in MASKS else 1
@@ -83,7 +83,7 @@ def spelled(part: Any, device: torch.device) -> Any:
 
 
 def tensor_of(numbers: Any, device: torch.device) -> Tensor:
-    """What PyTorch makes of a list in an index: a mask of truths, whole numbers of all else."""
+    """Convert a list in an index as PyTorch does: to a mask of truths, whole numbers of all else."""
     found = torch.tensor(numbers, device=device)
     return found if found.dtype in (*MASKS, torch.int64) else torch.tensor(numbers, dtype=torch.int64, device=device)
 
@@ -96,7 +96,7 @@ def number_of(tensor: Tensor) -> Any:
 
 
 def has_data(tensor: Tensor) -> bool:
-    """Whether a tensor's numbers are known, or can be computed."""
+    """True of a tensor whose numbers are known, or can be computed."""
     return not isinstance(tensor, FakeTensor) and not tensor.is_meta
 
 

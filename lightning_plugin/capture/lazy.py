@@ -156,7 +156,7 @@ def _rebuild_image(cls: type[LazyImage], source: TileSource, device: str, requir
 
 
 def collate_images(images: list[LazyImage], *, collate_fn_map: Any = None) -> LazyImage:
-    """What `torch.utils.data.default_collate` does with images: a batch of them, still unread."""
+    """Collate images for `torch.utils.data.default_collate`: to a batch of them, still unread."""
     first = images[0]
     # Images out of a dataset carry no batch dimension of their own beyond the leading one of their source.
     source = batch([image.source for image in images])

@@ -50,5 +50,5 @@ def known(value: Any, func: Callable[..., Any] | None = None) -> Any:
 
 
 def computed(tensor: LazyTensor, value: Value) -> Tensor | None:
-    """What a small value has become, if it was computed."""
+    """Result of a small value, if it was computed."""
     return tensor._session.root().vectors.get(value)

@@ -1,4 +1,4 @@
-"""Which module is calling: the path that plans and messages name."""
+"""The module that is calling, by the path that plans and messages name."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def innermost_module() -> nn.Module | None:
 
 
 def in_train_mode() -> bool:
-    """Whether the innermost module that is being called is in train mode; where no module is, nothing says so."""
+    """True if the innermost module that is being called is in train mode; where no module is, nothing says so."""
     module = innermost_module()
     return module is not None and module.training
 

@@ -313,7 +313,7 @@ def overwrite(tensor: Tensor, new: Sequence[Tensor]) -> None:
 
 
 def hide_writes(recorder: Recorder, targets: Sequence[Tensor], before: Mapping[int, Value]) -> None:
-    """What was written without grad has new values and its old gradient, as in PyTorch."""
+    """Give tensors that were written without grad their new values and their old gradient, as PyTorch does."""
     for f in targets:
         value = bound(f)
         if before[id(f)].requires_grad and not recorder.grad and isinstance(value, Value):
@@ -334,7 +334,7 @@ def is_image(value: Value) -> bool:
 
 
 def makes_views(results: Sequence[Tensor], fakes: Sequence[Tensor]) -> bool:
-    """Whether a result shares memory with an argument."""
+    """True if a result shares memory with an argument."""
     return any(same_memory(r, f) for r in results for f in fakes)
 
 

@@ -32,13 +32,13 @@ MANY = 4000
 
 @dataclass(frozen=True)
 class Stale:
-    """What a tensor is bound to after another tensor that shares its memory was written to."""
+    """State of a tensor after another one that shares its memory was written to."""
 
     writer: str
 
 
 class ExecutionSettings(Protocol):
-    """How a recording is to be run: `settings.Settings` to a recording, which knows nothing of budgets."""
+    """Settings of a run (`settings.Settings`), as far as a recording knows: nothing of budgets."""
 
     @property
     def splitting(self) -> Rewriting | None: ...
@@ -108,7 +108,7 @@ class Session:
             yield
 
     def recorded(self, wanted: Iterable[Value]) -> Recording:
-        """What has to run to make the wanted values."""
+        """Recording of all that has to run for the wanted values."""
         wanted = list(wanted)
         nodes = tuple(ancestors(wanted, self.vectors))
         how = self.splitting or (None if self.settings is None else self.settings.splitting)
@@ -123,7 +123,7 @@ class Session:
         return Recording(nodes, self.bindings, frozenset(self.vectors))
 
     def makes_chains(self, nodes: Sequence[Node]) -> bool:
-        """Whether runs of equal links among the nodes become chains."""
+        """True if runs of equal links among the nodes become chains."""
         how = self.chains or ("never" if self.settings is None else self.settings.chains)
         return how == "always" or (how == "auto" and len(nodes) > MANY)
 
@@ -157,7 +157,7 @@ class Session:
 
     @property
     def alive(self) -> bool:
-        """Whether somebody still holds a result that was recorded here."""
+        """True while somebody holds a result that was recorded here."""
         return any(ref() is not None for ref in self.pending)
 
     def root(self) -> Session:
@@ -261,7 +261,7 @@ class Session:
                 self.bindings.captures[value] = Capture(copy, version(copy))
 
     def unsettled(self, values: Iterable[Value]) -> bool:
-        """Whether one of these captured tensors is still to be written by what is recorded; a run that failed writes
+        """True if the recording is still to write one of these captured tensors; a run that failed writes
         nothing."""
         tensors = [self.tensor(v) for v in values if v in self.bindings.captures]
         return any(w is t for e in self.effects if not e.dormant for w in e.writes for t in tensors)

@@ -1,4 +1,4 @@
-"""What the user's code does, one level below autograd: the operators that a call runs on fake tensors."""
+"""The user's code, one level below autograd: the operators that a call runs on fake tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lightning_plugin.trees import tree_leaves
 
 
 def copied(x: Tensor, new: Tensor, non_blocking: bool = False) -> Tensor:
-    """What ``x.copy_(new)`` leaves in ``x``."""
+    """Result of ``x.copy_(new)``."""
     return new.to(x.device, x.dtype).expand_as(x).clone()
 
 

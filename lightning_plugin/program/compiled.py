@@ -83,7 +83,7 @@ class Compiler:
         return made
 
     def takes(self, program: Program, scans: bool) -> bool:
-        """Whether a program's tapes may be compiled; ``scans``: its tiles hand rows on."""
+        """True of a program whose tapes may be compiled; ``scans``: its tiles hand rows on."""
         reason = "its tiles hand rows on" if scans else why_not(program)
         if reason is not None:
             self.refuse(program, reason)
@@ -121,7 +121,7 @@ class Compiler:
         return Compiled(torch.compile(traced, backend=self.backend, options=asked, dynamic=False), tuple(emits), unread)
 
     def call(self, compiled: Compiled, tiles: list[Tensor], vectors: Sequence[Tensor], grad: bool) -> Sequence[Tensor]:
-        """What a compiled tape makes of a tile."""
+        """Run a compiled tape on a tile."""
         if self.how == "graphs":
             torch.compiler.cudagraph_mark_step_begin()  # nothing is left of the tile before
         with torch.set_grad_enabled(grad):
@@ -136,7 +136,7 @@ class Compiler:
 
 
 def why_not(program: Program) -> str | None:
-    """What keeps a program's tapes from being compiled, as far as its operators say so themselves."""
+    """Reason for not compiling a program's tapes, as far as its operators say so themselves."""
     for node in program.steps:
         if not node.op.uniform:
             return f"{node.label} minds where a tile lies"

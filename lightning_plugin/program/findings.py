@@ -1,4 +1,4 @@
-"""What was found of the tiles of a program on a grid, and kept for the next recording.
+"""Cache of tile programs: boxes, kinds and tapes of a program's tiles on a grid, for the next recording.
 
 [Note: findings] A step is recorded anew, and computes what the one before did: kinds, boxes and tapes of its tiles
 depend on nothing but the program's structure and the grid. They are found once, and kept where the plans are. What may
@@ -46,7 +46,7 @@ class Line:
 
     @cached_property
     def full(self) -> bool:
-        """Whether something is needed of every map."""
+        """True if something is needed of every map."""
         return all(found is not None and found[0] < found[1] for found in self.held)
 
 
@@ -73,7 +73,7 @@ class Findings:
         self.lasting = False
 
     def is_regular(self, program: Program) -> bool:
-        """Whether all maps have the axes of the grid, and every tile a share in every target."""
+        """True if all maps have the axes of the grid, and every tile a share in every target."""
         maps = [v for n in program.steps for v in (*n.maps, *(o for o in n.outputs if o.is_map))]
         return all(len(v.space.extent) == len(self.counts) for v in maps) and all(
             all(a < b for a, b in itertools.pairwise(cuts)) for axes in self.ends for cuts in axes
@@ -102,7 +102,7 @@ class Findings:
             self.lines[axis, i] = Line(held, self.kinds.setdefault(kind, len(self.kinds)))
 
     def owned(self, program: Program, grid: Grid) -> Iterable[tuple[Box, ...]]:
-        """What each tile owns of every target; kept where tiles are few."""
+        """Boxes of every target that each tile owns; kept where tiles are few."""
         if grid.tiles > FEW:
             return program.owned(grid)
         if self.tiles is None:
@@ -111,14 +111,14 @@ class Findings:
 
     @property
     def size(self) -> int:
-        """How many steps of tapes it holds; lines and tiles count as much for each of their boxes."""
+        """Number of steps of tapes it holds; lines and tiles count as much for each of their boxes."""
         steps = sum(len(tape.steps) for tape in (*self.tapes.values(), *self.scans.values()))
         boxes = sum(len(line.held) for line in self.lines.values()) + sum(map(len, self.tiles or ()))
         return steps + boxes
 
 
 class Lie(NamedTuple):
-    """How a tile of a map lies: the ``box`` of it that is held, and what of that a ``node`` reads or, where it is made,
+    """Place of a tile of a map: the ``box`` of it that is held, and what of that a ``node`` reads or, where it is made,
     what is wanted of it; or None in place of both, where the tile has no share in it."""
 
     map: Value
@@ -128,7 +128,7 @@ class Lie(NamedTuple):
 
 
 def lies(program: Program, owned: Sequence[Box], need: Mapping[Value, Box]) -> Iterator[Lie]:
-    """How the tiles of maps lie that a tile reads and makes, in the order of the steps."""
+    """Places of the tiles of maps that a tile reads and makes, in the order of the steps."""
     reducing = {t.node.serial: box for t, box in zip(program.targets, owned, strict=True) if t.stored is None}
     for node in program.steps:
         out = reducing.get(node.serial) or need.get(node.outputs[0])
@@ -145,12 +145,12 @@ def lies(program: Program, owned: Sequence[Box], need: Mapping[Value, Box]) -> I
 
 
 def lying(found: Iterable[Lie], axis: int) -> Sequence[Hashable]:
-    """How the boxes of a tile lie to each other on an axis, and what operators mark there."""
+    """Relative places of the boxes of a tile on an axis, and the marks of operators there."""
     return [None if lie.box is None else along(lie, axis) for lie in found]
 
 
 def along(lie: Lie, axis: int) -> Hashable:
-    """How one box lies on an axis."""
+    """Relative place of one box on an axis."""
     assert lie.box is not None and lie.wanted is not None
     lo, hi = lie.box.lo[axis], lie.box.hi[axis]
     if lie.node is not None:
@@ -221,7 +221,7 @@ class Tapes:
         self.beside: dict[tuple[int, ...], int] = {}
 
     def owned(self) -> Iterable[tuple[Box, ...]]:
-        """What each tile owns of every target."""
+        """Boxes of every target that each tile owns."""
         return self.found.owned(self.program, self.grid)
 
     @property
@@ -229,7 +229,7 @@ class Tapes:
         return self.found.regular
 
     def watch(self, owned: Sequence[Box], live: int) -> bool:
-        """Whether a tile is to be watched: none of its kind was, in this pass, with as much that was live beside it.
+        """True if a tile is to be watched: none of its kind was, in this pass, with as much that was live beside it.
         From then on this one counts as watched."""
         if not self.regular:
             return True
@@ -263,14 +263,14 @@ class Tapes:
             compiled(owned, emit)
 
     def seeing(self, owned: Sequence[Box]) -> Callable[[int, Tensor], None] | None:
-        """What looks at a tile's results, by the places of their operators; None where nobody does."""
+        """Observer of a tile's results, by the places of their operators; None where there is none."""
         see, steps = self.see, self.program.steps
         return None if see is None else lambda place, tile: see(steps[place], tile, owned)
 
     def compiled(
         self, kind: tuple[int, ...], tape: Tape, tiles: list[Any], vectors: Sequence[Any], grad: bool
     ) -> Callable[[Sequence[Box], Emit], None] | None:
-        """What a compiled tape makes of a tile, to be handed on; None where it is not compiled, or not yet. See
+        """Run a compiled tape on a tile: its results, to be handed on, or None where it is not compiled yet. See
         [Note: compiled] in `compiled`."""
         found, compiler = self.found, self.compiler
         assert compiler is not None

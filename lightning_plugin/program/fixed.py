@@ -142,7 +142,7 @@ def kept_segments(nodes: Sequence[Node]) -> tuple[SegmentPlan, ...]:
 
 
 def spatial_axes(nodes: Sequence[Node]) -> int | None:
-    """How many axes are space; those after them count images. None where no image says so."""
+    """Number of axes that are space; those after them count images. None where no image says so."""
     images = ((n.outputs[0].space.extent, n.op.instances) for n in nodes if isinstance(n.op, Source))
     return min((len(extent) - instances for extent, instances in images), default=None)
 

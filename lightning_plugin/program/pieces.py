@@ -1,4 +1,4 @@
-"""Which maps a program can read piece by piece; see [Note: pieces] in `rules.pieces`."""
+"""Maps that a program can read piece by piece; see [Note: pieces] in `rules.pieces`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Strip:
     inner: int
 
     def ends(self, pieces: int) -> tuple[int, ...]:
-        """Where so many pieces, or fewer, begin and end along the axis: of one length, but for the last."""
+        """Ends of so many pieces, or fewer, along the axis: of one length, but for the last."""
         return tuple(sorted({*cuts(self.positions, pieces)}))
 
     def boxes(self, box: Box, pieces: int) -> list[Box]:
@@ -34,7 +34,7 @@ class Strip:
 
     @staticmethod
     def of(node: Node) -> Strip | None:
-        """What an `Uncut` has in one piece, if that is the outermost part of one dimension."""
+        """Strip that an `Uncut` has in one piece, if that is the outermost part of one dimension."""
         assert isinstance(node.op, Uncut)
         layout = node.inputs[0].space.tidy
         dims = [d for d in layout.dims if any(isinstance(f, Axis) and f.index in node.op.axes for f in d)]
@@ -67,7 +67,7 @@ def strips(program: Program, among: Collection[Value] | None = None) -> Mapping[
 def of_node(
     node: Node, read: Collection[Value], readers: Mapping[Value, list[Node]], stored: set[Value]
 ) -> dict[Value, Strip]:  # fmt: skip
-    """What is read for one operator alone, if it takes pieces of all of that, which are cut alike."""
+    """Maps that are read for one operator alone, if it takes pieces of all of them, which are cut alike."""
     places = node.op.in_pieces if isinstance(node.op, TileOp) else ()
     found: dict[Value, Strip] = {}
     uncuts = [node.maps[place] for place in places]

@@ -18,7 +18,7 @@ from lightning_plugin.plan import Plan, SegmentPlan
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """What a segment makes: a stored map, or the vectors of a reduce node."""
+    """Result of a segment: a stored map, or the vectors of a reduce node."""
 
     node: Node
     stored: Value | None = None
@@ -35,7 +35,7 @@ class Target:
         return self.node.op
 
     def part(self, box: Box, tiles: Sequence[Tensor], vectors: Mapping[Value, Tensor], times: int) -> Reduction:
-        """What one tile, or so many identical ones, add to a target that is reduced."""
+        """Contribution of one tile, or of so many identical ones, to a target that is reduced."""
         return self.op.repeat(self.op.partial(box, tiles, self.operands(vectors)), times)
 
     def finish(self, total: Reduction, vectors: Mapping[Value, Tensor]) -> tuple[Tensor, ...]:
@@ -130,16 +130,16 @@ class Program:
         return [v for v in self.reads if v.node is not None and isinstance(v.node.op, Source) and v.node.op.prefetches]
 
     def owned(self, grid: Grid) -> Iterator[tuple[Box, ...]]:
-        """For each tile, the box it owns of every target."""
+        """Boxes of every target that each tile owns."""
         return grid.partition(self.extents, self.reference)
 
     def ends(self, grid: Grid) -> list[list[tuple[int, ...]]]:
-        """Where a grid cuts each axis of every target."""
+        """Cuts of a grid on each axis of every target."""
         return grid.ends(self.extents, self.reference)
 
     @property
     def extents(self) -> list[tuple[int, ...]]:
-        """How far the targets' maps extend."""
+        """Extents of the targets' maps."""
         return [t.map.space.extent for t in self.targets]
 
     def boxes(self, owned: Sequence[Box]) -> dict[Value, Box]:
@@ -177,7 +177,7 @@ class Program:
 
 
 def is_view(value: Value) -> bool:
-    """Whether a map may lie in memory that others read, or is made as a view of a fresh result.
+    """True of a map that may lie in memory that others read, or is made as a view of a fresh result.
 
     Autograd pays for writing through a view with copies of it, so neither is overwritten.
     """
@@ -186,8 +186,8 @@ def is_view(value: Value) -> bool:
 
 
 def may_overwrite(node: Node, steps: Sequence[Node], targets: Sequence[Target], reads: Container[Value]) -> bool:
-    """Whether a node that the user wrote in place may be run in place: its input is this segment's own and nobody
-    else's."""
+    """True of a node that the user wrote in place and that may be run in place: its input is this segment's own and
+    nobody else's."""
     if node.inplace is None or not isinstance(node.inputs[0].layout, type(node.outputs[0].layout)):
         return False
     source = node.inputs[0]

@@ -42,7 +42,7 @@ def recallable(program: Program) -> Mapping[int, tuple[Target, ...]]:
 
 
 def looks_alone(node: Node) -> bool:
-    """Whether an operator is a reduction of one map, whose derivative needs no more than that map's tiles."""
+    """True of a reduction of one map, whose derivative needs no more than that map's tiles."""
     op = node.op
     if not isinstance(op, ReduceOp) or op.seeks or len(node.maps) != 1:
         return False
@@ -50,7 +50,7 @@ def looks_alone(node: Node) -> bool:
 
 
 def is_unread(node: Node) -> bool:
-    """Whether a node can be pulled back without its result."""
+    """True of a node that can be pulled back without its result."""
     return isinstance(node.op, TileOp) and node.op.unread(Box.whole(node.outputs[0].space.extent)) is not None
 
 

@@ -36,7 +36,7 @@ from lightning_plugin.program.tape import Emit, ScanTile, See, Tape
 
 
 def shareable(program: Program, grid: Grid) -> bool:
-    """Whether a segment can run as a scan on a grid of more than one tile."""
+    """True of a segment that can run as a scan on a grid of more than one tile."""
     return grid.tiles > 1 and in_order(program, grid) > 1 and parts_in_order(program, grid)
 
 
@@ -49,7 +49,7 @@ def in_order(program: Program, grid: Grid) -> int:
 
 
 def parts_in_order(program: Program, grid: Grid) -> bool:
-    """Whether each part of a program that is scanned by itself can be, the program itself aside."""
+    """True if each part of a program that is scanned by itself can be, the program itself aside."""
     return all(part is program or in_order(part, grid) for part in scanned(program))
 
 
@@ -88,7 +88,7 @@ def scan(program: Program, grid: Grid) -> tuple[ScanTile, ...]:
 
 @dataclass(frozen=True)
 class Rows:
-    """What each tile of a scan computes of one map, is handed and hands on, and what it needs for that of the maps that
+    """Rows of one map that each tile of a scan computes, is handed and hands on, and those it needs of the maps that
     the node reads."""
 
     fresh: list[Box | None]
@@ -98,7 +98,7 @@ class Rows:
 
 
 class Needs:
-    """What the tiles of a scan along an axis need, from its end back: ``open`` are, for each tile, the boxes of maps
+    """Needs of the tiles of a scan along an axis, from its end back: ``open`` are, for each tile, the boxes of maps
     whose nodes were not looked at."""
 
     def __init__(self, axis: int, tiles: int) -> None:
@@ -126,14 +126,14 @@ class Needs:
         return Rows(fresh, *self.handed_on(node, whole, fresh), wanted)
 
     def take(self, key: Value, tile: int, owned: Sequence[Box] | None) -> Box | None:
-        """What a tile needs of a map: what it owns, and what is read of it."""
+        """Rows that a tile needs of a map: those it owns, and those that are read."""
         read = self.open[tile].pop(key, None)
         if owned is None or owned[tile].empty:
             return read
         return owned[tile] if read is None else owned[tile].hull(read)
 
     def read(self, node: Node, rows: Box, tile: int) -> tuple[Box, ...]:
-        """What a tile reads for some rows of a node's."""
+        """Boxes that a tile reads for some rows of a node's."""
         if rows.empty:
             return ()
         open_ = self.open[tile]
@@ -145,8 +145,8 @@ class Needs:
     def handed_on(
         self, node: Node, whole: Sequence[Box | None], fresh: Sequence[Box | None]
     ) -> tuple[list[Box | None], list[Box | None]]:
-        """What tiles are handed of a map, and what they keep: of what they hold, all from the first row that a later
-        tile needs."""
+        """Rows of a map that tiles are handed, and that they keep: of those they hold, all from the first row that a
+        later tile needs."""
         axis = self.axis
         later: list[int | None] = []
         first: int | None = None

@@ -1,4 +1,4 @@
-"""What a tile of a segment computes, as a flat list.
+"""Tile programs: the operators of a tile of a segment as a flat list.
 
 [Note: tapes] What a tile evaluates depends on the sizes of its boxes, on how they lie to each other, and on what an
 operator says of where they lie (its `mark`: a window pads next to a border); tiles that agree in all this are of one
@@ -57,7 +57,7 @@ class ScanTile:
         return fresh if carried is None else carried.hull(fresh)
 
     def boxes(self, program: Program) -> dict[Value, Box]:
-        """What the tile has of each map that it reads or makes."""
+        """Boxes that the tile has of each map that it reads or makes."""
         there = self.fresh.keys() | self.carried.keys()
         made = {n.outputs[0]: self.held(n.serial) for n in program.steps if n.serial in there}
         return {**self.reads, **made}
@@ -86,7 +86,7 @@ class Step(NamedTuple):
     unread: Kernel | None = None
 
     def without_result(self, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
-        """What stands for the tile's own part of a result that nobody reads, given what the operator reads."""
+        """Stand-in for the tile's own part of a result that nobody reads, given what the operator reads."""
         assert self.unread is not None
         tile = self.unread(tiles, [vectors[p] for p in self.vectors])
         return tile if self.share is None else self.share(tile)
@@ -94,7 +94,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Tape:
-    """What the tiles of a kind do; ``reads`` are the slots that they begin with, of so many ``slots``."""
+    """Program of the tiles of a kind; ``reads`` are the slots that they begin with, of so many ``slots``."""
 
     reads: tuple[int, ...]
     slots: int

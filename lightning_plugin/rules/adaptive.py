@@ -78,7 +78,7 @@ def adaptive(rec: Recorder, x: Value, size: Sequence[int], outs: Sequence[Tensor
 
 
 def small(bins: Sequence[Bins]) -> bool:
-    """Whether the whole result is no larger than what one of its bins reads."""
+    """True if the whole result is no larger than what one of its bins reads."""
     return math.prod(b.out for b in bins) <= math.prod(b.size // b.out for b in bins)
 
 

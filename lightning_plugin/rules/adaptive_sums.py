@@ -20,7 +20,7 @@ Spans = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Pooled:
-    """What is pooled: the bins of each axis and its dimension."""
+    """Bins of each pooled axis, and its dimension."""
 
     bins: tuple[Bins, ...]
     axes: tuple[int, ...]
@@ -50,7 +50,7 @@ def touched(bins: Bins, lo: int, hi: int) -> tuple[int, int]:
 
 
 def members(bins: Bins, span: tuple[int, int], lo: int, hi: int) -> Tensor:
-    """For each touched bin, its positions in ``[lo, hi)``, from ``lo`` on; shorter ones repeat their last."""
+    """Positions of each touched bin in ``[lo, hi)``, from ``lo`` on; shorter ones repeat their last."""
     ends = [clipped(bins, o, lo, hi) for o in range(*span)]
     most = max(end - first for first, end in ends)
     return torch.tensor([[min(first + i, end - 1) for i in range(most)] for first, end in ends])
@@ -123,7 +123,7 @@ class BinMean(Binned):
         return x
 
     def counts(self, like: Tensor) -> Tensor:
-        """How many positions each bin has, shaped to divide the result."""
+        """Number of positions of each bin, shaped to divide the result."""
         total = torch.ones([1] * like.dim(), dtype=like.dtype, device=like.device)
         for b, d in zip(self.pooled.bins, self.pooled.dims, strict=True):
             lengths = [end - first for first, end in map(b.bin, range(b.out))]

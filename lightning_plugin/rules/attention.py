@@ -56,7 +56,7 @@ class Asked:
 
     @property
     def plainly(self) -> bool:
-        """Whether nothing is asked for but keys and values."""
+        """True if nothing is asked for but keys and values."""
         return self.mask is None and not self.dropout and not self.causal and not self.grouped
 
 
@@ -229,7 +229,7 @@ class Attention(TileOp):
         return looking.weigh(weights, value, 0).to(query.dtype)
 
     def looking(self, box: Box, query: Tensor) -> Scores:
-        """How the queries of a box look at keys."""
+        """Scores of the queries of a box."""
         first = None if not self.causal else 0 if self.token is None else box.lo[self.token]
         dropout = Dropout(self.dropout, self.stream, self.scores, box) if self.dropout else None
         cast = self.autocast is not None and self.autocast.enabled and query.dtype != torch.float64

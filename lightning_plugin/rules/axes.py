@@ -53,7 +53,7 @@ class Strip(TileOp):
         return self.output.narrow(out, Box.of(self.held(box)), box)
 
     def held(self, box: Box) -> list[tuple[int, int]]:
-        """What the call computes: more than is wanted, where it keeps an axis that it needed whole."""
+        """Interval of each axis that the call computes: all of one that it needed whole and keeps."""
         return [
             (0, self.output.extent[a]) if a in self.axes else (lo, hi) for a, (lo, hi) in enumerate(box.intervals())
         ]

@@ -31,7 +31,7 @@ class Block:
         return (lo // self.size, -(-hi // self.size)) if self.finer else (lo * self.size, hi * self.size)
 
     def mark(self, lo: int, hi: int) -> Hashable:
-        """How far into a block the tile begins."""
+        """Offset of the tile in its first block."""
         return lo % self.size if self.finer else 0
 
 

@@ -27,7 +27,7 @@ def name_of(func: Any) -> str:
 
 
 def plain(value: Value, dim: int) -> bool:
-    """Whether a dimension of a map is free of space."""
+    """True of a dimension that has no axis of a map."""
     return not value.space.tidy.is_space(dim % len(value.shape))
 
 

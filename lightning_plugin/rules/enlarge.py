@@ -33,7 +33,7 @@ def small_map(rec: Recorder, vector: Value) -> Value:
     aten.upsample_trilinear3d.default, aten.upsample_bicubic2d.default, aten.repeat.default,
 )  # fmt: skip
 def as_on_maps(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """What the operator's own rule makes of the vector as a map."""
+    """Apply the operator's own rule to the vector as a map."""
     rule = ATEN.get(func)
     if rule is None or len(args[0].shape) != len(outs[0].shape):
         return NotImplemented

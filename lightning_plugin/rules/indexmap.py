@@ -76,7 +76,7 @@ class Line:
         return [part for run in self.runs if (part := run.within(lo, hi)) is not None]
 
     def need(self, lo: int, hi: int) -> tuple[int, int]:
-        """What outputs ``[lo, hi)`` read; one position, which is dropped again, where all of them are filled."""
+        """Inputs that outputs ``[lo, hi)`` read; one position, which is dropped again, where all of them are filled."""
         reaches = [reach for part in self.parts(lo, hi) if (reach := part.reach) is not None]
         if not reaches:
             at = min(lo, self.size - 1)
@@ -117,7 +117,7 @@ def cropped(start: int, count: int, step: int = 1) -> Runs:
 
 
 def spatial(x: Value, dim: int) -> bool:
-    """Whether a dimension is an axis, be it of extent one, or has one among its factors."""
+    """True of a dimension that is an axis, be it of extent one, or has one among its factors."""
     return x.space.axis_of(dim) is not None or not plain(x, dim)
 
 

@@ -78,7 +78,7 @@ class Periodic(Resample):
     flags: tuple[Any, ...]
 
     def starts(self, box: Box) -> list[int]:
-        """How many periods before the tile begins."""
+        """Number of periods before the tile begins."""
         return [self.start(i, box.lo[a], box.hi[a]) for i, a in enumerate(self.axes)]
 
     def start(self, i: int, lo: int, hi: int) -> int:
@@ -93,7 +93,7 @@ class Periodic(Resample):
         return (wanted,)
 
     def mark(self, axis: int, lo: int, hi: int) -> Hashable:
-        """How far into a period the tile begins."""
+        """Offset of the tile in its first period."""
         return tuple(
             lo - self.start(i, lo, hi) * outputs
             for i, (a, (_, outputs)) in enumerate(zip(self.axes, self.periods, strict=True))
@@ -193,14 +193,14 @@ def upsample_nearest(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Seq
 
 
 def copied(x: Value, sizes: Sequence[int], given: Sequence[float | None]) -> bool:
-    """Whether some axis keeps its size although a factor was given, on CUDA: forward or backward copies it there, or
+    """True if an axis keeps its size although a factor was given, on CUDA: forward or backward copies it there, or
     neither, depending on the operator. That is left to PyTorch."""
     axes = zip(given, x.shape[-len(sizes) :], sizes, strict=True)
     return x.device.type == "cuda" and any(f not in (None, 1.0) and size == out for f, size, out in axes)
 
 
 def rounding(x: Value, sizes: Sequence[int]) -> Rounding:
-    """How PyTorch computes nearest neighbours of this map."""
+    """Arithmetic by which PyTorch finds nearest neighbours in this map."""
     if x.device.type != "cpu":
         return Rounding.SINGLE
     formats = {2: torch.channels_last, 3: torch.channels_last_3d}

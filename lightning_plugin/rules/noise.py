@@ -114,7 +114,7 @@ class Stream:
 
 
 def coordinates(layout: Layout, box: Box, device: torch.device) -> Iterator[Tensor]:
-    """For each factor of a layout, what its coordinates in a tile add to an element's global index."""
+    """Contribution of each factor of a layout, at its coordinates in a tile, to an element's global index."""
     factors = [f for dim in layout.dims for f in dim] or [1]
     sizes = [layout.extent[f.index] if isinstance(f, Axis) else f for f in factors]
     for place, f in enumerate(factors):

@@ -126,7 +126,7 @@ def channel_sums(x: Tensor) -> Tensor:
 
 
 def channels_last(x: Tensor) -> bool:
-    """Whether a tensor is contiguous in channels-last order and in no other; a part of one is not."""
+    """True of a tensor that is contiguous in channels-last order and in no other; a part of one is not."""
     order = torch.channels_last_3d if x.dim() == 5 else torch.channels_last
     return not x.is_contiguous() and x.is_contiguous(memory_format=order)
 
@@ -326,7 +326,7 @@ def grouped(
 
 
 def batched_channels(x: Value) -> bool:
-    """Whether dimensions 0 and 1 are images and channels, and there is space in the rest."""
+    """True if dimensions 0 and 1 are images and channels, and there is space in the rest."""
     layout = x.space
     return not layout.is_space(1) and any(layout.is_space(d) for d in range(2, len(layout.dims)))
 

@@ -47,7 +47,7 @@ class Dropout:
 
 @dataclass(frozen=True)
 class Scores:
-    """How queries look at keys. ``row`` is the number of the tile's first query, where attention is causal;
+    """Attention scores of queries. ``row`` is the number of the tile's first query, where attention is causal;
     ``dtype`` the type that autocast has queries, keys and values in, if any. With ``zeros`` a query that may look at
     nothing finds zeros, and else what is no number."""
 

@@ -200,7 +200,7 @@ def log_sigmoid(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence
 
 @ATEN.rule(aten.copy.default, kind="local")
 def copy(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """What an in-place copy leaves behind: the source, in the shape and type of the target."""
+    """Result of an in-place copy: the source, in the shape and type of the target."""
     target, source = args[0], args[1]
     if not source.is_map or source.shape != target.shape:
         return NotImplemented

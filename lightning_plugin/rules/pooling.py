@@ -173,13 +173,13 @@ class AvgPool(Pool):
         return replace(self, windows=windows, extent=extent, padding=padding)
 
     def mark(self, axis: int, lo: int, hi: int) -> Hashable:
-        """What a window pads, and what counts."""
+        """Padding of a window, and the positions that count."""
         pads = super().mark(axis, lo, hi)
         places = [i for i, a in enumerate(self.axes) if a == axis]
         return pads, *(tuple(self.counted(i, lo, hi) or ()) for i in places)
 
     def counts(self, box: Box) -> list[list[int] | None]:
-        """For each dimension, how many positions of each window count; None where all do."""
+        """Number of positions of each window that count, for each dimension; None where all do."""
         return [self.counted(i, box.lo[a], box.hi[a]) for i, a in enumerate(self.axes)]
 
     def counted(self, i: int, lo: int, hi: int) -> list[int] | None:

@@ -103,7 +103,7 @@ class Concat(TileOp):
     starts: tuple[int, ...]
 
     def spans(self, box: Box) -> list[tuple[int, int]]:
-        """What each map gives, in its own positions; an empty interval where it gives nothing."""
+        """Interval that each map gives, in its own positions; an empty interval where it gives nothing."""
         lo, hi = box.lo[self.axis], box.hi[self.axis]
         pairs = zip(self.starts, self.starts[1:], strict=False)
         return [(max(lo, a) - a, min(hi, b) - a) for a, b in pairs]
@@ -118,7 +118,7 @@ class Concat(TileOp):
         return tuple(found)
 
     def mark(self, axis: int, lo: int, hi: int) -> Hashable:
-        """Which maps have a share."""
+        """Maps that have a share."""
         if axis != self.axis:
             return None
         return tuple(lo < end and start < hi for start, end in itertools.pairwise(self.starts))

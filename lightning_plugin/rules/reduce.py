@@ -86,7 +86,7 @@ def extreme(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Ten
 
 
 def row_major(value: Value, dims: Sequence[int]) -> bool:
-    """Whether the given dimensions list exactly the axes of space, in order."""
+    """True if the given dimensions list exactly the axes of space, in order."""
     layout = value.space.tidy
     factors = [f for d in sorted(dims) for f in layout.dims[d] if f != 1]
     return factors == [Axis(i) for i, size in enumerate(layout.extent) if size > 1]

@@ -49,7 +49,7 @@ class SpaceOp(ReduceOp):
 
     @property
     def blank(self) -> tuple[float, ...]:
-        """What each part is before anything was added to it; a sum's is nothing."""
+        """Neutral value of each part; a sum has none."""
         return (0.0,)
 
     def flat(self, x: Tensor) -> Tensor:
@@ -215,7 +215,7 @@ def kept(result: Tensor, op: SpaceOp) -> Tensor:
 
 
 def flat_index(layout: Layout, dims: Sequence[int], box: Box, device: torch.device) -> Tensor:
-    """For every element of a tile along ``dims``, in the tile's order, its flat index in the whole map's.
+    """Flat index in the whole map of every element of a tile along ``dims``, in the tile's order.
 
     It ascends, because a tile keeps the order of the map.
     """
@@ -289,7 +289,7 @@ class Extreme(SpaceOp):
         return best if self.keep else squeeze(best, self.dims), ties, where
 
     def listed(self, ties: Tensor, where: Tensor) -> Tensor:
-        """Whether all positions that tie are known."""
+        """True where all positions that tie are known."""
         return (where >= 0).sum(-1) == ties
 
     @property
@@ -366,7 +366,7 @@ def squeeze(x: Tensor, dims: Sequence[int]) -> Tensor:
 
 
 def covers(value: Value, dims: Sequence[int]) -> bool:
-    """Whether reducing these dimensions reduces all of space."""
+    """True if reducing these dimensions reduces all of space."""
     return all(d in dims for d in value.space.tidy.space)
 
 

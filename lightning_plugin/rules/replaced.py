@@ -41,7 +41,7 @@ def replaced(x: Tensor, new: Tensor) -> Tensor:
 
 @API.stand_in(replaced)
 def same_shape(x: Tensor, new: Tensor) -> Tensor:
-    """What a recording sees."""
+    """Stand-in that a recording sees."""
     if x.shape != new.shape or x.dtype != new.dtype:
         raise TypeError(f".data of shape {tuple(x.shape)}, {x.dtype}, was set to {tuple(new.shape)}, {new.dtype}")
     return torch.empty_like(x)

@@ -1,4 +1,4 @@
-"""How one axis is resampled: which input positions an output position mixes, and with which weights.
+"""Resampling along one axis: the input positions that an output position mixes, and their weights.
 
 The formulas are those that PyTorch documents for `torch.nn.functional.interpolate` and adaptive pooling. Coordinates
 are computed in float64 from positions in the whole map, so that a tile at the far end of a gigapixel axis is as sharp
@@ -46,7 +46,7 @@ class Sampler(ABC):
 
     @abstractmethod
     def taps(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
-        """For outputs ``[lo, hi)``: inputs (int64) and weights (float64), both of shape (outputs, taps)."""
+        """Taps of outputs ``[lo, hi)``: inputs (int64) and weights (float64), both of shape (outputs, taps)."""
 
     @abstractmethod
     def need(self, lo: int, hi: int) -> tuple[int, int]:
@@ -68,7 +68,7 @@ class Scaled(Sampler):
 
     @property
     def scale(self) -> float:
-        """How far apart in the input two neighbours of the output are."""
+        """Distance in the input of two neighbours of the output."""
         if self.align:
             return (self.size - 1) / (self.out - 1) if self.out > 1 else 0.0
         return 1 / self.factor if self.factor is not None and self.factor > 0 else self.size / self.out
@@ -78,7 +78,7 @@ class Scaled(Sampler):
     @overload
     def source(self, output: Tensor) -> Tensor: ...
     def source(self, output: float | Tensor) -> float | Tensor:
-        """Where outputs lie among the inputs."""
+        """Coordinates of outputs among the inputs."""
         return output * self.scale if self.align else (output + 0.5) * self.scale - 0.5
 
 
@@ -224,7 +224,7 @@ class Nearest(Sampler):
 
     @property
     def repeats(self) -> int | None:
-        """How often each input is repeated, where that is all there is to it, however PyTorch runs a tile of it."""
+        """Number of times that each input is repeated, if nothing else happens, however PyTorch runs a tile of it."""
         times = self.out // self.size
         if times * self.size != self.out:
             return None
@@ -235,7 +235,7 @@ class Nearest(Sampler):
 @lru_cache(maxsize=64)
 @with_values
 def neighbours(size: int, out: int, factor: float | None, mode: str, rounding: Rounding, device: str) -> Tensor:
-    """What PyTorch makes of a ramp of indices on a device."""
+    """Nearest neighbours of a ramp of indices, by PyTorch on a device."""
     # On CUDA positions are float32 whatever the type of the map is, and a ramp in float64 is exact at any length.
     single = rounding is Rounding.SINGLE and torch.device(device).type != "cuda"
     ramp = torch.arange(size, dtype=torch.float32 if single else torch.float64, device=device)

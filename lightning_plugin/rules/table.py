@@ -225,7 +225,7 @@ def family(rule: Rule) -> str:
 
 
 def share(one: str, other: str) -> bool:
-    """Whether two families may both have a rule for a function: two of the engine's, which are in its list."""
+    """True of two families that may both have a rule for a function: two of the engine's, which are in its list."""
     return one != other and all(name.startswith(f"{__package__}.") for name in (one, other))
 
 

@@ -67,12 +67,12 @@ class Transposed(Along):
     bias: bool
 
     def cuts(self, box: Box) -> list[tuple[int, int, int, int]]:
-        """What is cut out of the inputs' stamps, and what is padded, on each axis."""
+        """Offset and padding of the outputs in the inputs' stamps, on each axis."""
         return [stamp.mark(lo, hi) for stamp, (lo, hi) in zip(self.maps, self.intervals(box), strict=True)]
 
     @property
     def how(self) -> How:
-        """How the operator is called on all inputs."""
+        """Arguments of the operator on all inputs."""
         strides, dilations = tuple(s.stride for s in self.maps), tuple(s.dilation for s in self.maps)
         return How(strides, (0,) * len(strides), dilations, True, self.groups)
 
@@ -103,7 +103,7 @@ class Transposed(Along):
 
 
 def narrowed(stamped: Tensor, cuts: Sequence[tuple[int, int, int, int]]) -> Tensor:
-    """What is cut out of the inputs' stamps."""
+    """Cut the outputs out of the inputs' stamps."""
     for d, (start, size, _, _) in enumerate(cuts, stamped.dim() - len(cuts)):
         stamped = stamped.narrow(d, start, size)
     return stamped

@@ -106,7 +106,7 @@ class Flatten(TileOp):
         return (box,)
 
     def mark(self, axis: int, lo: int, hi: int) -> Hashable:
-        """How far into a position of the axis the tile begins."""
+        """Offset of the tile in its first position of the axis."""
         return lo % self.inner if axis == self.axis else None
 
     @property
@@ -145,7 +145,7 @@ def flattened(rec: Recorder, value: Value, dim: int) -> Value | None:
 
 
 def alternatives(rec: Recorder, values: Sequence[Value], whole_call: bool) -> Iterator[dict[Value, Value]]:
-    """What may stand for the maps of a call whose rule declines them as they are.
+    """Replacements for the maps of a call whose rule declines them as they are.
 
     Several axes in one dimension become one. So do an axis and the plain factors inside it, where maps differ in that:
     the same positions may be one axis of one map and several factors of another. Where images are tiled among each

@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class How:
-    """How a convolution is called, beside its tensors."""
+    """Arguments of a convolution beside its tensors."""
 
     stride: Sequence[int]
     padding: Sequence[int]
@@ -42,7 +42,7 @@ class How:
 
 
 def unread(x: Tensor, weight: Tensor, bias: Tensor | None, how: How) -> Tensor:
-    """What stands for the result of a convolution: of its shape, with its gradients, and no values."""
+    """Stand-in for the result of a convolution: of its shape, with its gradients, and no values."""
     # Views: of a leaf itself autograd does not say whether a pass wants its gradient.
     own = [None if t is None else t.view_as(t) for t in (weight, bias)]
     return Unread.apply(x, *own, how)  # type: ignore[no-any-return, no-untyped-call]
@@ -71,7 +71,7 @@ class Unread(torch.autograd.Function):
 
 
 def biased(made: Tensor, bias: Tensor) -> Tensor:
-    """What a convolution has made with a bias that autograd does not know of, and its gradient.
+    """Add the gradient of a bias that autograd does not know of to the result of a convolution.
 
     On a CPU, convolutions add a bias's gradient up in float32, one position after the other: smooth cotangents cost two
     digits. PyTorch's sum adds in pairs.

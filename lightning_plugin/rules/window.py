@@ -39,7 +39,7 @@ class WindowOp(TileOp):
     extent: tuple[int, ...]
 
     def clips(self, box: Box) -> tuple[Clip, ...]:
-        """For each window dimension, what to read and what to pad."""
+        """Positions to read and to pad, for each window dimension."""
         return tuple(
             Clip.at(*w.need(box.lo[a], box.hi[a]), self.extent[a]) for w, a in zip(self.windows, self.axes, strict=True)
         )
@@ -51,7 +51,7 @@ class WindowOp(TileOp):
         return (Box(tuple(lo), tuple(hi)),)
 
     def within(self, box: Box) -> bool:
-        """Whether all windows of a box lie in the map, so that nothing is padded."""
+        """True if all windows of a box lie in the map, so that nothing is padded."""
         for w, a in zip(self.windows, self.axes):
             lo, hi = w.need(box.lo[a], box.hi[a])
             if lo < 0 or hi > self.extent[a]:
@@ -59,7 +59,7 @@ class WindowOp(TileOp):
         return True
 
     def mark(self, axis: int, lo: int, hi: int) -> Hashable:
-        """What a window pads."""
+        """Padding of a window."""
         for w, a in zip(self.windows, self.axes, strict=True):
             if a == axis:
                 clip = Clip.at(*w.need(lo, hi), self.extent[a])
@@ -71,7 +71,7 @@ class WindowOp(TileOp):
         return [n for clip in reversed(self.clips(box)) for n in (clip.before, clip.after)]
 
     def pads_by_hand(self, box: Box) -> bool:
-        """Whether computing a box makes a padded copy of its input."""
+        """True if computing a box makes a padded copy of its input."""
         return not self.within(box)
 
 
@@ -87,7 +87,7 @@ class SlidingOp(WindowOp):
         return self.sliding(box, partial(self.slide, box))
 
     def sliding(self, box: Box, slide: Slide) -> Kernel:
-        """What slides over a tile, padded by hand where the kernel cannot."""
+        """Kernel that slides over a tile, padded by hand where it cannot pad."""
         padding = self.own_padding(box)
         if padding is not None:
             return partial(slid, slide, padding)
@@ -106,7 +106,7 @@ class SlidingOp(WindowOp):
         """The kernel on a tile, with padding of its own on both sides of every window dimension."""
 
     def blank(self, x: Tensor) -> float:
-        """What padding consists of."""
+        """Value of padding."""
         return 0.0
 
     def on_split(self, windows: tuple[Window, ...], extent: tuple[int, ...], after: Sequence[int | None]) -> SlidingOp:
@@ -115,7 +115,7 @@ class SlidingOp(WindowOp):
         return replace(self, windows=windows, extent=extent)
 
     def can_pad(self, window: Window, size: int, padding: int) -> bool:
-        """Whether the kernel itself can pad a dimension of so many positions."""
+        """True if the kernel itself can pad a dimension of so many positions."""
         return True
 
     def own_padding(self, box: Box, whole: bool = False) -> list[int] | None:
@@ -175,8 +175,8 @@ def each(value: int | Sequence[int], count: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Convolution(SlidingOp):
-    """Where windows slide over plain dimensions too, ``plain`` is the padding of each of these, and None for one that
-    is an axis: they are whole in each tile, and the kernel pads them itself."""
+    """A convolution. Where windows slide over plain dimensions too, ``plain`` is the padding of each of these, and None
+    for one that is an axis: they are whole in each tile, and the kernel pads them itself."""
 
     uniform: ClassVar[bool] = True
     stride: tuple[int, ...] = ()

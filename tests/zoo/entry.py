@@ -1,4 +1,4 @@
-"""What the registry says about one model."""
+"""Registry entry of one model."""
 
 from __future__ import annotations
 

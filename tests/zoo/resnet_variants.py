@@ -1,4 +1,4 @@
-"""What people change in a ResNet: zero-padded shortcuts, standardised weights, blur pools.
+"""Changes that people make to a ResNet: zero-padded shortcuts, standardised weights, blur pools.
 
 Smallest side: 1 with a batch of two; 11 for the blur-pooled one (reflection needs a position to reflect).
 """

@@ -66,7 +66,7 @@ def attention_by_hand(rec: Recorder, weights: Value, value: Value, out: Tensor) 
 
 
 def called(v: Value) -> Any:
-    """What is called to make a map, where that is local."""
+    """Call that makes a map, where that is local."""
     return v.node.op.call.func if v.node is not None and isinstance(v.node.op, Local) else None
 
 
@@ -81,7 +81,7 @@ def seen(v: Value) -> Value:
 
 
 def over_last(softmax: Value) -> bool:
-    """Whether a softmax is over the last dimension, in the type of what it is given."""
+    """True of a softmax over the last dimension, in the type of what it is given."""
     assert softmax.node is not None and isinstance(softmax.node.op, Local)
     _, dim, *rest = softmax.node.op.call.args
     return dim % len(softmax.shape) == len(softmax.shape) - 1 and not any(rest)

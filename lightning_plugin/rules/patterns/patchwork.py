@@ -46,7 +46,7 @@ class Patchwork:
 
     @staticmethod
     def of(values: Sequence[Value]) -> Patchwork | None:
-        """What these maps are patches of, in row-major order, if they are."""
+        """Find the map that these are patches of, in row-major order."""
         found = [box_of(v) for v in values]
         source, first = found[0]
         axes = [source.space.axis_of(d) for d in range(len(source.shape))]
@@ -90,7 +90,7 @@ def box_of(v: Value) -> tuple[Value, Box]:
 
 
 def same_positions(v: Value) -> bool:
-    """Whether a map is a crop of another, or has other dimensions of one position."""
+    """True of a crop of another map, or one that differs in dimensions of one position."""
     op = v.node.op if v.node is not None else None
     return isinstance(op, (IndexMap, Reshape)) or (isinstance(op, Local) and op.call.func is aten.select.int)
 

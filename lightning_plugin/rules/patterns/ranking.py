@@ -247,7 +247,7 @@ def prod(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor
     aten.count_nonzero.dim_IntList,
 )
 def truth(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """How many are true, compared with none and with all."""
+    """Compare the number of true elements with none and with all."""
     x: Value = args[0]
     dims, keep = reduced(func, args, kwargs)
     if not covers(x, dims):

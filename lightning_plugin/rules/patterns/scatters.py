@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 @ATEN.rule(aten.slice_scatter.default, kind="local or layout")
 def slice_scatter(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """What is before the slice, the new part, and what is after it, side by side."""
+    """Put the part before the slice, the new part and the part after it side by side."""
     given = dict(zip(("x", "part", "dim", "start", "end", "step"), args, strict=False)) | kwargs
     x, part, dim = args[0], args[1], given.get("dim", 0) % len(outs[0].shape)
     start, stop, step = slice(given.get("start"), given.get("end"), given.get("step", 1)).indices(x.shape[dim])

@@ -1,4 +1,4 @@
-"""What was found of tiles in one step serves the next, and only where the next computes the same.
+"""Findings of tiles in one step serve the next, and only where the next computes the same.
 
 Each case is a sequence of steps between which something changes. Every step is compared, to the bit, with one of a
 module that has found nothing yet; and what the ledger says, with one that watches all tiles.
@@ -176,7 +176,7 @@ def test_a_change_between_steps_is_seen(name: str) -> None:
 
 @contextmanager
 def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What is looked for: lines of grids and tapes."""
+    """Lines of grids and tapes that are looked for."""
     calls: list[str] = []
     record, look = findings.record, findings.Findings.look
 
@@ -225,7 +225,7 @@ def test_a_second_step_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Count(TorchDispatchMode):
-    """How many operators are dispatched."""
+    """Number of dispatched operators."""
 
     def __init__(self) -> None:
         super().__init__()

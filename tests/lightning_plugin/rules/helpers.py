@@ -1,4 +1,4 @@
-"""What the tests of rules share: a function behind a convolution, and what was recorded for it."""
+"""Helpers of the tests of rules: a function behind a convolution, and what was recorded for it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class After(nn.Module):
 def recorded_kinds(
     net: Callable[[Tensor], Any], shape: Sequence[int], dtype: torch.dtype = torch.float64
 ) -> Counter[str]:
-    """How often each class of operator was recorded for a network; nothing is executed."""
+    """Counts of each class of operator recorded for a network; nothing is executed."""
     out = net(LazyImage.from_tensor(torch.empty(tuple(shape), dtype=dtype)))
     values = [t._value for t in flat(out) if hasattr(t, "_value")]  # type: ignore[attr-defined]
     return Counter(type(node.op).__name__ for node in ancestors(values))

@@ -75,7 +75,7 @@ def test_tiled(function: Callable[[Tensor], Any], tiles: Any, backward: Any) -> 
 
 @pytest.mark.parametrize("name", ["space to depth", "depth to space", "window attention"])
 def test_one_image(name: str) -> None:
-    """What counts one stays a dimension of its own."""
+    """A dimension of one image stays a dimension of its own."""
     assert_tiled(After(CASES[name]), (1, *SHAPE[1:]))
     assert_tiled(After(lambda x: x.view(1, 4, 1, 6, 2, 8).mean(4)), (1, 3, 12, 8))
 
@@ -118,7 +118,7 @@ def test_what_slides_within_windows_carries_them(name: str) -> None:
 
 
 def test_operators_on_few_windows() -> None:
-    """What counts windows is an axis, also where there are two by two."""
+    """The dimension of windows is an axis, also where there are two by two."""
 
     def inside(x: Tensor) -> Tensor:
         bags = x.unfold(2, 6, 6).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).reshape(-1, 4, 6, 4)

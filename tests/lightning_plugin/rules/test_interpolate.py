@@ -87,7 +87,7 @@ def test_kinds(kind: str, how: dict[str, Any]) -> None:
 def test_nearest_is_pytorchs(
     factor: float, mode: str, dtype: torch.dtype, width: int, channels: int, last: bool
 ) -> None:
-    """Which neighbour is nearest depends on how PyTorch's arithmetic rounds, which depends on all of these."""
+    """The nearest neighbour depends on how PyTorch's arithmetic rounds, which depends on all of these."""
     x = torch.arange(channels * 97 * width, dtype=dtype).view(1, channels, 97, width)
     x = x.to(memory_format=torch.channels_last) if last else x
     lazy = LazyImage.from_tensor(x, settings=asked((4, 3)))

@@ -73,7 +73,7 @@ class Counting(TorchDispatchMode):
 
 
 def convolutions_of(net: nn.Module, image: Tensor, **options: Any) -> tuple[int, int]:
-    """How many convolutions a step computes forward, and on the way back."""
+    """Number of convolutions that a step computes forward, and on the way back."""
     tiled = TiledModule(net, **options)
     with Counting() as counting:
         out = tiled(image)
