@@ -23,7 +23,6 @@ from lightning_plugin.rules import (
     rearrange,
     reduce,
     replaced,
-    shuffle,
     slices,
     transposed,
     unfold,
@@ -54,7 +53,6 @@ ORDER = (
     unfold,  # windows of space, likewise
     pad,  # the borders of space, likewise
     interpolate,  # space made larger or smaller, likewise
-    shuffle,  # space and channels, likewise
     carried,  # plain dimensions that windows slide over, where the families above found no space
     spellings,  # rarer spellings, put down to the operators above
 )

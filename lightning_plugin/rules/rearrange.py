@@ -54,21 +54,6 @@ def rolled(size: int, shift: int) -> tuple[Run, ...]:
     return (Run(0, shift, size - shift), Run(shift, size, 0)) if shift else cropped(0, size)
 
 
-@ATEN.rule(aten.rot90.default, kind="layout")
-def rot90(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    x, turns, dims = filled(args, None, 1, [0, 1])
-    return rec.decompose(QUARTERS[turns % 4], x, *dims)
-
-
-#: A rotation by so many quarters, from the first dimension towards the second.
-QUARTERS = (
-    lambda x, a, b: x.clone(),
-    lambda x, a, b: x.flip(b).transpose(a, b),
-    lambda x, a, b: x.flip(a, b),
-    lambda x, a, b: x.flip(a).transpose(a, b),
-)
-
-
 @ATEN.rule(aten.repeat.default, kind="layout")
 def repeat(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, times = args[0], list(args[1])

@@ -1,5 +1,7 @@
 """Operators without a rule: run whole and exact where they fit, refused by name where they do not."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -71,3 +73,29 @@ def test_patches_by_their_numbers_are_exact() -> None:
             return self.conv(patches[torch.tensor([0, 3, 5, 3])]).mean((2, 3))
 
     assert_exact(Picked(), (1, 3, 32, 24))
+
+
+class Decomposed(nn.Module):
+    """An operator without a rule of its own between two layers."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+        self.first, self.last = nn.Conv2d(3, 4, 3, 2, 1), nn.Conv2d(4, 2, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.function(self.first(x))).mean((2, 3))
+
+
+DECOMPOSED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "triangle": lambda y: y.tril(2),
+    "cross product": lambda y: torch.cat([torch.linalg.cross(y[:, :3], y[:, 1:], dim=1), y[:, :1]], 1),
+    "infinite": lambda y: y.masked_fill(torch.isposinf(y) | torch.isneginf(y), 0.0),
+}
+
+
+@pytest.mark.parametrize("name", DECOMPOSED)
+def test_an_operator_without_a_rule_is_tiled_as_those_that_pytorch_decomposes_it_into(name: str) -> None:
+    module = Decomposed(DECOMPOSED[name])
+    assert not make_plan(module, (1, 3, 256, 256), budget="64MiB").barriers
+    assert_exact(module, (2, 3, 37, 41))

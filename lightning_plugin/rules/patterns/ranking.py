@@ -243,8 +243,6 @@ def prod(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor
     aten.all.dim,
     aten.all.dims,
     aten.all.default,
-    aten.count_nonzero.default,
-    aten.count_nonzero.dim_IntList,
 )
 def truth(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Compare the number of true elements with none and with all."""
@@ -263,10 +261,8 @@ def truth(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tenso
         grad=False,
     )
     name, size = name_of(func), reduced_size(x, dims)
-    count = rec.fake(outs[0].shape, torch.int64, x.device) if name != "count_nonzero" else outs[0]
+    count = rec.fake(outs[0].shape, torch.int64, x.device)
     total = rec.emit(Sum(dims, keep, torch.int64, size), [true], [count], None, name)[0]
-    if name == "count_nonzero":
-        return total
     return rec.vector(
         torch.gt if name == "any" else torch.ge, [total, 0 if name == "any" else size], {}, outs, name=name
     )

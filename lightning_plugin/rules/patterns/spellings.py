@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lightning_plugin.private import argument_names
+from lightning_plugin.private import argument_names, decomposition_table
 from lightning_plugin.rules.axes import reduced
 from lightning_plugin.rules.channels import name_of
 from lightning_plugin.rules.reductions import VarMean, covers, reduced_size
@@ -51,29 +51,24 @@ def in_another_type(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequ
     return rec.decompose(lambda x: func(x.to(dtype), *args[1:], **rest), args[0])
 
 
+@ATEN.rule(
+    aten.aminmax.default, aten.channel_shuffle.default, aten.count_nonzero.default, aten.count_nonzero.dim_IntList,
+    aten.isneginf.default, aten.isposinf.default, aten.linalg_cross.default, aten.nansum.default,
+    aten.pixel_shuffle.default, aten.pixel_unshuffle.default, aten.rot90.default, aten.tril.default, aten.triu.default,
+)  # fmt: skip
+def decomposed(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """PyTorch's own decomposition, of operators of which it has the operator's derivative everywhere.
+
+    Others have not: that of a norm gives NaN at zero, since PyTorch decomposes behind autograd.
+    """
+    return rec.decompose(decomposition_table[func], *args, **kwargs)
+
+
 @ATEN.rule(aten.linalg_vector_norm.default)
 def other_norms(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """The norms of order infinity, minus infinity and zero."""
-    names = argument_names(func)
-    order = float((dict(zip(names, args, strict=False)) | kwargs).get("ord", 2))
-    dims, keep = reduced(func, args, kwargs)
-    if math.isinf(order):
-        return rec.decompose(lambda x: (torch.amax if order > 0 else torch.amin)(x.abs(), dims, keepdim=keep), args[0])
-    if order == 0:
-        return rec.decompose(lambda x: (x != 0).sum(dims, keepdim=keep).to(x.dtype), args[0])
-    return NotImplemented
-
-
-@ATEN.rule(aten.nansum.default)
-def nansum(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    dims, keep = reduced(func, args, kwargs)
-    return rec.decompose(lambda x: torch.where(x.isnan(), 0, x).sum(dims, keepdim=keep), args[0])
-
-
-@ATEN.rule(aten.aminmax.default)
-def aminmax(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    dims, keep = reduced(func, args, kwargs)
-    return rec.decompose(lambda x: (x.amin(dims, keepdim=keep), x.amax(dims, keepdim=keep)), args[0])
+    order = float((dict(zip(argument_names(func), args, strict=False)) | kwargs).get("ord", 2))
+    return decomposed(rec, func, args, kwargs, outs) if math.isinf(order) or order == 0 else NotImplemented
 
 
 @ATEN.rule(aten.std_mean.correction)
