@@ -9,7 +9,6 @@ from lightning_plugin.rules import (
     channels,
     contract,
     enlarge,
-    indexmap,
     instances,
     interpolate,
     loss,
@@ -26,11 +25,10 @@ from lightning_plugin.rules import (
     slices,
     transposed,
     unfold,
-    unpool,
     views,
     window,
 )
-from lightning_plugin.rules.patterns import by_hand, lookup, patchwork, ranking, scatters, spellings
+from lightning_plugin.rules.patterns import by_hand, lookup, patchwork, ranking, spellings
 from lightning_plugin.rules.table import API, ATEN, Recorder
 
 #: Where several families have a rule for a function they are asked in this order; the first that knows the arguments
@@ -58,8 +56,7 @@ ORDER = (
 )
 #: These have their functions for themselves.
 ALONE = (
-    attention, blocks, contract, enlarge, indexmap, loss, norm, pointwise, random, replaced, unpool, views, by_hand,
-    patchwork, scatters,
+    attention, blocks, contract, enlarge, loss, norm, pointwise, random, replaced, views, by_hand, patchwork,
 )  # fmt: skip
 
 for _table in (API, ATEN):

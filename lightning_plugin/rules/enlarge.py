@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Layout
-from lightning_plugin.rules.indexmap import Run, remap
+from lightning_plugin.rules.slices import Run, remap
 from lightning_plugin.rules.table import ATEN, Recorder
 
 aten = torch.ops.aten

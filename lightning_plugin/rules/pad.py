@@ -11,8 +11,8 @@ from torch import Tensor
 
 from lightning_plugin.graph import Value
 from lightning_plugin.rules.channels import name_of, resized
-from lightning_plugin.rules.indexmap import Run, Runs, remap, spatial
 from lightning_plugin.rules.pointwise import local
+from lightning_plugin.rules.slices import Run, Runs, remap, spatial
 from lightning_plugin.rules.table import API, ATEN, Recorder
 
 aten = torch.ops.aten

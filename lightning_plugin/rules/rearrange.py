@@ -14,8 +14,8 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.layout import Layout
 from lightning_plugin.ops import TileOp
 from lightning_plugin.rules.channels import dim_of, occupied, resized
-from lightning_plugin.rules.indexmap import Run, cropped, remap, spatial
 from lightning_plugin.rules.pointwise import local
+from lightning_plugin.rules.slices import Run, cropped, remap, spatial
 from lightning_plugin.rules.table import ATEN, Recorder, filled
 
 aten = torch.ops.aten

@@ -1,21 +1,149 @@
-"""Parts of space: crops, strided slices, single rows, and splits into pieces."""
+"""Index maps: an output position is one input position, or a constant.
+
+Cropping, strided slices, flips, rolls, repeats and every mode of padding are one thing: on each axis, an integer map
+from output to input that consists of a few straight *runs*. A tile reads the hull of what its outputs read, which for
+a run is an interval, and takes slices of it. (A tile that holds both ends of a roll or of a circular padding reads
+its whole axis: a box has no hole.)
+
+Slices, single rows and splits are crops; putting a part into a map (what a write through a view comes to, see
+[Note: views] in `capture.alias`) is a row of such parts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Layout
-from lightning_plugin.rules.channels import dim_of
-from lightning_plugin.rules.indexmap import cropped, remap
+from lightning_plugin.ops import Along
+from lightning_plugin.rules.channels import dim_of, plain
 from lightning_plugin.rules.table import ATEN, Recorder, filled
 from lightning_plugin.rules.views import Reshape
 
 aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Outputs ``lo <= o < hi`` read inputs ``first + step * (o - lo)``; those of a run without ``first`` are filled."""
+
+    lo: int
+    hi: int
+    first: int | None
+    step: int = 1
+
+    def within(self, lo: int, hi: int) -> Run | None:
+        """The part of the run whose outputs lie in ``[lo, hi)``."""
+        start, end = max(lo, self.lo), min(hi, self.hi)
+        if end <= start:
+            return None
+        first = None if self.first is None else self.first + self.step * (start - self.lo)
+        return Run(start, end, first, self.step)
+
+    @property
+    def reach(self) -> tuple[int, int] | None:
+        """The inputs it reads, as an interval."""
+        if self.first is None:
+            return None
+        last = self.first + self.step * (self.hi - self.lo - 1)
+        return min(self.first, last), max(self.first, last) + 1
+
+    def take(self, x: Tensor, dim: int, origin: int, fill: float) -> Tensor:
+        """Its outputs, from a tile whose first position along ``dim`` is ``origin``."""
+        count = self.hi - self.lo
+        reach = self.reach
+        if reach is None:
+            return x.new_full((*x.shape[:dim], count, *x.shape[dim + 1 :]), fill)
+        part = x.narrow(dim, reach[0] - origin, reach[1] - reach[0])
+        if self.step == 0:
+            return part.expand(*x.shape[:dim], count, *x.shape[dim + 1 :])
+        if abs(self.step) > 1:
+            part = part[(slice(None),) * dim + (slice(None, None, abs(self.step)),)]
+        return part.flip(dim) if self.step < 0 and count > 1 else part
+
+
+Runs = tuple[Run, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The map of one axis: it lies along ``dim`` of the tensor and its input has ``size`` positions."""
+
+    dim: int
+    size: int
+    runs: Runs
+
+    def parts(self, lo: int, hi: int) -> list[Run]:
+        return [part for run in self.runs if (part := run.within(lo, hi)) is not None]
+
+    def need(self, lo: int, hi: int) -> tuple[int, int]:
+        """Inputs that outputs ``[lo, hi)`` read; one position, which is dropped again, where all of them are filled."""
+        reaches = [reach for part in self.parts(lo, hi) if (reach := part.reach) is not None]
+        if not reaches:
+            at = min(lo, self.size - 1)
+            return at, at + 1
+        return min(r[0] for r in reaches), max(r[1] for r in reaches)
+
+    def mark(self, lo: int, hi: int) -> Hashable:
+        """The runs, from the first output and the first input on."""
+        first = self.need(lo, hi)[0]
+        return tuple(
+            (p.lo - lo, p.hi - lo, None if p.first is None else p.first - first, p.step) for p in self.parts(lo, hi)
+        )
+
+
+@dataclass(frozen=True)
+class IndexMap(Along):
+    """A map of indices on some of the axes; the others stay as they are."""
+
+    kind: ClassVar[str] = "layout"
+    maps: tuple[Line, ...]
+    fill: float = 0.0
+
+    def joins(self, box: Box) -> bool:
+        return any(len(line.parts(lo, hi)) > 1 for line, (lo, hi) in zip(self.maps, self.intervals(box), strict=True))
+
+    def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
+        x = tiles[0]
+        for line, (lo, hi) in zip(self.maps, self.intervals(box), strict=True):
+            origin = line.need(lo, hi)[0]
+            pieces = [part.take(x, line.dim, origin, self.fill) for part in line.parts(lo, hi)]
+            x = pieces[0] if len(pieces) == 1 else torch.cat(pieces, line.dim)
+        return x
+
+
+def cropped(start: int, count: int, step: int = 1) -> Runs:
+    """The map of a slice."""
+    return (Run(0, count, start, step),)
+
+
+def spatial(x: Value, dim: int) -> bool:
+    """True of a dimension that is an axis, be it of extent one, or has one among its factors."""
+    return x.space.axis_of(dim) is not None or not plain(x, dim)
+
+
+def remap(rec: Recorder, x: Value, maps: Mapping[int, Runs], name: str, fill: float = 0.0) -> Value | None:
+    """Index maps along dimensions of a map, or None where one of them is not simply an axis, or nothing is left."""
+    if not maps:
+        return x
+    extent, shape = list(x.space.extent), list(x.shape)
+    lines: dict[int, Line] = {}
+    for dim, runs in maps.items():
+        axis = x.space.axis_of(dim)
+        if axis is None or not runs or runs[-1].hi == 0:
+            return None
+        lines[axis] = Line(dim, extent[axis], runs)
+        extent[axis] = shape[dim] = runs[-1].hi
+    out = rec.fake(shape, x.dtype, x.device)
+    return rec.emit(IndexMap(tuple(lines.values()), tuple(lines), fill), [x], [out], x.space.with_extent(extent), name)[
+        0
+    ]
 
 
 def declined(value: Value | None) -> Any:
@@ -75,3 +203,33 @@ def row(rec: Recorder, x: Value, dim: int, index: int, out: Tensor) -> Value | N
         return None
     found: Value = rec.emit(Reshape(layout), [one], [out], layout, "select")[0]
     return found if any(size > 1 for size in layout.extent) else rec.gather(found)
+
+
+@ATEN.rule(aten.slice_scatter.default, kind="local or layout")
+def slice_scatter(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """Put the part before the slice, the new part and the part after it side by side."""
+    given = dict(zip(("x", "part", "dim", "start", "end", "step"), args, strict=False)) | kwargs
+    x, part, dim = args[0], args[1], given.get("dim", 0) % len(outs[0].shape)
+    start, stop, step = slice(given.get("start"), given.get("end"), given.get("step", 1)).indices(x.shape[dim])
+    if step != 1:
+        return NotImplemented
+    return rec.decompose(lambda x, part: joined(x, part, dim, start, max(start, stop)), x, part)
+
+
+@ATEN.rule(aten.select_scatter.default, kind="local or layout")
+def select_scatter(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """The same of one position."""
+    x, part, dim, index = args
+    dim %= len(outs[0].shape)
+    index %= x.shape[dim]
+    return rec.decompose(lambda x, part: joined(x, part.unsqueeze(dim), dim, index, index + 1), x, part)
+
+
+def joined(x: Tensor, part: Tensor, dim: int, start: int, stop: int) -> Tensor:
+    """``x`` with a new part from ``start`` to ``stop``."""
+    after = x.shape[dim] - stop
+    pieces = [x.narrow(dim, 0, start)] if start else []
+    pieces.append(part)
+    if after:
+        pieces.append(x.narrow(dim, stop, after))
+    return torch.cat(pieces, dim) if len(pieces) > 1 else part.clone()

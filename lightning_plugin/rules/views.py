@@ -39,18 +39,8 @@ class Reshape(TileOp):
 
 
 @dataclass(frozen=True)
-class Expand(TileOp):
+class Expand(Reshape):
     """Plain dimensions repeated."""
-
-    kind: ClassVar[str] = "layout"
-    uniform: ClassVar[bool] = True
-    layout: Layout
-
-    def need(self, box: Box) -> tuple[Box, ...]:
-        return (box,)
-
-    def mark(self, axis: int, lo: int, hi: int) -> Hashable:
-        return None
 
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         return tiles[0].expand(self.layout.tile_shape(box))

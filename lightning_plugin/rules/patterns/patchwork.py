@@ -14,8 +14,8 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import canonical
-from lightning_plugin.rules.indexmap import IndexMap
 from lightning_plugin.rules.pointwise import Local
+from lightning_plugin.rules.slices import IndexMap
 from lightning_plugin.rules.table import Recorder
 from lightning_plugin.rules.views import Reshape
 
