@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
-from torch._decomp import decomposition_table, meta_table
+from torch._decomp import decomposition_table as decomposition_table
+from torch._decomp import meta_table
 from torch._subclasses.fake_impls import has_meta, op_implementations_checks
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
