@@ -101,9 +101,10 @@ class Same:
 
 def name_of(thing: Any) -> str:
     """Name of a function or a class, the same in every process."""
-    if isinstance(thing, (*OPERATORS, MethodDescriptorType)):  # a method of a class in C says no module
+    if isinstance(thing, OPERATORS):
         return str(thing)
-    return f"{thing.__module__}.{getattr(thing, '__qualname__', type(thing).__qualname__)}"
+    module = getattr(thing, "__module__", None)  # a method of a class in C has none
+    return f"{module}.{getattr(thing, '__qualname__', type(thing).__qualname__)}"
 
 
 def lasts(thing: Any) -> bool:
