@@ -64,7 +64,7 @@ wsi.LayerTiles = class {
   }
 };
 
-// The picture of a tile in a style; kept with the tile as long as the style is the same.
+// The picture of a tile in a style, as opaque as the square root of its values, as in the overlays of reports; kept with the tile as long as the style is the same.
 wsi.coloured = (tile, style) => {
   if (tile.style === style.name) return tile.canvas;
   const canvas = document.createElement("canvas");
@@ -79,7 +79,7 @@ wsi.coloured = (tile, style) => {
     const shown = value === value && share >= style.threshold; // what is no number is not shown
     const colour = 3 * Math.round(share * 255);
     picture.data.set(style.table.slice(colour, colour + 3), 4 * at);
-    picture.data[4 * at + 3] = shown ? 255 * (style.fade ? Math.abs(style.middle === undefined ? share : 2 * share - 1) : 1) : 0;
+    picture.data[4 * at + 3] = shown ? 255 * (style.fade ? Math.sqrt(Math.abs(style.middle === undefined ? share : 2 * share - 1)) : 1) : 0;
   }
   context.putImageData(picture, 0, 0);
   Object.assign(tile, { canvas, style: style.name });
