@@ -12,7 +12,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 TEST_ENV := OMP_NUM_THREADS=1
 TEST_ARGS ?= -n 2 --dist worksteal
 
-.PHONY: help setup demo test test-full audit lint bench bench-full bench-gpu docs constraints clean
+.PHONY: help setup demo test test-full audit lint bench bench-full bench-gpu docs dist constraints clean
 .DEFAULT_GOAL := help
 
 help: ## what each target does
@@ -64,6 +64,14 @@ bench-gpu: $(READY) ## what one CUDA device says in ten minutes, into benchmarks
 
 docs: $(READY_DOCS) ## the documentation, into site/
 	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet docs site
+
+dist: $(READY) ## wheel and sdist, built and checked, into dist/
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/python -m venv $(VENV)/dist
+	$(VENV)/dist/bin/python -m pip install --quiet --disable-pip-version-check twine check-wheel-contents
+	$(VENV)/dist/bin/twine check --strict dist/*
+	$(VENV)/dist/bin/check-wheel-contents dist/*.whl
 
 constraints: $(READY) ## pin everything anew, keeping what need not change
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv

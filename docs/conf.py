@@ -9,7 +9,7 @@ from sphinx.application import Sphinx
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from reference import write_reference  # noqa: E402
+from reference import write_notebooks, write_reference  # noqa: E402
 
 from wsi_trainer import __version__  # noqa: E402
 
@@ -44,8 +44,9 @@ suppress_warnings = ["ref.python"]
 
 
 def setup(app: Sphinx) -> None:
-    """Write the reference pages before Sphinx looks for pages."""
+    """Write the pages that are made, of the reference and of notebooks, before Sphinx looks for pages."""
     app.connect("builder-inited", lambda built: write_reference(HERE / "reference"))
+    app.connect("builder-inited", lambda built: write_notebooks(HERE / "notebooks"))
     app.connect("autodoc-process-docstring", separate_plurals)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import shutil
 from pathlib import Path
@@ -38,6 +39,17 @@ def write_reference(folder: Path) -> None:
             (folder / f"{name}.rst").write_text(module_page(name))
         index.append(toctree(title, list(names)))
     (folder / "index.md").write_text("\n\n".join(index) + "\n")
+
+
+def write_notebooks(folder: Path) -> None:
+    """Write a page beside each notebook: its text and its code, in order."""
+    for path in folder.glob("*.ipynb"):
+        parts = [f"```{{note}}\nThis page is [a notebook](https://jupyter.org): `docs/notebooks/{path.name}`.\n```"]
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+            text = "".join(cell["source"])
+            parts.append(text if cell["cell_type"] == "markdown" else f"```ipython\n{text}\n```")
+        parts[:2] = reversed(parts[:2])  # the title comes first
+        path.with_suffix(".md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
 def module_page(name: str) -> str:

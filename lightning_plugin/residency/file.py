@@ -1,7 +1,8 @@
 """Files without a name, read and written by position.
 
 A file never has one where the system can do without, and loses it as soon as it is open elsewhere: whatever happens to
-the process, its space comes back.
+the process, its space comes back. Reads and writes say their position, where the system has such calls; elsewhere
+(Windows) the position is set before, under a lock.
 
 Their space is taken at once: a full disk is an error here, not a fault of memory later. Pages that were read or written
 through the mapping are given back to the system by `rest`; the values stay.
@@ -13,8 +14,8 @@ import errno
 import mmap
 import os
 import tempfile
+import threading
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -34,6 +35,7 @@ class UnnamedFile:
         except OSError as error:
             raise self.failed("could not be made", error) from error
         self.number = self.file.fileno()
+        self.moving = threading.Lock()
 
     def __del__(self) -> None:
         file = getattr(self, "file", None)
@@ -42,8 +44,9 @@ class UnnamedFile:
 
     @property
     def filled(self) -> int:
-        """The bytes that have room on the disk."""
-        return 512 * os.fstat(self.number).st_blocks
+        """The bytes that have room on the disk; all of them where the system does not tell."""
+        status = os.fstat(self.number)
+        return 512 * status.st_blocks if hasattr(status, "st_blocks") else status.st_size
 
     def reserve(self, size: int) -> None:
         """Take space on the disk now, so that a full disk is an error here. Where the system cannot (macOS), zeros are
@@ -59,10 +62,26 @@ class UnnamedFile:
             self.write(zeros[: size - offset], offset)
 
     def read(self, part: memoryview, offset: int) -> None:
-        self._move(lambda rest, at: os.preadv(self.number, [rest], at), "could not be read", part, offset)
+        self._move(self.some_read, "could not be read", part, offset)
 
     def write(self, part: memoryview, offset: int) -> None:
-        self._move(partial(os.pwrite, self.number), "could not be written", part, offset)
+        self._move(self.some_written, "could not be written", part, offset)
+
+    def some_read(self, part: memoryview, offset: int) -> int:
+        """Read what one call gives; how many bytes."""
+        if hasattr(os, "preadv"):
+            return os.preadv(self.number, [part], offset)
+        with self.moving:
+            self.file.seek(offset)
+            return self.file.readinto(part)
+
+    def some_written(self, part: memoryview, offset: int) -> int:
+        """Write what one call takes; how many bytes."""
+        if hasattr(os, "pwrite"):
+            return os.pwrite(self.number, part, offset)
+        with self.moving:
+            self.file.seek(offset)
+            return self.file.write(part)
 
     def _move(self, move: Callable[[memoryview, int], int], problem: str, part: memoryview, offset: int) -> None:
         while part:
@@ -104,8 +123,9 @@ class MappedFile:
         self.file.write(memory_of(values), 0)
 
     def rest(self) -> None:
-        """Let the process's pages go."""
-        self.map.madvise(mmap.MADV_DONTNEED)
+        """Let the process's pages go, where the system can be asked to."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self.map.madvise(mmap.MADV_DONTNEED)
 
 
 def memory_of(tensor: Tensor) -> memoryview:

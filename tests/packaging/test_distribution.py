@@ -14,9 +14,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """The wheel, built from this tree with the build backend that is installed here."""
+    """The wheel, built from an sdist of this tree with the build backend that is installed here."""
     folder = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
     (path,) = folder.glob("*.whl")
@@ -45,6 +45,8 @@ def test_wheel_holds_only_the_two_packages(wheel):
     assert "wsi_trainer/py.typed" in names
     assert "lightning_plugin/py.typed" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
+    shipped = {path.name for path in (ROOT / "configs").glob("*.yaml")}
+    assert {name.removeprefix("wsi_trainer/configs/") for name in names if "/configs/" in name} == shipped
 
 
 def test_help_works_without_any_requirement(installed, tmp_path):
@@ -57,6 +59,22 @@ def test_help_works_without_any_requirement(installed, tmp_path):
     )
     assert run.returncode == 0, run.stderr
     assert "usage: wsi-train COMMAND" in run.stdout
+
+
+def test_a_config_of_the_wheel_is_found_where_the_folder_has_none(installed, tmp_path):
+    program = "from wsi_trainer.cli.commands import *; print(CONFIG.sub(shipped, '--config=configs/demo.yaml'))"
+
+    def word() -> str:
+        run = subprocess.run(
+            [installed / "python", "-c", program], capture_output=True, text=True, cwd=tmp_path, env=clean_environment()
+        )
+        return run.stdout.strip()
+
+    path = Path(word().removeprefix("--config="))
+    assert path.is_relative_to(installed.parent) and path.read_text() == (ROOT / "configs" / "demo.yaml").read_text()
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "demo.yaml").touch()
+    assert word() == "--config=configs/demo.yaml"
 
 
 def test_importing_the_engine_imports_neither_the_application_nor_lightning():

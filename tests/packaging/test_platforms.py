@@ -33,3 +33,59 @@ print("\\n".join(failed) or "all", end="")
 def test_all_modules_import_on_a_system_with_less() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert done.stdout == "all", done.stdout + done.stderr[-2000:]
+
+
+#: A step with everything that touches files and the process: maps and parameters on the disk, the process's size.
+STEP = """
+import mmap, os, sys
+import psutil, torch  # of what the libraries themselves use, nothing is taken away
+from torch import nn
+from pathlib import Path
+
+for name in ("preadv", "pread", "pwrite", "pwritev", "posix_fallocate", "posix_fadvise", "sysconf", "sched_getaffinity",
+             "fork", "getrusage"):
+    if hasattr(os, name):
+        delattr(os, name)
+del mmap.MADV_DONTNEED
+status = os.fstat
+
+
+class Status:  # Windows tells no blocks
+    def __init__(self, number):
+        self.st_size = status(number).st_size
+
+
+import lightning_plugin.memory
+from lightning_plugin import TiledModule
+from lightning_plugin.planner.calibration.measure import to_disk
+
+os.fstat = Status
+lightning_plugin.memory.STATM = Path("/nowhere")
+torch.manual_seed(0)
+maps = nn.Sequential(
+    nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1),
+    nn.BatchNorm2d(32), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 2),
+)
+weights = nn.Sequential(
+    nn.Conv2d(3, 8, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 20_000), nn.Linear(20_000, 9)
+)
+below = set()
+for net, budget in ((maps, "16MiB"), (weights, "5MiB")):
+    net, image = net.double(), torch.rand(1, 3, 384, 512, dtype=torch.float64)
+    net(image).square().sum().backward()
+    expected = [p.grad.clone() for p in net.parameters()]
+    net.zero_grad(set_to_none=True)
+    tiled = TiledModule(net, budget=budget, parameters="disk")
+    tiled(image).square().sum().backward()
+    assert all((p.grad - e).norm() <= 1e-9 * (1 + e.norm()) for p, e in zip(net.parameters(), expected)), budget
+    below |= {"maps"} if any(s.tier == "disk" for s in tiled.plan.segments) else set()
+    below |= {"parameters"} if tiled.plan.on_disk else set()
+assert below == {"maps", "parameters"}, below
+assert to_disk() > 0
+print("exact", end="")
+"""
+
+
+def test_a_step_with_maps_and_parameters_on_the_disk_is_exact_on_a_system_with_less() -> None:
+    done = subprocess.run([sys.executable, "-c", STEP], capture_output=True, text=True, check=False)
+    assert done.stdout == "exact", done.stdout + done.stderr[-2000:]

@@ -202,7 +202,7 @@ def dispatch(words: list[str]) -> int:
     if words[0] == "--version":
         print(f"wsi-train {__version__}")
         return 0
-    return call(find(words[0]), with_underscores(words[1:]))
+    return call(find(words[0]), [CONFIG.sub(shipped, word) for word in with_underscores(words[1:])])
 
 
 def with_underscores(words: list[str]) -> list[str]:
@@ -219,6 +219,15 @@ def with_underscores(words: list[str]) -> list[str]:
             name = "--" + name[2:].replace("-", "_")
         found.append(name + equals + value)
     return found
+
+
+CONFIG = re.compile(r"^(--config=)?(configs/[\w-]+\.yaml)$")
+
+
+def shipped(found: re.Match[str]) -> str:
+    """A word that names one of the configs that come with a wheel, where the working folder has none of that name."""
+    path = Path(__file__).parents[1] / found[2]
+    return f"{found[1] or ''}{path}" if path.is_file() and not Path(found[2]).exists() else found[0]
 
 
 def find(name: str) -> Command:

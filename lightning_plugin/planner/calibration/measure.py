@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,6 +22,7 @@ from lightning_plugin.planner.search.predict import predict
 from lightning_plugin.program.findings import Library
 from lightning_plugin.program.fixed import fixed
 from lightning_plugin.residency.disk import DiskFile
+from lightning_plugin.residency.file import UnnamedFile
 from lightning_plugin.residency.tiers import LowerMap
 from lightning_plugin.residency.transfer import TransferQueue
 from lightning_plugin.trees import tree_leaves
@@ -225,26 +225,14 @@ def to_file() -> float:
     return 2 * len(boxes) * tile.nbytes / seconds(both, cpu)
 
 
-def read(file: int, data: memoryview, begin: int) -> int:
-    """Read what a call gives of some bytes; how many."""
-    return os.preadv(file, [data], begin)
-
-
-def everything(move: Callable[[int, memoryview, int], int], file: int, data: memoryview) -> None:
-    """Write or read all of some bytes, of which a call may move a part."""
-    done = 0
-    while done < len(data):
-        done += move(file, data[done:], done)
-
-
 def to_disk() -> float:
     """Bytes a second to and from a temporary file, once they are really written and no longer in the system's cache."""
     data = memoryview(bytearray(os.urandom(TRANSFER)))
-    with tempfile.TemporaryFile(buffering=0, prefix="lightning-plugin-") as file:
-        begin = time.perf_counter()
-        everything(os.pwrite, file.fileno(), data)
-        os.fsync(file.fileno())
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        everything(read, file.fileno(), data)
-        return 2 * TRANSFER / (time.perf_counter() - begin)
+    file = UnnamedFile("what the disk is measured with")
+    begin = time.perf_counter()
+    file.write(data, 0)
+    os.fsync(file.number)
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file.number, 0, 0, os.POSIX_FADV_DONTNEED)
+    file.read(data, 0)
+    return 2 * TRANSFER / (time.perf_counter() - begin)
