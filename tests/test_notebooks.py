@@ -25,9 +25,7 @@ def test_no_notebook_has_outputs_or_is_large() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "path",
-    [
-        pytest.param(path, id=path.stem, marks=() if path.stem in SHORT else (pytest.mark.full,)) for path in NOTEBOOKS
-    ],
+    [pytest.param(path, id=path.stem, marks=() if path.stem in SHORT else (pytest.mark.full,)) for path in NOTEBOOKS],
 )
 def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbformat = pytest.importorskip("nbformat")
