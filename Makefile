@@ -76,10 +76,12 @@ dist: $(READY) ## wheel and sdist, built and checked, into dist/
 constraints: $(READY) ## pin everything anew, keeping what need not change
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	cp constraints.txt $(VENV)/pins.txt
-	$(BIN)/uv pip compile pyproject.toml --universal --all-extras --all-groups --no-emit-package torchvision --python-version 3.11 --quiet \
+	echo "wsi-trainer @ file://$(CURDIR)" > $(VENV)/self.txt
+	$(BIN)/uv pip compile pyproject.toml --universal --all-extras --group dev --group docs \
+	  --override $(VENV)/self.txt --no-emit-package wsi-trainer --no-emit-package torchvision --python-version 3.11 --quiet \
 	  --no-annotate --no-header --output-file $(VENV)/pins.txt
 	grep '^#' constraints.txt > $(VENV)/constraints.txt
-	grep -vE '^(#|nvidia-|cuda-|triton==)' $(VENV)/pins.txt >> $(VENV)/constraints.txt
+	grep -vE '^(#|nvidia-|cuda-|triton==|timm==|segmentation-models-pytorch==)' $(VENV)/pins.txt >> $(VENV)/constraints.txt
 	mv $(VENV)/constraints.txt constraints.txt
 
 clean: ## remove the environment and what builds made

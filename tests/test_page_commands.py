@@ -150,10 +150,16 @@ def test_every_config_of_a_page_is_understood(
 
 #: Names that the code of a page takes from its reader, by the page: statements that make them.
 GIVEN = {
-    "explain-a-model": "from wsi_trainer.synthetic import *; write_slide('slide.tif', SlideSpec(256, 320, seed=1))",
+    "explain-a-model": (
+        "from pathlib import Path; from wsi_trainer.synthetic import *; "
+        "write_slide(Path('slide.tif'), SlideSpec(256, 320, seed=1))"
+    ),
     "large-models": "from pytorch_lightning import Trainer; import torch; net = torch.nn.Conv2d(3, 4, 3)",
     "plan-a-budget": "import torch; net = torch.nn.Conv2d(3, 4, 3)",
-    "preprocess": "import shutil; shutil.copytree('stores/s6.zarr', 'out/NAME.zarr')",
+    "preprocess": (
+        "from pathlib import Path; from wsi_trainer.cli import main; from wsi_trainer.synthetic import *; "
+        "write_slide(Path('NAME.tif'), SlideSpec(1024, 1024, seed=1)); main(['preprocess', 'NAME.tif', 'out'])"
+    ),
     "train-with-lightning": (
         "import lightning_fabric, pytorch_lightning as pl, torch; from lightning_plugin import SFTDDPStrategy; "
         "net = torch.nn.Conv2d(3, 4, 3); fabric = lightning_fabric.Fabric(accelerator='cpu', devices=1)"
