@@ -173,6 +173,7 @@ GIVEN = {
 ELSEWHERE = {
     "README": "test_readme.py",
     "add-a-rule": "test_pages.py",
+    "add-a-slide-format": "test_pages.py",
     "any-huge-image": "test_pages.py",
     "fine-tune-an-encoder": "wsi_trainer/cli/test_tutorial.py",
     "design": "pseudo-code: names of the engine without their arguments",

@@ -1,15 +1,22 @@
-"""The code on pages that teach the engine runs as it is printed."""
+"""The code on pages that teach how to extend the project runs as it is printed."""
 
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from lightning_plugin import Box
+from wsi_trainer.cli import main
+from wsi_trainer.slide import Slide
+from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.slide.formats import opening
 
 PAGES = Path(__file__).resolve().parents[1] / "docs" / "how-to"
 MiB = 2**20
@@ -27,6 +34,22 @@ def test_the_page_on_rules_adds_one() -> None:
     result = names["result"]
     assert result.exact, result
     assert not result.barriers, "the rule that the page adds was not used"
+
+
+def test_the_page_on_slide_formats_adds_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("wsi_trainer.slide.formats.npy")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(code_of(PAGES / "add-a-slide-format.md"), vars(module))
+    monkeypatch.setattr(opening, "READERS", (("npy", "NumpyReader"), *opening.READERS))
+    for side in (96, 130):  # of the second, the file was replaced
+        pixels = np.random.default_rng(side).integers(0, 255, (side, 112, 3), dtype=np.uint8)
+        np.save(tmp_path / "slide.npy", pixels)
+        assert main(["preprocess", str(tmp_path / "slide.npy"), str(tmp_path / "out"), "--overwrite"]) == 0
+        with Slide.open(tmp_path / "out" / "slide.zarr") as stored:
+            assert (stored.read(0, 0, 0, side, 112) == pixels).all()
+    (tmp_path / "slide.npy").write_bytes(b"\x93NUMPY damaged")
+    with pytest.raises(SlideError, match="cannot be read as an array"):
+        Slide.open(tmp_path / "slide.npy")
 
 
 def test_the_page_on_huge_images_trains_on_a_scene_and_on_a_volume(
