@@ -47,7 +47,8 @@ def write_notebooks(folder: Path) -> None:
         parts = [f"```{{note}}\nThis page is [a notebook](https://jupyter.org): `docs/notebooks/{path.name}`.\n```"]
         for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
             text = "".join(cell["source"])
-            parts.append(text if cell["cell_type"] == "markdown" else f"```{'sh' if text.startswith('!') else 'python'}\n{text}\n```")
+            language = "sh" if text.startswith("!") else "python"
+            parts.append(text if cell["cell_type"] == "markdown" else f"```{language}\n{text}\n```")
         parts[:2] = reversed(parts[:2])  # the title comes first
         path.with_suffix(".md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
