@@ -8,6 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,36 +20,11 @@ from .entry import ZooEntry
 from .widths import scaled
 
 
-class ConvBlockAttention(nn.Module):
-    """CBAM: gates channels by the mean and maximum over positions, then positions by those over channels."""
+def of_timm(name: str, channels: int, **how: Any) -> nn.Module:
+    """An attention layer of timm's."""
+    import tests.torchvision_stub  # noqa: F401
 
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        hidden = max(1, channels // 4)
-        self.mlp = nn.Sequential(nn.Linear(channels, hidden), nn.ReLU(), nn.Linear(hidden, channels))
-        self.spatial = nn.Conv2d(2, 1, kernel_size=7, padding=3, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch, channels, _, _ = x.shape
-        mean = self.mlp(F.adaptive_avg_pool2d(x, 1).view(batch, channels))
-        maximum = self.mlp(F.adaptive_max_pool2d(x, 1).view(batch, channels))
-        x = x * torch.sigmoid(mean + maximum).view(batch, channels, 1, 1)
-        pair = torch.cat([x.mean(1, keepdim=True), x.max(1, keepdim=True)[0]], dim=1)
-        return x * torch.sigmoid(self.spatial(pair))
-
-
-class EfficientChannelAttention(nn.Module):
-    """ECA: a one-dimensional convolution along the channels of the global mean."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        del channels
-        self.conv = nn.Conv1d(1, 1, kernel_size=3, padding=1, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = x.mean((2, 3)).unsqueeze(1)
-        y = self.conv(y).transpose(-1, -2).unsqueeze(-1)
-        return x * y.sigmoid().expand_as(x)
+    return import_module("timm.layers").create_attn(name, channels, **how)  # type: ignore[no-any-return]
 
 
 class CoordinateAttention(nn.Module):
@@ -121,9 +99,12 @@ def _entry(name: str, attention: Callable[[int], nn.Module], shape: tuple[int, .
     return ZooEntry(name, tiny, shape, False, partial(AttentionNet, attention))
 
 
-ENTRIES = (
-    _entry("attention_cbam", ConvBlockAttention, (2, 3, 59, 71)),
-    _entry("attention_eca", EfficientChannelAttention, (2, 3, 67, 53)),
+ENTRIES: tuple[ZooEntry, ...] = (
     _entry("attention_coordinate", CoordinateAttention, (2, 3, 61, 79)),
     _entry("attention_self", SelfAttention, (2, 3, 43, 53)),
 )
+if find_spec("timm"):
+    ENTRIES += (
+        _entry("attention_cbam", partial(of_timm, "cbam", rd_channels=2), (2, 3, 59, 71)),
+        _entry("attention_eca", partial(of_timm, "eca"), (2, 3, 67, 53)),
+    )
