@@ -1,23 +1,17 @@
-"""The benchmark of other ways: the ways compute what plain PyTorch does, and runs are made once."""
+"""The benchmark of other ways: each computes the gradients of plain PyTorch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import keep
-from benchmarks.peers import runs
 from benchmarks.peers.alone import errors
 from benchmarks.peers.networks import Headed, build
 from benchmarks.peers.ours import tiled
-from benchmarks.peers.runs import Refused, Run, budget_of, forget, keep_run, known, left
 from benchmarks.peers.steps import Step, cached, checkpointed, on_cpu, plain
-from benchmarks.peers.ways import WAYS
 from benchmarks.peers.works import Work
 
 IMAGE = Work("vgg16", 64, width=1 / 16, tile=32)
@@ -52,49 +46,3 @@ def test_a_wrong_gradient_shows() -> None:
     assert twice["error"] == pytest.approx(2 / (4 + 200) ** 0.5)
     with pytest.raises(SystemExit, match="no gradient of b"):
         errors({"a": expected["a"]}, expected)
-
-
-@pytest.fixture
-def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for module in (keep, runs):
-        monkeypatch.setattr(module, "RESULTS", tmp_path)
-    return tmp_path
-
-
-def made(peak: int = 2**30) -> dict[str, Any]:
-    figures = {"seconds": 2.0, "processor_seconds": 1.0, "step_peak": peak, "peak": peak, "error": 0.0}
-    return {**figures, "worst_error": 0.0, "process_seconds": 4.0}
-
-
-def test_a_run_is_made_once_and_one_that_failed_not_again(results: Path) -> None:
-    ways = ["plain", "compile", "lightstream"]
-    assert [(r.way, r.repetition) for r in left([IMAGE], ways, 2)] == [(w, i) for i in (0, 1) for w in ways]
-    keep_run(Run(IMAGE, "plain", 0), made())
-    keep_run(Run(IMAGE, "compile", 0), {"failed": "no compiler", "process_seconds": 1.0})
-    assert [(r.way, r.repetition) for r in left([IMAGE], ways, 2)] == [
-        ("lightstream", 0), ("plain", 1), ("lightstream", 1),
-    ]  # fmt: skip
-    forget([IMAGE], ways, only_failed=True)
-    assert sorted(known(IMAGE)) == ["plain"]
-    assert "compile" in [r.way for r in left([IMAGE], ways, 1)]
-    forget([IMAGE], ways, only_failed=False)
-    assert not known(IMAGE)
-
-
-def test_runs_of_another_machine_do_not_count(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    keep_run(Run(IMAGE, "plain", 0), made())
-    monkeypatch.setattr(runs, "here", lambda: {"processor": "another"})
-    assert not known(IMAGE)
-    assert len(list(left([IMAGE], ["plain"], 1))) == 1
-
-
-def test_ours_promises_no_more_than_the_rival_takes(results: Path) -> None:
-    with pytest.raises(Refused, match="has not run"):
-        budget_of(WAYS["ours"], IMAGE)
-    keep_run(Run(IMAGE, "lightstream", 0), made(2**30))
-    budget = budget_of(WAYS["ours"], IMAGE)
-    assert budget * 1.15 + 64 * 2**20 == pytest.approx(2**30, abs=2)
-    forget([IMAGE], ["lightstream"], only_failed=False)
-    keep_run(Run(IMAGE, "lightstream", 0), made(2**20))
-    with pytest.raises(Refused, match="takes no more"):
-        budget_of(WAYS["ours"], IMAGE)
