@@ -164,12 +164,12 @@ class Run:
     report = _File("report.html", of_results=True)
 
     def maps(self, method: str) -> Path:
-        """The folder of the maps that a method of `heatmap` makes."""
+        """The folder of the maps of a method of `heatmap`, or of METHOD-TARGET."""
         return self.results / "heatmaps" / method
 
     @property
     def mapped(self) -> list[Path]:
-        """The folders of the maps that were made, one for each method."""
+        """The folders of the maps that were made, one for each method and target."""
         return [path.parent for path in sorted(self.maps("any").parent.glob(f"*/{MAPS}"))]
 
     def predictions(self, split: str) -> Path:
