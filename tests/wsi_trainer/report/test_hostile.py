@@ -54,6 +54,14 @@ def test_a_picture_outside_of_the_run_is_refused(
     assert "outside of the run" in refused(with_picture(run, picture.format(tmp=tmp_path)), capsys)
 
 
+def test_outlines_outside_of_the_run_are_refused(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "outside.geojson").write_text('{"type": "FeatureCollection", "features": []}')
+    run.segments.mkdir()
+    facts = {"slides": {SLIDE: {"outlines": "../../outside.geojson"}}}
+    (run.segments / "segments.json").write_text(json.dumps(facts))
+    assert "outside of the run" in refused(run, capsys)
+
+
 def test_a_run_that_is_reached_by_a_link_shows_its_own_pictures(run: Run, tmp_path: Path) -> None:
     with_picture(run, "map.png")
     Image.new("RGB", (4, 4), "red").save(run.maps("activation") / "map.png")
@@ -64,7 +72,10 @@ def test_a_run_that_is_reached_by_a_link_shows_its_own_pictures(run: Run, tmp_pa
     assert shown is not None and len(base64.b64decode(shown[1])) > 100
 
 
-FILES = ["heatmaps/activation/heatmaps.json", "evaluation/test.json", "plan.json", "memory.json", "environment.json"]
+FILES = [
+    "heatmaps/activation/heatmaps.json", "evaluation/test.json", "plan.json", "memory.json", "environment.json",
+    "segments/segments.json",
+]  # fmt: skip
 TEXTS = [b"{", b"[]", b"null", b"\xff\xfe", b'"text"', b'{"slides": [1]}', b'{"slides": {"slide 0 <&>.tif": 3}}']
 
 
