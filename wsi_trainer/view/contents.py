@@ -49,7 +49,7 @@ class ShownSlide:
         """Row of the page's list. The page needs no path."""
         said = [None if one is None else vars(one) for one in self.opinions]
         facts = {key: getattr(self, key) for key in ("name", "label", "patient", "site", "split")}
-        return {"number": number, **facts, "opinions": said, "maps": len(self.maps)}
+        return {"number": number, **facts, "opinions": said}
 
 
 @dataclass(frozen=True)

@@ -95,9 +95,6 @@ class Scene:
             "finest": 0,
             "mpp": _mpp(entry, opened),
             "place": {"origin": place.origin, "scale": place.scale},
-            "power": opened.info.power,
-            "reader": opened.info.reader,
-            "vendor": opened.info.vendor,
             "notes": list(opened.info.notes),
             "layers": [self._about_map(slide, number) for number in range(len(entry.maps))],
             "regions": entry.regions is not None or entry.found is not None,
@@ -157,11 +154,7 @@ class Scene:
         extent = (math.ceil(size[0] / unit), math.ceil(size[1] / unit))
         found = outlines(its.level(level).astype(np.float64), 1, extent, threshold)
         polygons = [
-            {
-                "rings": [[[round(x * unit, 1), round(y * unit, 1)] for x, y in ring] for ring in outline.rings],
-                "largest": outline.largest,
-                "share": outline.share,
-            }
+            {"rings": [[[round(x * unit, 1), round(y * unit, 1)] for x, y in ring] for ring in outline.rings]}
             for outline in found
         ]
         return {"polygons": polygons}
@@ -204,7 +197,7 @@ class Scene:
         found = entry.maps[int(name)]
         opened = self.slide(slide)
         shown = _place(opened)
-        return Layer("map", found.load(), found.stride * found.place.scale[1] / shown.scale[1])
+        return Layer(found.load(), found.stride * found.place.scale[1] / shown.scale[1])
 
     def _entry(self, slide: int) -> ShownSlide:
         if not 0 <= slide < len(self.contents.slides):
@@ -223,7 +216,7 @@ class Scene:
         found = _tissue_of(opened)
         if not found.mask.any():
             raise NotThere("no tissue was found on this slide")
-        return Layer("tissue", found.mask, float(found.scale))
+        return Layer(found.mask, float(found.scale))
 
     def _about_map(self, slide: int, number: int) -> dict[str, Any]:
         found: MapFile = self._entry(slide).maps[number]

@@ -6,7 +6,7 @@ import io
 import math
 import weakref
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,14 +137,11 @@ def _encoded(pixels: Pixels | Image.Image, kind: str, **options: int) -> bytes:
 LAYER_TILE = 256
 """Positions a side of a tile of numbers."""
 
-Kind = Literal["map", "tissue"]
-
 
 @dataclass(frozen=True, eq=False)
 class Layer:
     """A grid of numbers over a slide."""
 
-    kind: Kind
     values: NDArray[Any]
     """(rows, columns)."""
     stride: float
@@ -194,7 +191,6 @@ class Layer:
         low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
         rows, columns = numbers.shape
         return {
-            "kind": self.kind,
             "rows": rows,
             "columns": columns,
             "stride": self.stride,

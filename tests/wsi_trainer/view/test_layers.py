@@ -26,7 +26,7 @@ def test_means_are_over_what_is_there(rows: int, columns: int, side: int, seed: 
 
 def test_tiles_of_numbers_make_up_each_level() -> None:
     values = np.random.default_rng(0).normal(size=(3 * LAYER_TILE + 5, LAYER_TILE + 1)).astype(np.float32)
-    layer = Layer("map", values, 4.0)
+    layer = Layer(values, 4.0)
     assert layer.levels == 3
     for level in range(layer.levels):
         rows, columns = (-(-size // (LAYER_TILE * 2**level)) for size in values.shape)
