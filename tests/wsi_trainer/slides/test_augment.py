@@ -140,22 +140,6 @@ def test_augmenter_that_does_nothing() -> None:
     assert Augmenter(turn=False).draw("a", 5) == Augmentation()
 
 
-def test_what_is_prefetched_is_read_once() -> None:
-    class Noting(TensorSource):
-        def read(self, box: Box) -> torch.Tensor:
-            done.append(box)
-            return super().read(box)
-
-    done: list[Box] = []
-    source = Augmented(Noting(IMAGE), Augmentation(True, True, True, (5, 7)))
-    boxes = [Box((0, 0), (20, 11)), Box((20, 5), (53, 37))]
-    source.prefetch(boxes)
-    plain = Augmented(TensorSource(IMAGE), Augmentation(True, True, True, (5, 7)))
-    for box in boxes:
-        assert torch.equal(source.read(box), plain.read(box))
-    assert len(done) == len(set(done)) == 2
-
-
 POSITIONS = np.array([[300, 300], [0, 0], [517, 401], [980, 760], [400, 320]], np.int32)
 SIZE = 70
 WHOLE = Box((0, 0, 0), (len(POSITIONS), SIZE, SIZE))

@@ -146,6 +146,7 @@ def test_parts_of_a_job_array_give_one_order(folder: Path, tmp_path: Path) -> No
         for part in parts:
             assert preprocess(folder, out, "--shard", part) == 0
         assert [row["slide"] for row in rows(out)] == list("abcdef")
+        assert {path.name for path in out.glob("failures*")} == {f"failures-{n}-of-3.csv" for n in (1, 2, 3)}
         assert [row["slide"] for row in rows(out, "manifest.csv")] == [f"{name}.zarr" for name in "abcdef"]
 
 
@@ -292,32 +293,16 @@ def test_a_full_disk_at_the_end_is_one_line_and_leaves_no_half_file(
     assert len(rows(out)) == len(rows(out, "manifest.csv")) == 2
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["{slides}", ""], "an argument is empty"),
-        (["{slides}", "{out}", "--workers", "0"], "--workers 0: expected 1 or more"),
-        (["{slides}", "{out}", "--levels", "100"], "--levels 100"),
-        (
-            ["{slides}", "{out}", "--mpp", "10000"],
-            "--mpp 10000: expected micrometres per pixel, above 0 and below",
-        ),
-        (["{slides}", "{out}", "--mpp", ""], "--mpp is empty"),
-    ],
-)
-def test_options_are_refused_for_their_true_reason(
-    words: list[str], message: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    places = {"slides": folder, "out": tmp_path / "out"}
-    assert main(["preprocess", *(word.format(**places) for word in words)]) == 2
-    assert message in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("name", ["x.geojson", "x.ome.geojson"])
 def test_the_outline_of_an_ome_tiff_has_the_name_of_the_slide(name: str, folder: Path, tmp_path: Path) -> None:
     shutil.copy(folder / "a.tif", tmp_path / "x.ome.tif")
     ring = [[10, 10], [200, 10], [200, 200], [10, 200], [10, 10]]
     outline = {"type": "Polygon", "coordinates": [ring]}
+    with pytest.raises(SlideError, match=r"x\.geojson does not exist"):
+        convert(Job(tmp_path / "x.ome.tif", "x", 0.5), tmp_path / "out", replace(SMALL, tissue="geojson"))
+    (tmp_path / name).write_text("[]")
+    with pytest.raises(SlideError, match="holds no polygon"):
+        convert(Job(tmp_path / "x.ome.tif", "x", 0.5), tmp_path / "out", replace(SMALL, tissue="geojson"))
     features = [{"type": "Feature", "properties": {}, "geometry": outline}]
     (tmp_path / name).write_text(json.dumps({"type": "FeatureCollection", "features": features}))
     done = convert(Job(tmp_path / "x.ome.tif", "x", 0.5), tmp_path / "out", replace(SMALL, tissue="geojson"))

@@ -5,10 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -47,6 +43,8 @@ def test_native_level_is_lossless(real_slides: Path, tmp_path: Path, name: str) 
     with Slide.open(real_slides / name) as reader:
         original = np.moveaxis(reader.read(0, 0, 0, *reader.info.shape), 2, 0)
     assert np.array_equal(_level(tmp_path / "s.zarr"), original)
+    known = json.loads((tmp_path / "s.zarr" / "zarr.json").read_text())["attributes"]["wsi_trainer"]
+    assert known["source"]["sha256"] == hashlib.sha256((real_slides / name).read_bytes()).hexdigest()
 
 
 def test_levels_are_means_of_the_one_before(slide: Path, tmp_path: Path) -> None:
@@ -96,18 +94,6 @@ def test_label_has_the_levels_of_the_image(store: Path) -> None:
         label = zarr.open_array(store / "labels" / "tissue" / str(level), mode="r")
         assert label.shape == image.shape[1:]
         assert set(np.unique(label[:])) == {0, 1}
-
-
-def test_nothing_personal_is_stored(real_slides: Path, tmp_path: Path) -> None:
-    convert(Job(real_slides / "CMU-1-Small-Region.svs", "s"), tmp_path, Settings())
-    text = "".join(p.read_text() for p in (tmp_path / "s.zarr").rglob("*.json"))
-    for secret in ("Filename", "CMU-1", "12/29/09", "ScanScope", "SS1302", "barcode", str(real_slides)):
-        assert secret not in text
-    provenance = json.loads((tmp_path / "s.zarr" / "zarr.json").read_text())["attributes"]["wsi_trainer"]
-    data = (real_slides / "CMU-1-Small-Region.svs").read_bytes()
-    assert provenance["source"]["sha256"] == hashlib.sha256(data).hexdigest()
-    assert provenance["source_mpp"]["origin"] == "metadata"
-    assert provenance["exact"] is True
 
 
 def test_thumbnail_shows_the_mask(slide: Path, tmp_path: Path) -> None:
@@ -224,48 +210,6 @@ def test_interrupted_at_every_step_and_rerun(
         assert _tree(out) == expected, f"interrupted at step {step}"
         step += stride
     assert step > 40
-
-
-_RUN = """
-import sys
-from pathlib import Path
-from wsi_trainer.store.convert import Job, convert
-from wsi_trainer.store.settings import Settings
-print("ready", flush=True)
-convert(Job(Path(sys.argv[1]), "s"), Path(sys.argv[2]), Settings(chunk=64, shard=256), threads=2)
-print("done", flush=True)
-"""
-
-
-@pytest.mark.slow
-def test_killed_at_random_moments_and_rerun(
-    slide: Path, tmp_path: Path, count: Callable[..., int], record_result: Callable[..., None]
-) -> None:
-    """SIGKILL, at moments spread over the whole conversion; then run again."""
-    convert(Job(slide, "s"), tmp_path / "whole", SMALL)
-    expected = _tree(tmp_path / "whole")
-    rng = np.random.default_rng(7)
-    kills, duration, unfinished = count(ci=4, full=100), 0.0, 0
-    for trial in range(-1, kills):  # the first one is not killed: it tells how long it takes
-        out = tmp_path / f"trial{trial}"
-        process = subprocess.Popen([sys.executable, "-c", _RUN, slide, out], stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        process.stdout.readline()
-        start = time.perf_counter()
-        if trial < 0:
-            process.stdout.readline()
-            duration = time.perf_counter() - start
-        else:
-            time.sleep(float(rng.uniform(0, duration)))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-        unfinished += not (out / "s.zarr").exists()
-        assert (out / STAGING).is_dir() or not (out / "s.zarr").exists()
-        convert(Job(slide, "s"), out, SMALL)
-        assert _tree(out) == expected, f"killed in trial {trial}"
-    assert unfinished > 0
-    record_result("kill_and_rerun", {"kills": kills, "unfinished_when_killed": unfinished, "identical": kills})
 
 
 def test_resumed_run_keeps_what_was_finished(slide: Path, tmp_path: Path, monkeypatch) -> None:

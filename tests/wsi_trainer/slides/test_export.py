@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import zarr
 
-from wsi_trainer.cli import main
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.store.export import export_ngff04
 
@@ -42,9 +41,3 @@ def test_interrupted_export_has_no_name(store: Path, tmp_path: Path) -> None:
         export_ngff04(store, tmp_path / "s.zarr", interrupt)
     assert not (tmp_path / "s.zarr").exists()
     assert export_ngff04(store, tmp_path / "s.zarr")
-
-
-def test_export_from_the_command_line(slide: Path, tmp_path: Path) -> None:
-    assert main(["preprocess", str(slide), str(tmp_path), "--export-ngff", "0.4"]) == 0
-    assert (tmp_path / "ngff-0.4" / "slide.zarr" / ".zattrs").exists()
-    assert main(["verify", str(tmp_path)]) == 0

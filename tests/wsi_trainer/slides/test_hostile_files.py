@@ -18,7 +18,6 @@ import zarr
 from PIL import Image
 
 from tests.wsi_trainer.slides.dicom_files import write_slide
-from wsi_trainer.cli import main
 from wsi_trainer.errors import UserError
 from wsi_trainer.io.untrusted import DECODED
 from wsi_trainer.slide.errors import SlideError
@@ -507,28 +506,6 @@ SQUARE = [[0, 0], [300, 0], [300, 300], [0, 300]]
 
 
 @pytest.mark.parametrize(
-    ("coordinates", "reason"),
-    [
-        ([], "holds no polygon"),
-        ([[]], "an outline has 0 corners"),
-        ([[[0, 0], [1, 1]]], "an outline has 2 corners"),
-        ([[[0, 0], [float("nan"), 1], [2, 2]]], "beyond any slide"),
-        ([[[0, 0], [float("inf"), 1], [2, 2]]], "beyond any slide"),
-        ([[[0, 0], [1e300, 1], [2, 2]]], "beyond any slide"),
-        ([[["a", 0], [1, 1], [2, 2]]], "no pair of numbers"),
-        ([[[0], [1], [2]]], "each an x and a y"),
-        ([SQUARE[0], SQUARE[1], SQUARE[2]], "no pair of numbers"),
-        ("x", "no pair of numbers"),
-    ],
-)
-def test_outlines_that_are_none(slide: Path, tmp_path: Path, coordinates: object, reason: str) -> None:
-    from wsi_trainer.slide.tissue import draw_tissue
-
-    with pytest.raises(SlideError, match=reason):
-        draw_tissue(_outline(tmp_path / "s.geojson", coordinates), (10, 10), 16, (16.0, 16.0))
-
-
-@pytest.mark.parametrize(
     "wrap",
     [
         lambda polygon: polygon,
@@ -544,37 +521,6 @@ def test_outlines_in_all_wrappings(tmp_path: Path, wrap: Callable[[dict], dict])
     path = tmp_path / "s.geojson"
     path.write_text(json.dumps(wrap({"type": "Polygon", "coordinates": [SQUARE]})))
     assert draw_tissue(path, (40, 40), 16, (16.0, 16.0)).mask.sum() == pytest.approx((300 / 16) ** 2, rel=0.1)
-
-
-@pytest.mark.parametrize(
-    "text", ["null", "3", "{}", "[]", '{"type": "FeatureCollection", "features": null}', "[" * 10**5]
-)
-def test_json_that_is_no_outline(tmp_path: Path, text: str) -> None:
-    from wsi_trainer.slide.tissue import draw_tissue
-
-    (tmp_path / "s.geojson").write_text(text)
-    with pytest.raises(SlideError, match=r"not GeoJSON with polygons|holds no polygon") as caught:
-        draw_tissue(tmp_path / "s.geojson", (10, 10), 16, (16.0, 16.0))
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("outline", ["x.geojson", "x.ome.geojson"])
-def test_outline_of_an_ome_tiff(tmp_path: Path, outline: str) -> None:
-    folder = tmp_path / "slides"
-    folder.mkdir()
-    tifffile.imwrite(folder / "x.ome.tif", np.zeros((512, 512, 3), np.uint8), **RGB)
-    options = ["--tissue", "geojson", "--source-mpp", "0.5", "--workers", "1"]
-    command = ["preprocess", str(folder), str(tmp_path / "out"), *options]
-    assert main(command) == 1
-    assert "x.geojson does not exist" in (tmp_path / "out" / "failures.csv").read_text()
-    _outline(folder / outline, [SQUARE])
-    assert main(command) == 0
-
-
-@pytest.mark.parametrize(("name", "value"), [("levels", 100), ("levels", 25), ("mpp", 10000.0)])
-def test_settings_that_cannot_be(name: str, value: float) -> None:
-    with pytest.raises(UserError, match=rf"--{name}.*expected .*(1 to 24|below 1000)"):
-        Settings(**{name: value})
 
 
 def test_most_levels(slide: Path, tmp_path: Path) -> None:

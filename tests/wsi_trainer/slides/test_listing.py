@@ -390,10 +390,3 @@ def test_pictures_are_slides_where_there_is_nothing_else(folder: Path, slide: Pa
     assert list(found) == ["s"]
     assert "2 pictures beside the slides are left out" in notes[0]
     assert list(_listed(f"{folder}/*.png")[0]) == ["a"]
-
-
-def test_notes_are_printed(folder: Path, slide: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shutil.copy(slide, folder / "s.tif")
-    os.mkfifo(folder / "[he]pipe")
-    assert main(["preprocess", str(folder), str(tmp_path / "out"), *FAST]) == 0
-    assert "[he]pipe: left out" in capsys.readouterr().out

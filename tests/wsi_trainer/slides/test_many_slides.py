@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from wsi_trainer.cli import main
-from wsi_trainer.store.manifest import Journal
 from wsi_trainer.synthetic import SlideSpec, write_slide
 
 FEW, MANY = 3, 9
@@ -90,19 +89,3 @@ def test_a_half_written_journal_goes_with_the_conversion(slides: Path, tmp_path:
     (staging / "s0.journal.part").write_text("{")
     assert main(["preprocess", str(slides / str(FEW)), str(out), "--workers", "1", "--stall-minutes", "0"]) == 0
     assert all(path.suffix == ".lock" for path in staging.iterdir())
-
-
-def test_a_journal_that_dies_while_it_is_written_leaves_a_name_that_is_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Killed(BaseException):
-        pass
-
-    def die(*_: object) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", die)
-        with pytest.raises(Killed), Journal(tmp_path / "s.journal", {}):
-            pass
-    assert [path.name for path in tmp_path.iterdir()] == ["s.journal.part"]

@@ -44,16 +44,22 @@ def lies_as_said(tile: torch.Tensor, order: torch.memory_format) -> bool:
     return tile.stride() == torch.empty(tile.shape, memory_format=order).stride()
 
 
+@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("cache", [0, 1 << 28])
-def test_boxes_lie_as_the_decoder_made_them(known: tuple[Path, torch.memory_format, torch.Tensor], cache: int) -> None:
+def test_boxes_lie_as_the_decoder_made_them(
+    known: tuple[Path, torch.memory_format, torch.Tensor], cache: int, threads: int
+) -> None:
     path, order, pixels = known
-    source = Image(Slide.open(path), cache=cache)
-    assert source.memory_format == order
+    source = Image(Slide.open(path), cache=cache, threads=threads)
+    assert source.memory_format == order and source.dtype == torch.uint8
+    assert source.shape == (1, 3, 1037, 803) and source.mpp == pytest.approx((0.5, 0.5))
     for box in boxes(30, (1037, 803)):
         source.prefetch([box])
         tile = source.read(box)
         assert torch.equal(tile, pixels[:, :, box.lo[0] : box.hi[0], box.lo[1] : box.hi[1]])
         assert lies_as_said(tile, order), box
+        value = source.constant(box)
+        assert value is None or (tile == value[None, :, None, None]).all()
 
 
 @pytest.mark.parametrize("flips", [(False, False, True), (True, False, False), (True, True, True)])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import pickle
 import tracemalloc
 from collections import Counter
 from pathlib import Path
@@ -86,40 +84,11 @@ def test_a_wide_slide_is_read_column_of_blocks_by_column() -> None:
     assert (np.diff(ordered[:, 1]) >= 0).all()
 
 
-def test_what_is_prefetched_is_read_once(store: Path) -> None:
-    positions = np.array([[0, 0], [100, 200], [400, 300]])
-    source, plain = Bag(Slide.open(store), positions, 200, threads=2), Bag(Slide.open(store), positions, 200, threads=1)
-    loads = loads_of(source)
-    box = Box((1, 0, 0), (3, 200, 200))
-    source.prefetch([box])
-    source.prefetch([box])
-    assert torch.equal(source.read(box), plain.read(box))
-    assert loads and set(loads.values()) == {1} and not source._waiting
-    source.close()
-
-
 def test_a_box_beyond_the_patches_is_refused(store: Path) -> None:
     source = Bag(Slide.open(store), np.array([[0, 0]]), 100)
     for box in (Box((0, 0, 0), (2, 10, 10)), Box((0, 0, 0), (1, 10, 101)), Box((0, 0), (10, 10))):
         with pytest.raises(SlideError, match="leaves the 1 patches of 100 x 100"):
             source.read(box)
-
-
-def _read(source: Bag, queue: multiprocessing.Queue) -> None:
-    queue.put(int(source.read(Box((0, 0, 0), (2, 50, 50))).sum()))
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_another_process_reads_the_same(store: Path, method: str) -> None:
-    source = Bag(Slide.open(store), np.array([[500, 400], [10, 20]]), 50, threads=2)
-    expected = int(source.read(Box((0, 0, 0), (2, 50, 50))).sum())
-    context = multiprocessing.get_context(method)
-    queue = context.Queue()
-    process = context.Process(target=_read, args=(source, queue))
-    process.start()
-    assert queue.get(timeout=60) == expected
-    process.join()
-    assert pickle.loads(pickle.dumps(source)).shape == source.shape
 
 
 def test_hundreds_of_thousands_of_patches_take_megabytes(store: Path) -> None:

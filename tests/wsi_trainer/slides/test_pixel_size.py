@@ -15,7 +15,6 @@ from wsi_trainer.cli import main
 from wsi_trainer.data.dataset import open_image
 from wsi_trainer.slide.errors import SlideError, UnknownResolution
 from wsi_trainer.slide.formats.base import Level, SlideInfo
-from wsi_trainer.slide.formats.tiff_pages import MICROMETRES, number
 from wsi_trainer.slide.geometry import resolve, shrink_factor
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.store.convert import Job, convert
@@ -75,11 +74,6 @@ def test_units_of_ome(tmp_path: Path, unit: str, value: float, mpp: float) -> No
         assert reader.info.mpp == pytest.approx((mpp, mpp))
 
 
-def test_all_prefixes_of_the_metre() -> None:
-    for prefix, power in {"k": 3, "": 0, "d": -1, "c": -2, "m": -3, "µ": -6, "n": -9, "p": -12, "y": -24}.items():
-        assert MICROMETRES[f"{prefix}m"] == pytest.approx(10.0 ** (power + 6))
-
-
 @pytest.mark.parametrize("unit", ["pixel", "reference frame", "parsec"])
 def test_units_that_are_no_length(tmp_path: Path, unit: str) -> None:
     sizes = {f"PhysicalSize{axis}": 0.5 for axis in "XY"} | {f"PhysicalSize{axis}Unit": unit for axis in "XY"}
@@ -105,13 +99,6 @@ def test_resolution_of_nothing(tmp_path: Path) -> None:
     path.write_bytes(data)
     with Slide.open(path) as reader, pytest.raises(UnknownResolution, match="says that a pixel is 10000 x 10000"):
         resolve(path, reader.info)
-
-
-@pytest.mark.parametrize(
-    ("text", "value"), [("1,5", 1.5), ("1.5", 1.5), ("1.500,5", None), ("", None), ("1e400", None)]
-)
-def test_numbers_of_vendors(text: str, value: float | None) -> None:
-    assert number(text) == value
 
 
 # -- pixels that are not square

@@ -14,7 +14,7 @@ import pytest
 from wsi_trainer.cli import main
 from wsi_trainer.errors import UserError
 from wsi_trainer.preprocess import pool
-from wsi_trainer.preprocess.inputs import list_slides, part_of
+from wsi_trainer.preprocess.inputs import list_slides
 from wsi_trainer.preprocess.pool import Failure
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.store.convert import Converted, Job, convert
@@ -64,33 +64,6 @@ def test_the_stores_are_listed(cohort: Path, tmp_path: Path, capsys: pytest.Capt
     assert _rows(tmp_path / "failures.csv") == []
     assert all(0.4 < float(row["tissue"]) <= 1 for row in listed)
     assert all(float(row["lost"]) < 0.05 for row in listed)
-
-
-def test_mpp_of_the_manifest(real_slides: Path, tmp_path: Path) -> None:
-    manifest = tmp_path / "m.csv"
-    manifest.write_text(f"slide,mpp\n{real_slides / 'XYC_JPEG.ome.tiff'},0.5\n")
-    assert main(["preprocess", str(manifest), str(tmp_path / "out")]) == 0
-    assert _rows(tmp_path / "out" / "stores.csv")[0]["mpp"] == "0.5"
-
-
-def test_parts_of_a_job_array_make_the_whole(cohort: Path, tmp_path: Path) -> None:
-    for part in ("1/2", "2/2"):
-        arguments = [
-            "preprocess",
-            str(cohort.parent / "slides"),
-            str(tmp_path),
-            "--shard",
-            part,
-            "--workers",
-            "1",
-        ]
-        assert main(arguments) == 0
-    assert len(_rows(tmp_path / "stores.csv")) == 6
-    assert {p.name for p in tmp_path.glob("failures*")} == {"failures-1-of-2.csv", "failures-2-of-2.csv"}
-    listed = list_slides(str(cohort))
-    assert sorted(item.job.name for i in (1, 2, 3) for item in part_of(listed, f"{i}/3")) == sorted(
-        item.job.name for item in listed
-    )
 
 
 def test_rerun_converts_only_what_failed(cohort: Path, tmp_path: Path) -> None:
@@ -182,8 +155,12 @@ def test_dask_cluster(cohort: Path, tmp_path: Path) -> None:
         (["{slides}", "{tmp}/out", "--shard", "x"], "expected i/n"),
         (["{slides}", "{tmp}/out", "--tissue", "none", "--background", "constant"], "needs a tissue mask"),
         (["{slides}", "{tmp}/out", "--mpp", "-1"], "--mpp -1"),
+        (["{slides}", "{tmp}/out", "--mpp", "10000"], "--mpp 10000: expected micrometres per pixel, above 0 and below"),
+        (["{slides}", "{tmp}/out", "--mpp", ""], "--mpp is empty"),
+        (["{slides}", ""], "an argument is empty"),
         (["{slides}", "{tmp}/out", "--levels", "0"], "--levels 0"),
-        (["{slides}", "{tmp}/out", "--workers", "-2"], "--workers -2"),
+        (["{slides}", "{tmp}/out", "--levels", "25"], "--levels 25: expected 1 to 24"),
+        (["{slides}", "{tmp}/out", "--workers", "0"], "--workers 0: expected 1 or more"),
         (["{slides}", "{tmp}/out", "--scheduler", "tcp://127.0.0.1:1"], "no Dask scheduler"),
         (["{slides}", "{tmp}/out", "--stall-minutes", "-1"], "--stall-minutes -1"),
         (["{slides}", "{tmp}/out", "--scheduler", "dask", "--stall-minutes", "5"], "without --scheduler"),

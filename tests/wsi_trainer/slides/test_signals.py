@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -130,24 +129,3 @@ def test_a_lock_is_lifted_when_its_process_dies(tmp_path: Path) -> None:
     process.stdout.close()
     with lock(tmp_path, "s"):
         pass
-
-
-@pytest.mark.full
-def test_sigterm_ends_all_processes_fifty_times(
-    folder: Path, tmp_path: Path, record_result: Callable[..., None]
-) -> None:
-    """At moments spread over the whole run; how long it takes until the last process is gone."""
-    rng, tries, took = np.random.default_rng(5), 50, []
-    for number in range(tries):
-        out = tmp_path / str(number)
-        process = _start(folder, out, 2)
-        time.sleep(float(rng.uniform(0.5, 8.0)))
-        process.send_signal(signal.SIGTERM)
-        took.append(_seconds_until_all_ended(process.pid))
-        process.wait()
-        if process.stderr:
-            process.stderr.close()
-    _check_rerun(folder, tmp_path / str(tries - 1))
-    values = {"tries": tries, "ended_within_5_s": sum(t <= 5 for t in took), "seconds_at_most": round(max(took), 2)}
-    record_result("sigterm", values)
-    assert all(seconds <= 5 for seconds in took)

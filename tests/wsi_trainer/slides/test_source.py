@@ -7,19 +7,16 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import zarr
 
-from lightning_plugin import Box, TileSource
-from wsi_trainer.slide.cache import LoadingCache
+from lightning_plugin import Box
 from wsi_trainer.slide.errors import AbsentResolution, SlideError
 from wsi_trainer.slide.slide import ScaledImage, Slide
-from wsi_trainer.slide.views import Image
+from wsi_trainer.slide.views import Bag, Image
 
 
 def _boxes(shape: tuple[int, ...], number: int, seed: int = 0) -> list[Box]:
@@ -29,31 +26,6 @@ def _boxes(shape: tuple[int, ...], number: int, seed: int = 0) -> list[Box]:
         y, x = int(rng.integers(shape[2])), int(rng.integers(shape[3]))
         boxes.append(Box((y, x), (int(rng.integers(y, shape[2])) + 1, int(rng.integers(x, shape[3])) + 1)))
     return boxes
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("cache", [0, 1 << 28])
-def test_boxes_of_a_store(store: Path, threads: int, cache: int) -> None:
-    source = Image(Slide.open(store), threads=threads, cache=cache)
-    assert isinstance(source, TileSource)
-    pixels = torch.from_numpy(zarr.open_array(store / "0", mode="r")[:])[None]
-    assert source.shape == (1, 3, 1037, 803)
-    assert source.mpp == pytest.approx((0.5, 0.5))
-    for box in _boxes(source.shape, 30):
-        read = source.read(box)
-        assert read.dtype == source.dtype == torch.uint8
-        assert torch.equal(read, pixels[:, :, box.lo[0] : box.hi[0], box.lo[1] : box.hi[1]])
-        value = source.constant(box)
-        assert value is None or (read == value[None, :, None, None]).all()
-
-
-def test_boxes_of_a_slide(slide: Path) -> None:
-    source = Image(Slide.open(slide))
-    with Slide.open(slide) as reader:
-        for box in _boxes(source.shape, 20):
-            expected = reader.read(0, *box.lo, *box.extent)
-            assert np.array_equal(source.read(box)[0].permute(1, 2, 0).numpy(), expected)
-    assert source.constant(Box((0, 0), (10, 10))) is None
 
 
 def test_constant_boxes_are_known_without_reading(store: Path) -> None:
@@ -171,48 +143,17 @@ def test_failed_prefetch_is_raised_where_the_box_is_read(store: Path, monkeypatc
     assert source.read(box).shape == (1, 3, 384, 384)
 
 
-def test_cache_is_bounded_and_loads_each_thing_once() -> None:
-    loaded: list[int] = []
-
-    def load(key: int) -> bytes:
-        loaded.append(key)
-        return bytes(100)
-
-    cache = LoadingCache(load, len, 1000)
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(cache.get, [k % 7 for k in range(700)]))
-    assert sorted(loaded) == list(range(7))
-    for key in range(100):
-        cache.get(key)
-        assert cache.bytes <= 1000
-    assert 99 in cache
-    assert 50 not in cache
-
-
-def test_failed_load_is_tried_again() -> None:
-    results = iter([OSError("gone"), b"here"])
-
-    def load(key: int) -> bytes:
-        result = next(results)
-        if isinstance(result, OSError):
-            raise result
-        return result
-
-    cache = LoadingCache(load, len, 1000)
-    with pytest.raises(OSError, match="gone"):
-        cache.get(1)
-    assert cache.get(1) == b"here"
-
-
-def _sum(source: Image) -> int:
+def _sum(source: Image | Bag) -> int:
     # Summed by numpy: the threads of torch do not survive a fork (a DataLoader gives its workers one each).
-    return sum(int(source.read(box).numpy().sum()) for box in _boxes(source.shape, 8))
+    boxes = [Box((0, 0, 0), (2, 50, 50))] if isinstance(source, Bag) else _boxes(source.shape, 8)
+    return sum(int(source.read(box).numpy().sum()) for box in boxes)
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_other_processes_read_the_same(slide: Path, store: Path, method: str) -> None:
-    sources = [Image(Slide.open(path), threads=2) for path in (store, slide)]
+    sources: list[Image | Bag] = [Image(Slide.open(path), threads=2) for path in (store, slide)]
+    sources += [Image(Slide.open(slide, "openslide")), Bag(Slide.open(store), np.array([[500, 400], [10, 20]]), 50)]
     expected = [_sum(source) for source in sources]  # the parent has used its threads, files and locks
     with multiprocessing.get_context(method).Pool(2) as pool:
         for source, number in zip(sources, expected, strict=True):

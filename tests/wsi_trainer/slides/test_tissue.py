@@ -13,7 +13,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.slide import ScaledImage, Slide
 from wsi_trainer.slide.tissue import TissueMask, draw_tissue, find_tissue, is_dark, otsu
 from wsi_trainer.store.ngff import at_level
@@ -127,28 +126,3 @@ def test_drawn_pixels_are_those_whose_centre_shapely_finds_inside(corners: list[
         path.write_text(json.dumps(shapely.geometry.mapping(polygon)))
         mask = draw_tissue(path, (20, 30), 4, (5.0, 6.0), (top, 11)).mask
     assert np.array_equal(mask[~at_border], expected[~at_border])
-
-
-def test_geojson_outline_with_a_hole(tmp_path: Path) -> None:
-    path = tmp_path / "s.geojson"
-    outer = [[160, 160], [1440, 160], [1440, 1120], [160, 1120], [160, 160]]
-    hole = [[480, 480], [800, 480], [800, 800], [480, 800], [480, 480]]
-    feature = {
-        "type": "Feature",
-        "geometry": {"type": "Polygon", "coordinates": [outer, hole]},
-        "properties": {},
-    }
-    path.write_text(json.dumps({"type": "FeatureCollection", "features": [feature]}))
-    mask = draw_tissue(path, (80, 100), 16, (16.0, 16.0))
-    assert mask.mask[15, 20]
-    assert not mask.mask[40, 40]
-    assert not mask.mask[5, 5]
-    assert abs(mask.share - (80 * 60 - 20 * 20) / 8000) < 0.05
-
-
-@pytest.mark.parametrize("text", ["{", "{}", '{"features": []}'])
-def test_bad_geojson_is_named(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "s.geojson"
-    path.write_text(text)
-    with pytest.raises(SlideError, match=r"s\.geojson"):
-        draw_tissue(path, (10, 10), 16, (16.0, 16.0))

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import openslide
 import pytest
 import tifffile
 import zarr
@@ -62,14 +61,6 @@ def test_refused_for_its_reason(tmp_path: Path, kind: str, layout: str) -> None:
     tifffile.imwrite(path, data, **options)
     with pytest.raises(SlideError, match=reason):
         Slide.open(path)
-
-
-def test_openslide_would_have_opened_it(tmp_path: Path) -> None:
-    """The refusal must not be what every reader would have said anyway."""
-    path = tmp_path / "s.tif"
-    tifffile.imwrite(path, _values(*SIZE, 3, dtype="uint16"), photometric="rgb", **TILE)
-    with openslide.OpenSlide(path) as slide:
-        assert slide.dimensions == (128, 96)
 
 
 @pytest.mark.parametrize("planar", ["contig", "separate"])
