@@ -8,7 +8,7 @@ first pixel.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,13 +74,7 @@ class SlideTransform:
 
     def record(self) -> dict[str, Any]:
         """The entries that metadata keep."""
-        return {
-            "shape": list(self.shape),
-            "origin": list(self.origin),
-            "scale": list(self.scale),
-            "mpp": None if self.mpp is None else list(self.mpp),
-            "bounds": None if self.bounds is None else list(self.bounds),
-        }
+        return asdict(self)
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> SlideTransform:

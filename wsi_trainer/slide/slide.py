@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 import weakref
 from collections.abc import Sequence
@@ -64,10 +65,23 @@ class Slide:
     ) -> None:  # fmt: skip
         self.path = Path(path)
         self.name = name or str(path)
-        self._arguments = (reader, options, mpp, crop)
+        self._format, self._options, self._mpp, self._cropped = reader, options, mpp, crop
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Sets all that no other process can use: a fork shares open files, their positions and their locks."""
         self._opened: Reader | None = None
         self._closing: weakref.finalize | None = None
         self._lock = threading.Lock()
+        self._process = os.getpid()
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = ("path", "name", "_format", "_options", "_mpp", "_cropped")
+        return {key: self.__dict__[key] for key in kept}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin_anew()
 
     @classmethod
     def open(
@@ -96,16 +110,10 @@ class Slide:
             raise
         return slide
 
-    def again(self) -> Slide:
-        """The same slide, not open yet."""
-        reader, options, mpp, crop = self._arguments
-        return type(self)(self.path, reader, options, mpp=mpp, crop=crop, name=self.name)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self.path, self.name, self._arguments)
-
     def close(self) -> None:
         """Closes the file."""
+        if self._process != os.getpid():
+            self._begin_anew()
         with self._lock:
             if self._closing is not None:
                 self._closing()
@@ -121,13 +129,14 @@ class Slide:
 
     @property
     def _reader(self) -> Reader:
+        if self._process != os.getpid():
+            self._begin_anew()
         opened = self._opened
         if opened is None:
             with self._lock:
                 if self._opened is None:
-                    reader, options, *_ = self._arguments
-                    self._opened = open_format(self.path, reader, options)
-                    self._closing = weakref.finalize(self, self._opened.close)
+                    self._opened = open_format(self.path, self._format, self._options)
+                    self._closing = weakref.finalize(self, _close, self._opened, os.getpid())
                 opened = self._opened
         return opened
 
@@ -153,7 +162,7 @@ class Slide:
     @cached_property
     def _crop(self) -> _Crop | None:
         bounds, whole = self.whole.bounds, self.whole
-        if not self._arguments[3] or bounds is None or min(bounds[2:]) < 1 or bounds == (0, 0, *whole.shape):
+        if not self._cropped or bounds is None or min(bounds[2:]) < 1 or bounds == (0, 0, *whole.shape):
             return None
         return _Crop(whole, bounds)
 
@@ -183,8 +192,7 @@ class Slide:
     @property
     def mpp(self) -> tuple[float, float] | None:
         """Micrometres per pixel (y, x) of level 0: as they were given, else as the file has them."""
-        given = self._arguments[2]
-        return self.info.mpp if given is None or self.stored else (given, given)
+        return self.info.mpp if self._mpp is None or self.stored else (self._mpp, self._mpp)
 
     @cached_property
     def transform(self) -> SlideTransform:
@@ -201,7 +209,7 @@ class Slide:
             AbsentResolution: It is finer than the slide.
             UnknownResolution: Nothing says how large the slide's pixels are.
         """
-        own = resolve(self.path, self.info, None if self.stored else self._arguments[2])
+        own = resolve(self.path, self.info, None if self.stored else self._mpp)
         if self.stored:  # a level that preprocess made is taken as it is
             for level in self.levels:
                 if abs(mpp / (own.mean * level.downsample) - 1) <= TOLERANCE:
@@ -345,9 +353,10 @@ class _Crop:
         return self._levels[level], y + self.origin[0] // step, x + self.origin[1] // step
 
 
-def _restored(path: Path, name: str, arguments: tuple[Any, ...]) -> Slide:
-    reader, options, mpp, crop = arguments
-    return Slide(path, reader, options, mpp=mpp, crop=crop, name=name)
+def _close(reader: Reader, process: int) -> None:
+    """Closes a file in the process that opened it: a library's threads and locks do not survive a fork."""
+    if process == os.getpid():
+        reader.close()
 
 
 @dataclass(frozen=True, eq=False)

@@ -241,8 +241,6 @@ class BlockView(View):
 
     def _begin_anew(self) -> None:
         super()._begin_anew()
-        if hasattr(self, "image"):  # in a forked process
-            self.slide = self.slide.again()
         self.image = ScaledImage(self.slide, self._factor)
         self._planar = self.image.is_exact and self.slide.planar
         image, block, planar = self.image, self.slide.block, self._planar  # no circle, which Python would close late

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -190,7 +189,7 @@ def read_index(path: Path, layout: Layout) -> Index | None:
 
 
 class StoredLevel:
-    """An array (c, y, x) of a store that this package wrote. It holds no open file: fork or pickle it.
+    """An array (c, y, x) of a store that this package wrote. It holds no open file.
 
     Args:
         path: The folder of the array.
@@ -210,10 +209,6 @@ class StoredLevel:
         self._codec = codec or ZstdCodec()
         self._listed = listed
         self._indexes: dict[tuple[int, int], Index | None] = {}
-        self._lock = threading.Lock()
-
-    def __reduce__(self) -> tuple[type[StoredLevel], tuple[Any, ...]]:
-        return StoredLevel, (self.path, self.shape, self.layout, self._codec, self._listed)
 
     def shard_path(self, row: int, column: int) -> Path:
         """The file of a shard, which is absent if the shard holds the fill value only."""
@@ -229,8 +224,7 @@ class StoredLevel:
             index = read_index(self.shard_path(row, column), self.layout)
             if index is None and key in self._listed:
                 raise CorruptChunk(f"{self._file(row, column)} is missing")
-            with self._lock:
-                self._indexes[key] = index
+            self._indexes[key] = index
         return self._indexes[key]
 
     def is_absent(self, row: int, column: int) -> bool:

@@ -78,7 +78,7 @@ _LARGEST_READ = 64 << 20
 
 
 class Reader:
-    """An open file of one format. Safe to use from several threads, to fork with and to pickle.
+    """An open file of one format, for the threads of one process.
 
     Attributes:
         info: Facts from the file.
@@ -100,9 +100,6 @@ class Reader:
 
     def __init__(self, path: Path | str, options: ReadOptions) -> None:
         self._path, self._options = Path(path), options
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._path, self._options)
 
     def read(self, level: int, y: int, x: int, height: int, width: int) -> Pixels:
         """The pixels of a box in coordinates of its level; outside, and where not scanned, background."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import configparser
-import os
 import re
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -38,17 +36,12 @@ def claims(path: Path, head: bytes) -> bool:
 
 
 class OpenSlideReader(Reader):
-    """A slide read through OpenSlide. Reopens itself in a forked process."""
+    """A slide read through OpenSlide."""
 
     takes_options = False
 
     def __init__(self, path: Path | str, options: ReadOptions = PLAIN) -> None:
         super().__init__(path, options)
-        self._lock = threading.Lock()
-        self._open()
-        self.info = self._make_info()
-
-    def _open(self) -> None:
         try:
             self._slide = openslide.OpenSlide(str(self._path))
         except openslide.OpenSlideUnsupportedFormatError as error:
@@ -57,7 +50,7 @@ class OpenSlideReader(Reader):
             # Another reader may know more; if none does, this is the true cause.
             raise UnsupportedSlide(self._path, f"OpenSlide: {_without_path(error, self._path)}") from error
         self._slide.set_cache(openslide.OpenSlideCache(_CACHE))
-        self._process = os.getpid()
+        self.info = self._make_info()
 
     def _make_info(self) -> SlideInfo:
         properties = self._slide.properties
@@ -82,24 +75,17 @@ class OpenSlideReader(Reader):
             associated=tuple(self._slide.associated_images),
         )
 
-    def _handle(self) -> openslide.OpenSlide:
-        if self._process != os.getpid():
-            with self._lock:
-                if self._process != os.getpid():
-                    self._open()
-        return self._slide
-
     def _part(self, level: int, top: int, left: int, bottom: int, right: int) -> Pixels:
         scale = self.info.levels[level].downsample
         corner = (round(left * scale), round(top * scale))
         try:
-            image = self._handle().read_region(corner, level, (right - left, bottom - top))
+            image = self._slide.read_region(corner, level, (right - left, bottom - top))
         except openslide.OpenSlideError as error:
             raise SlideError(self._path, f"cannot read rows {top} to {bottom}: {error}") from error
         return self._opaque(image)
 
     def _associated(self, name: str) -> Pixels:
-        return self._opaque(self._handle().associated_images[name])
+        return self._opaque(self._slide.associated_images[name])
 
     def _opaque(self, image: Image.Image) -> Pixels:
         """RGB of an RGBA image; transparent parts, which were not scanned, show the background."""
@@ -107,8 +93,7 @@ class OpenSlideReader(Reader):
         return on_background(pixels[..., :3], pixels[..., 3], self.info.background)
 
     def close(self) -> None:
-        if self._process == os.getpid():
-            self._slide.close()
+        self._slide.close()
 
 
 def _colour(text: str) -> tuple[int, int, int]:
