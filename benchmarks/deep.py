@@ -71,8 +71,8 @@ def alone(layers: int, plain: bool) -> dict[str, Any]:
     budget = 2 * parameters + math.ceil((8 + 2 * math.log2(layers)) * MAP) + REST
     budget = math.ceil(budget / 0.99) + 2048  # a plan uses no more of a budget
     module = TiledModule(net, budget=budget, disk=False, chains="always")
-    settings, planning = module.settings, [0.0]
-    search = settings.search
+    planner, planning = module.engine.planner, [0.0]
+    search = planner.search
 
     def timed(*args: Any, **words: Any) -> Any:
         began = time.process_time()
@@ -81,20 +81,20 @@ def alone(layers: int, plain: bool) -> dict[str, Any]:
         finally:
             planning[0] += time.process_time() - began
 
-    settings.search = timed  # type: ignore[method-assign]
+    planner.search = timed  # type: ignore[method-assign]
     built = process_peak()
     began = time.process_time()
     loss = module(x).square().sum()
     loss.backward()
     seconds = time.process_time() - began
     plan = module.plan
-    assert plan is not None and module.settings.ledger is not None
+    assert plan is not None and module.engine.ledger is not None
     row: dict[str, Any] = {
         "layers": layers,
         "parameters and gradients": 2 * parameters,
         "budget": budget,
-        "peak": module.settings.ledger.peak_bytes,
-        "maps": module.settings.ledger.peak_bytes - 2 * parameters,
+        "peak": module.engine.ledger.peak_bytes,
+        "maps": module.engine.ledger.peak_bytes - 2 * parameters,
         "one map": MAP,
         "chains": [
             {"links": c.count, "slots": c.slots, "kept": c.kept, "forwards": c.forecast.forwards} for c in plan.chains
@@ -135,7 +135,7 @@ def both(options: argparse.Namespace) -> None:
     before, began = process_peak(), time.perf_counter()
     module(x).square().sum().backward()
     seconds = time.perf_counter() - began
-    plan, ledger, peak = module.plan, module.settings.ledger, process_peak()
+    plan, ledger, peak = module.plan, module.engine.ledger, process_peak()
     assert plan is not None and ledger is not None
     found = [p.grad.clone() for p in net.parameters() if p.grad is not None]
     plain = copy.deepcopy(net)

@@ -33,12 +33,12 @@ def zoo_row(entry: ZooEntry) -> dict[str, Any]:
     noted: set[str] = set()
     for mode in (True, False):
         for shape, grids in ((entry.shape, GRIDS[0]), (entry.other_shape, GRIDS[1])):
-            settings = noting(*grids)
+            engine = noting(*grids)
             net = still(fill(entry.build().double())).train(mode)
-            for name, error in errors(net, shape, settings=settings).items():
+            for name, error in errors(net, shape, engine=engine).items():
                 kind = name.split()[0] if name.split()[0] in ("loss", "output", "input", "buffer") else "parameter"
                 found[kind] = max(found.get(kind, 0.0), error)
-            noted |= {b.split(" in ")[0].split(": ")[0] for b in settings.noted}
+            noted |= {b.split(" in ")[0].split(": ")[0] for b in engine.noted}
     return {"name": entry.name, "shape": list(entry.shape), "errors": found, "barriers": sorted(noted)}
 
 

@@ -29,9 +29,10 @@ from torch import nn
 
 from benchmarks.keep import keep_case
 from lightning_plugin import make_plan
+from lightning_plugin.engine import Engine
 from lightning_plugin.options import Options
 from lightning_plugin.planner.analysis.recorded import recorded
-from lightning_plugin.settings import Settings
+from lightning_plugin.plans import Planner
 from lightning_plugin.units import parse_bytes
 from tests.zoo import ZOO
 
@@ -107,11 +108,11 @@ def started(case: Case) -> Planned:
     """A plan as `TiledModule` comes by it: from the cache, if it is there."""
     imports, net = ready(case)
     options = Options(budget=parse_bytes(BUDGET))
-    settings = Settings(options, device=DEVICE, accumulates=True)
+    engine = Engine(Planner(options, DEVICE, accumulates=True))
     with recorded(net, (1, 3, case.side, case.side), torch.float32, chains=options.chains) as (network, _):
         gc.freeze()  # or Python's collector may come by, and go through all of PyTorch's modules
         begin = time.process_time()
-        found = settings.choose(network.recording)
+        found = engine.choose(network.recording)
         return Planned(imports, time.process_time() - begin, found.to_json())
 
 

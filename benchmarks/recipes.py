@@ -17,11 +17,12 @@ import torch
 from rich.progress import track
 
 from benchmarks.keep import keep_case
+from lightning_plugin.engine import Engine
 from lightning_plugin.options import Options
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.analysis.recorded import recorded
-from lightning_plugin.settings import Settings
+from lightning_plugin.plans import Planner
 from lightning_plugin.units import parse_bytes
 from tests.zoo import ZOO
 
@@ -45,8 +46,8 @@ CASES = {
 }
 
 
-def settings_of(case: Case) -> Settings:
-    return Settings(Options(budget=parse_bytes(case.budget)), device=DEVICE, accumulates=True)
+def engine_of(case: Case) -> Engine:
+    return Engine(Planner(Options(budget=parse_bytes(case.budget)), DEVICE, accumulates=True))
 
 
 def measure(case: Case, count: int, searched: int) -> dict[str, Any]:
@@ -55,7 +56,7 @@ def measure(case: Case, count: int, searched: int) -> dict[str, Any]:
         net = ZOO[case.network].published().train()
     rng = random.Random(0)
     sizes = [tuple(int(case.side * rng.uniform(1 - SPREAD, 1 + SPREAD)) for _ in range(2)) for _ in range(count)]
-    used = settings_of(case)
+    used = engine_of(case)
     seconds, slower = [], []
     for i, size in enumerate(track(sizes, case.network)):
         with recorded(net, (1, 3, *size), torch.float32) as (network, _):
@@ -68,7 +69,7 @@ def measure(case: Case, count: int, searched: int) -> dict[str, Any]:
         "budget": case.budget,
         "side": case.side,
         "sizes": count,
-        "searches": sum(map(len, used._recipes.values())),
+        "searches": sum(map(len, used.planner._recipes.values())),
         "seconds of the first": round(seconds[0], 2),
         "seconds of all": round(sum(seconds), 2),
         "median seconds of a further size": round(statistics.median(seconds[1:]), 3),
@@ -78,7 +79,7 @@ def measure(case: Case, count: int, searched: int) -> dict[str, Any]:
 
 def own(case: Case, network: Network) -> Plan:
     """The plan of a search for one size."""
-    return settings_of(case).choose(network.recording)
+    return engine_of(case).choose(network.recording)
 
 
 def main() -> None:

@@ -36,9 +36,9 @@ from benchmarks.calibrated import RATES, calibrated
 from benchmarks.keep import keep_case
 from benchmarks.table import table
 from lightning_plugin import Box, EngineError, LazyImage, Plan, TiledModule
+from lightning_plugin.plans import Planner
 from lightning_plugin.progress import Kind
 from lightning_plugin.residency.disk import OPEN
-from lightning_plugin.settings import Settings as Engine
 from tests.lightning_plugin.planner.peaks import CLEAR, of_status, warm_up
 from tests.zoo.resnet import BasicBlock, ResNet
 from wsi_trainer.models.slide_model import COLOURS
@@ -98,18 +98,18 @@ class Heard:
     @contextmanager
     def timing(self) -> Iterator[None]:
         """A block in which planning is timed, and tells how many tiles are to come."""
-        search = Engine.search
+        search = Planner.search
 
-        def timed(engine: Engine, *args: Any, **kwargs: Any) -> Plan:
+        def timed(planner: Planner, *args: Any, **kwargs: Any) -> Plan:
             begin = time.perf_counter(), time.process_time()
-            plan = self.plan = search(engine, *args, **kwargs)
+            plan = self.plan = search(planner, *args, **kwargs)
             self.planning[0] += time.perf_counter() - begin[0]
             self.planning[1] += time.process_time() - begin[1]
             tiled = [s for s in plan.segments if not s.keep]
             self.bar.update(self.row, total=sum(s.forward.tiles + s.backward.tiles for s in tiled))
             return plan
 
-        with patch.object(Engine, "search", timed):
+        with patch.object(Planner, "search", timed):
             yield
 
 
@@ -187,7 +187,7 @@ def step(store: Path, mode: str, budget: str) -> dict[str, Any]:
     CLEAR.write_text("5")
     with bar() as shown:
         heard = Heard(shown, f"{mode}, {side:,}²")
-        tiled.settings.progress.listeners.append(heard)
+        tiled.engine.progress.listeners.append(heard)
         with heard.timing():
             wall, busy = time.perf_counter(), time.process_time()
             try:

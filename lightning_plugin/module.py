@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial, wraps
 from types import ModuleType
 from typing import Any, Unpack
@@ -11,16 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from lightning_plugin.capture.lazy import LazyImage, LazyTensor, lazies
-from lightning_plugin.capture.materialize import materialize, recording_eagerly
+from lightning_plugin.capture.materialize import materialized, recording_eagerly
 from lightning_plugin.capture.session import Call
+from lightning_plugin.engine import Engine
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.build import Initialize, build
 from lightning_plugin.execute.finite import NonFinite
 from lightning_plugin.graph import next_serial
 from lightning_plugin.options import Options, Words
 from lightning_plugin.plan import Plan
+from lightning_plugin.plans import Planner
 from lightning_plugin.private import never_compiled
-from lightning_plugin.settings import Settings
 from lightning_plugin.source import channels_lie_last
 from lightning_plugin.trees import tree_map
 
@@ -57,16 +59,14 @@ class TiledModule(nn.Module):
 
     def __init__(self, module: nn.Module, *, plan: Plan | None = None, **options: Unpack[Words]) -> None:
         super().__init__()
-        found = Options.parse(options)
-        if plan is not None and found.budget is not None:
-            raise ValueError("give a budget, or tiles, or a plan: a budget decides about tiles itself")
+        found = replace(Options.parse(options), plan=plan)
         if scripted := [name for name, m in module.named_modules() if isinstance(m, torch.jit.ScriptModule)]:
             raise RecordingError(
                 f"the module {scripted[0]!r} was scripted or traced by torch.jit, which hides its operators: give "
                 "TiledModule the module itself, before torch.jit.script or torch.jit.trace"
             )
         self.module = module
-        self.settings = Settings(found, given=plan)
+        self.engine = Engine(Planner(found))
 
     #: Under `torch.compile` the module is called as ever, between two graphs.
     __call__ = never_compiled(nn.Module.__call__)
@@ -75,7 +75,7 @@ class TiledModule(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         gather = not any(isinstance(a, LazyTensor) for a in _leaves((args, kwargs)))
         args, kwargs = tree_map(self._lazy, (args, kwargs))
-        call = Call(self.settings)
+        call = Call(self.engine)
         for lazy in lazies((args, kwargs)):
             lazy._session.root().enter(call)
         try:
@@ -83,15 +83,15 @@ class TiledModule(nn.Module):
                 out = self.module(*args, **kwargs)
         finally:
             call.end = next_serial()
-        return _settled(out, set()) if gather else out
+        return _settled(out) if gather else out
 
     def _lazy(self, a: Any) -> Any:
         # A tensor of whole numbers with three dimensions is a target (N, H, W), not an image of H channels.
         image = isinstance(a, Tensor) and (a.dim() > 3 or (a.dim() == 3 and a.is_floating_point()))
         if image and not isinstance(a, LazyTensor):
             if not a.requires_grad and channels_lie_last(a.shape):
-                return LazyImage.from_tensor(a.movedim(-1, 1), settings=self.settings).movedim(1, -1)
-            return LazyImage.from_tensor(a, settings=self.settings)
+                return LazyImage.from_tensor(a.movedim(-1, 1), engine=self.engine).movedim(1, -1)
+            return LazyImage.from_tensor(a, engine=self.engine)
         return a
 
     def build(
@@ -103,25 +103,25 @@ class TiledModule(nn.Module):
         tier that the option ``parameters`` names, the disk if it names none. Values come from ``weights``, by name (a
         checkpoint that ``torch.load(..., mmap=True)`` maps is not held), else from ``initialize``, called module by
         module, else from each module's ``reset_parameters``."""
-        options = self.settings.options
-        self.settings.homes.folder = options.folder
+        options, homes = self.engine.options, self.engine.homes
+        homes.folder = options.folder
         tier = "host" if options.parameters == "host" else "disk"
-        build(self.module, self.settings.homes, tier, weights, initialize)
+        build(self.module, homes, tier, weights, initialize)
 
     @property
     def plan(self) -> Plan | None:
         """The plan of the last execution."""
-        return self.settings.plan
+        return self.engine.plan
 
     @property
     def non_finite(self) -> NonFinite | None:
         """In the first step whose loss was not finite, what was the first not to be."""
-        return self.settings.non_finite
+        return self.engine.non_finite
 
     @property
     def peak_bytes(self) -> int:
         """What the last step (from its forward on, until the next) really held on the device at its worst moment."""
-        return 0 if self.settings.ledger is None else self.settings.ledger.peak_bytes
+        return self.engine.peak_bytes
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         return self.module.state_dict(*args, **kwargs)
@@ -136,18 +136,31 @@ def _leaves(tree: Any) -> list[Any]:
     return found
 
 
-def _settled(result: Any, seen: set[int]) -> Any:
-    """A result with ordinary tensors, also in the attributes of objects, which are set anew."""
+def _settled(result: Any) -> Any:
+    """A result with ordinary tensors, all of them computed under one plan."""
+    found: list[LazyTensor] = []
 
-    def settle(a: Any) -> Any:
+    def note(tensor: LazyTensor) -> LazyTensor:
+        found.append(tensor)
+        return tensor
+
+    _replaced(result, note, set())
+    tensors = dict(zip(map(id, found), materialized(found), strict=True))
+    return _replaced(result, lambda tensor: tensors[id(tensor)], set())
+
+
+def _replaced(result: Any, by: Callable[[LazyTensor], Tensor], seen: set[int]) -> Any:
+    """A result with other tensors for its lazy ones, also in the attributes of objects, which are set anew."""
+
+    def replaced(a: Any) -> Any:
         if isinstance(a, LazyTensor):
-            return materialize(a)
+            return by(a)
         if hasattr(a, "__dict__") and not isinstance(a, (Tensor, nn.Module, type, ModuleType)) and id(a) not in seen:
             seen.add(id(a))
             for name, value in list(vars(a).items()):
-                new = _settled(value, seen)
+                new = _replaced(value, by, seen)
                 if any(isinstance(leaf, LazyTensor) for leaf in _leaves(value)):
                     object.__setattr__(a, name, new)
         return a
 
-    return tree_map(settle, result)
+    return tree_map(replaced, result)

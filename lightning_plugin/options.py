@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict, get_args
 
+from lightning_plugin.plan import Plan
 from lightning_plugin.recording import Rewriting
 from lightning_plugin.units import parse_bytes
 
@@ -100,7 +101,7 @@ documented(RankWords, StrategyWords, Words)
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What the user said about how to run; `Words` says what each option means."""
+    """How to run, as the user said: `Words` has the meaning of each option. ``plan`` is a plan to run by."""
 
     budget: int | None = None
     tiles: tuple[int, ...] | None = None
@@ -117,10 +118,13 @@ class Options:
     trim: bool = True
     parameters: HomeTier = "auto"
     calls: int = 1
+    plan: Plan | None = None
 
     def __post_init__(self) -> None:
         if self.budget is not None and self.tiles is not None:
             raise ValueError("give a budget or tiles, not both: a budget decides about tiles itself")
+        if self.budget is not None and self.plan is not None:
+            raise ValueError("give a budget, or tiles, or a plan: a budget decides about tiles itself")
         if (self.splits is None) == (self.halo in SPLITS):
             raise ValueError(
                 f'halo={self.halo!r} with splits={self.splits}: splits are given with halo="split" or '
@@ -149,6 +153,25 @@ class Options:
             raise TypeError(f"{min(unknown)!r} is no option; those are {', '.join(kind.__annotations__)}")
         found: dict[str, Any] = {name: READ[name](given) if name in READ else given for name, given in words.items()}
         return Options(**found)
+
+    def __str__(self) -> str:
+        """The options that are not the usual ones."""
+        usual = Options()
+        given = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "plan"}
+        words = [f"{name}={value!r}" for name, value in given.items() if value != getattr(usual, name)]
+        return ", ".join(words if self.plan is None else ["plan=...", *words]) or "no options"
+
+    @property
+    def chaining(self) -> Chains:
+        """Whether long runs of equal links become chains: for a budget, or for a plan that has some."""
+        if self.plan is not None:
+            return "always" if self.plan.chains else "never"
+        return self.chains if self.budget is not None else "never"
+
+    @property
+    def approximation(self) -> str:
+        """The approximation in words, for a checkpoint and for people; nothing where there is none."""
+        return "" if self.splitting is None else str(self.splitting)
 
     @property
     def splitting(self) -> Rewriting | None:

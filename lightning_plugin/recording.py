@@ -154,6 +154,11 @@ class Recording:
         found = (self.bindings.captures.get(v) for n in self.nodes for v in n.outputs)
         return [capture for capture in found if capture is not None]
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors that the nodes begin with: parameters, buffers, whatever was captured."""
+        return [capture.tensor for capture in self.captures]
+
 
 class Rewriting(Protocol):
     """A change of what was recorded, which an option asks for: some operators by others, such as `split.Split`."""

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from lightning_plugin import LazyImage, materialize
+from lightning_plugin.engine import Engine
 from lightning_plugin.options import Options
-from lightning_plugin.settings import Settings
+from lightning_plugin.plans import Planner
 
 TOLERANCE = 1e-9
 
@@ -34,7 +35,7 @@ def errors(
     backward_tiles: Any = (2, 3),
     loss: Callable[[Any], Tensor] | None = None,
     seed: int = 0,
-    settings: Any = None,
+    engine: Any = None,
 ) -> dict[str, float]:
     """Errors of output, input gradient, every parameter's gradient and every buffer, after one step in float64."""
     torch.manual_seed(seed)
@@ -46,7 +47,7 @@ def errors(
     torch.manual_seed(seed + 1)  # the small masks of stochastic depth are drawn in the user's own order
     expected = net(x)
     torch.manual_seed(seed + 1)
-    actual = other(LazyImage.from_tensor(twin, settings=settings or asked(tiles, backward_tiles)))
+    actual = other(LazyImage.from_tensor(twin, engine=engine or asked(tiles, backward_tiles)))
     weights = [torch.randn_like(e) for e in flat(expected)]
     objective = loss or (
         lambda out: sum(((o * w).sum() for o, w in zip(flat(out), weights, strict=True)), torch.zeros(()))
@@ -58,9 +59,9 @@ def errors(
     return {"loss": difference(materialize(losses[1]).detach(), losses[0].detach()), **found}
 
 
-def asked(tiles: Any = None, backward_tiles: Any = None, **words: Any) -> Settings:
-    """Settings with a user's options."""
-    return Settings(Options.parse({"tiles": tiles, "backward_tiles": backward_tiles, **words}))
+def asked(tiles: Any = None, backward_tiles: Any = None, **words: Any) -> Engine:
+    """An engine with a user's options."""
+    return Engine(Planner(Options.parse({"tiles": tiles, "backward_tiles": backward_tiles, **words})))
 
 
 def compare(

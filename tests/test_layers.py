@@ -20,7 +20,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("__init__",),  # the names that users import
     ("check",),
     ("module", "strategy"),  # the two ways in
-    ("settings",),  # what the user said, and the plans that came of it
+    ("engine",),  # has recordings run, and owns what outlives a step
+    ("plans",),  # plans that are made, remembered and saved
     ("planner",),  # decides
     ("capture",),  # records what a user's code does
     ("execute",),  # runs a plan

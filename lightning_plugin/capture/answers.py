@@ -58,7 +58,7 @@ def _to(self: LazyTensor, *args: Any, **kwargs: Any) -> Any:
             if device is None or device == self.device:
                 return self if memory_format is None else call(Tensor.to, (self,), {"memory_format": memory_format})
             return type(self)(
-                self._source, device=device, requires_grad=self.requires_grad, settings=self._session.settings
+                self._source, device=device, requires_grad=self.requires_grad, engine=self._session.engine
             )
     return call(Tensor.to, (self, *args), kwargs)
 

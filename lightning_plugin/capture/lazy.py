@@ -98,10 +98,10 @@ class LazyImage(LazyTensor):
         *,
         device: torch.device | str | None = None,
         requires_grad: bool = False,
-        settings: Any = None,
+        engine: Any = None,
     ) -> LazyImage:
         if isinstance(source, Tensor):
-            return cls.from_tensor(source, device=device, settings=settings)
+            return cls.from_tensor(source, device=device, engine=engine)
         if not isinstance(source, TileSource):
             raise TypeError(f"an image is a tensor or a TileSource, not {type(source).__name__}: subclass TileSource")
         collate_by(cls, collate_images)
@@ -109,7 +109,7 @@ class LazyImage(LazyTensor):
         if len(shape) < 3:
             raise ValueError(f"an image is (N, C, *spatial) with at least one spatial axis, got shape {shape}")
         target = torch.device(device) if device is not None else torch.device("cpu")
-        session = Session(execute, settings, target)
+        session = Session(execute, engine, target)
         with session.faking():
             fake = torch.empty(shape, dtype=source.dtype, device=target)
         self = LazyTensor._wrap(cls, fake, session, requires_grad)
@@ -128,9 +128,7 @@ class LazyImage(LazyTensor):
         return value
 
     @classmethod
-    def from_tensor(
-        cls, tensor: Tensor, *, device: torch.device | str | None = None, settings: Any = None
-    ) -> LazyImage:
+    def from_tensor(cls, tensor: Tensor, *, device: torch.device | str | None = None, engine: Any = None) -> LazyImage:
         """An image that is in memory already; it stays where it is and is moved tile by tile.
 
         A tensor that requires grad gets its gradient.
@@ -138,7 +136,7 @@ class LazyImage(LazyTensor):
         if isinstance(tensor, LazyImage):
             return tensor
         source = TensorSource(tensor, likely_instances(tensor.shape))
-        return cls(source, device=device or tensor.device, requires_grad=tensor.requires_grad, settings=settings)
+        return cls(source, device=device or tensor.device, requires_grad=tensor.requires_grad, engine=engine)
 
     @property
     def source(self) -> TileSource:
@@ -161,7 +159,7 @@ def collate_images(images: list[LazyImage], *, collate_fn_map: Any = None) -> La
     # Images out of a dataset carry no batch dimension of their own beyond the leading one of their source.
     source = batch([image.source for image in images])
     grad = any(image.requires_grad for image in images)
-    return LazyImage(source, device=first.device, requires_grad=grad, settings=first._session.root().settings)
+    return LazyImage(source, device=first.device, requires_grad=grad, engine=first._session.root().engine)
 
 
 def lazies(tree: Any) -> list[LazyTensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,15 +30,24 @@ def materialize(tensor: Tensor) -> Tensor:
 
     A map is gathered whole on its device; do this only with maps that fit.
     """
-    if not isinstance(tensor, LazyTensor):
-        return tensor
-    value = tensor._value
-    session = tensor._session.root()
-    if value in session.vectors:
-        return session.vectors[value]
-    result = session.run(value)
-    session.forget()
-    return result
+    return materialized([tensor])[0] if isinstance(tensor, LazyTensor) else tensor
+
+
+def materialized(tensors: Sequence[LazyTensor], beside: Iterable[LazyTensor] = ()) -> list[Tensor]:
+    """The ordinary tensors of several lazy ones, of each recording under one plan.
+
+    Args:
+        tensors: The lazy tensors.
+        beside: Others whose recordings run too, for what they do besides returning results.
+    """
+    found = [known(t) for t in tensors]
+    for session in dict.fromkeys(t._session.root() for t in (*tensors, *beside)):
+        places = [i for i, t in enumerate(found) if isinstance(t, LazyTensor) and t._session.root() is session]
+        results = session.run([found[i]._value for i in places])
+        session.forget()
+        for i, result in zip(places, results, strict=True):
+            found[i] = result
+    return found
 
 
 def known(value: Any, func: Callable[..., Any] | None = None) -> Any:

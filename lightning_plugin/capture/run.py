@@ -1,6 +1,6 @@
 """From a recording to values: choose a plan, have it run, and let happen what was deferred.
 
-[Note: settings] A plan is made for all that runs at once, by one budget. So nodes of calls with other settings run one
+[Note: engines] A plan is made for all that runs at once, by one budget. So nodes of calls with other options run one
 part after the other. Parts meet in vectors, which the first part hands to the next as ordinary tensors. A map is never
 whole, so what reads a map belongs to the call that made it; where two such calls meet in maps, they are refused. What
 no call has recorded and reads no map of a call runs with whatever part comes to it.
@@ -16,7 +16,7 @@ from torch import Tensor
 from lightning_plugin.capture.buffers import ordinary
 from lightning_plugin.capture.paths import forget_modules
 from lightning_plugin.capture.repeats import InBackward, Repeat
-from lightning_plugin.capture.session import ExecutionSettings, Session
+from lightning_plugin.capture.session import Engine, Session
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.frame import Frame, Step
 from lightning_plugin.execute.run import run_plan
@@ -26,23 +26,23 @@ from lightning_plugin.progress import ranged
 from lightning_plugin.recording import Recording, gathered
 
 
-def part(session: Session, values: Sequence[Value]) -> tuple[ExecutionSettings | None, Sequence[Value], bool]:
-    """The settings by which values, or what has to run before them, run next; which values do; and whether others are
-    left for later."""
+def part(session: Session, values: Sequence[Value]) -> tuple[Engine | None, Sequence[Value], bool]:
+    """The engine that runs next, the values that it computes, and whether others are left for later."""
     if not session.calls:
-        return session.settings, values, False
+        return session.engine, values, False
     nodes = ancestors(values, session.vectors)
-    kinds: dict[Node, ExecutionSettings | None] = {}
-    found: list[ExecutionSettings] = []
+    kinds: dict[Node, Engine | None] = {}
+    found: list[Engine] = []
     for node in nodes:
-        kind = settings_of(node, session, kinds)
-        kinds[node] = kind = next((other for other in found if kind is not None and other.same(kind)), kind)
+        kind = engine_of(node, session, kinds)
+        same = (other for other in found if kind is not None and other.options == kind.options)
+        kinds[node] = kind = next(same, kind)
         if kind is not None and kind not in found:
             found.append(kind)
     if len(found) < 2:
-        return found[0] if found else session.settings, values, False
+        return found[0] if found else session.engine, values, False
 
-    needs: dict[Node, set[ExecutionSettings]] = {}
+    needs: dict[Node, set[Engine]] = {}
     for node in nodes:
         kind = kinds[node]
         needs[node] = set() if kind is None else {kind}
@@ -60,48 +60,48 @@ def makers(values: Iterable[Value], session: Session) -> list[Node]:
     return [v.node for v in values if v.node is not None and v not in session.vectors]
 
 
-def settings_of(node: Node, session: Session, kinds: dict[Node, ExecutionSettings | None]) -> ExecutionSettings | None:
-    """The settings of the call that recorded a node, or the maps that it reads."""
+def engine_of(node: Node, session: Session, kinds: dict[Node, Engine | None]) -> Engine | None:
+    """The engine of the call that recorded a node, or the maps that it reads."""
     if not node.maps:
         return None
-    own = [call.settings for call in session.calls if node in call][:1]
+    own = [call.engine for call in session.calls if node in call][:1]
     made = [kind for v in node.maps if v.node in kinds and (kind := kinds[v.node]) is not None]
     met = [*made, *own]
     for other in met[1:]:
-        if not other.same(met[0]):
+        if other.options != met[0].options:
             raise RecordingError(
-                f"{node.label} reads maps of a TiledModule with {met[0]} and of one with {other}: they would be run "
-                "together, under one plan. Take the first map whole where it fits (materialize(x)), give both modules "
-                "the same options, or wrap both in one TiledModule."
+                f"{node.label} reads maps of a TiledModule with {met[0].options} and of one with {other.options}: they "
+                "would be run together, under one plan. Take the first map whole where it fits (materialize(x)), give "
+                "both modules the same options, or wrap both in one TiledModule."
             )
     return met[0] if met else None
 
 
-def execute(session: Session, wanted: Value | None, pending: Sequence[Value]) -> Tensor:
-    """Compute a value, and with it everything small that is waiting and every effect: under one plan, or under one for
-    each of the settings that calls have; see [Note: settings]."""
-    values = [*pending, *(v for e in session.effects if not e.dormant for v in e.values)]
-    if wanted is not None:
-        values.append(wanted if not wanted.is_map else gathered(wanted))
+def execute(session: Session, wanted: Sequence[Value], pending: Sequence[Value]) -> list[Tensor]:
+    """Compute values, and with them everything small that is waiting and every effect: under one plan, or under one for
+    each of the options that calls have; see [Note: engines]."""
+    wanted = [v if not v.is_map else gathered(v) for v in wanted]
+    values = [v for v in dict.fromkeys((*pending, *wanted)) if v not in session.vectors]
+    values += [v for e in session.effects if not e.dormant for v in e.values]
     ordinary(b for e in session.effects for b in e.writes)
     with forget_modules(), torch.inference_mode(False), ranged("step"):
-        default, waiting = session.settings, True
+        default, waiting = session.engine, bool(values)
         try:
             while waiting:
-                session.settings, now, waiting = part(session, values)
+                session.engine, now, waiting = part(session, values)
                 recording = session.recorded(now)
                 run(recording, session)
-                if session.settings is not None:
-                    session.settings.look(recording, now, session.vectors)
+                if session.engine is not None:
+                    session.engine.look(recording, now, session.vectors)
         except BaseException:
             for effect in session.effects:  # as in PyTorch, where a forward that failed has moved nothing
                 effect.dormant = True
             raise
         finally:
-            session.settings = default
+            session.engine = default
         happen(session)
         again_in_backward(session, values)
-    return session.vectors[values[-1]] if wanted is not None else torch.empty(0)
+    return [session.vectors[v] for v in wanted]
 
 
 @torch.no_grad()
@@ -131,10 +131,10 @@ def again_in_backward(session: Session, values: Sequence[Value]) -> None:
 def run(recording: Recording, session: Session) -> None:
     """Run what was recorded in the order of a plan."""
     check_versions(recording)
-    settings = session.settings
+    engine = session.engine
     with ranged("plan"):
-        plan = fixed(recording.nodes, None) if settings is None else settings.choose(recording)
-    step = Step() if settings is None else settings.begin(plan, recording)
+        plan = fixed(recording.nodes, None) if engine is None else engine.choose(recording)
+    step = Step() if engine is None else engine.begin(plan, recording)
     run_plan(plan, recording.nodes, Frame(recording.bindings, session.vectors, step))
 
 

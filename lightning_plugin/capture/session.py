@@ -20,7 +20,7 @@ from lightning_plugin.execute.frame import Step
 from lightning_plugin.fakes import MODES, unbound
 from lightning_plugin.graph import Effect, Node, Value, ancestors, next_serial
 from lightning_plugin.ops import Captured, Source
-from lightning_plugin.options import Chains
+from lightning_plugin.options import Chains, Options
 from lightning_plugin.plan import Plan
 from lightning_plugin.private import FakeTensorMode, plain, transforms, version
 from lightning_plugin.recording import Bindings, Capture, Image, Recording, Rewriting
@@ -37,14 +37,11 @@ class Stale:
     writer: str
 
 
-class ExecutionSettings(Protocol):
-    """Settings of a run (`settings.Settings`), as far as a recording knows: nothing of budgets."""
+class Engine(Protocol):
+    """Runs recordings: `engine.Engine`, of which they need this."""
 
     @property
-    def splitting(self) -> Rewriting | None: ...
-    @property
-    def chains(self) -> Chains: ...
-    def same(self, other: Any) -> bool: ...
+    def options(self) -> Options: ...
     def choose(self, recording: Recording) -> Plan: ...
     def places(self, tensor: Tensor) -> bool: ...
     def begin(self, plan: Plan, recording: Recording) -> Step: ...
@@ -53,10 +50,10 @@ class ExecutionSettings(Protocol):
 
 @dataclass(eq=False)
 class Call:
-    """One call of a module that has settings of its own: the nodes that it records have numbers after ``begin`` and
+    """One call of a module that has an engine of its own: the nodes that it records have numbers after ``begin`` and
     before ``end``, which is None while the call lasts."""
 
-    settings: ExecutionSettings
+    engine: Engine
     begin: int = field(default_factory=next_serial)
     end: int | None = None
 
@@ -68,18 +65,17 @@ class Call:
 class Session:
     """All that is recorded between two executions, however many images it starts from.
 
-    ``settings`` is what the strategy or the last `TiledModule` said about budget and grids; the executor hands it on.
-    ``calls`` are those of such modules whose nodes have still to run: each has its own settings.
-    ``execute`` runs what is recorded: it computes the value that is wanted, if any, and all that is waiting.
+    ``engine`` is that of the strategy or of the last `TiledModule`. ``calls`` are those of such modules whose nodes
+    have still to run: each has its own engine. ``execute`` computes values that are wanted, and all that is waiting.
     ``bindings`` are what the images and captured tensors are, ``vectors`` what runs have computed. ``captured`` are the
     values of real tensors, by identity and by whether they required grad when they were used. ``instances`` are the
     axes that count images. ``trained`` are the numbers of window operators that a module in train mode has called, as
-    long as no run has met them; they are split as ``splitting`` says, or else the settings. Whether
+    long as no run has met them; they are split as ``splitting`` says, or else the options. Whether
     equal links become chains is said by ``chains`` in the same way.
     """
 
-    execute: Callable[[Session, Value | None, Sequence[Value]], Tensor]
-    settings: ExecutionSettings | None = None
+    execute: Callable[[Session, Sequence[Value], Sequence[Value]], list[Tensor]]
+    engine: Engine | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     bindings: Bindings = field(default_factory=Bindings, init=False)
     vectors: dict[Value, Tensor] = field(default_factory=dict, init=False)
@@ -111,7 +107,7 @@ class Session:
         """Recording of all that has to run for the wanted values."""
         wanted = list(wanted)
         nodes = tuple(ancestors(wanted, self.vectors))
-        how = self.splitting or (None if self.settings is None else self.settings.splitting)
+        how = self.splitting or (None if self.engine is None else self.engine.options.splitting)
         if how is not None:
             space = min(self.instances, default=max(map(len, self.extents), default=0))
             nodes = how.applied(nodes, self.trained, space, lambda: sum(self.random_key()))
@@ -124,7 +120,7 @@ class Session:
 
     def makes_chains(self, nodes: Sequence[Node]) -> bool:
         """True if runs of equal links among the nodes become chains."""
-        how = self.chains or ("never" if self.settings is None else self.settings.chains)
+        how = self.chains or ("never" if self.engine is None else self.engine.options.chaining)
         return how == "always" or (how == "auto" and len(nodes) > MANY)
 
     def forget(self) -> None:
@@ -191,14 +187,14 @@ class Session:
         self.tensors += other.tensors
         other.effects = []
         other.bindings, other.vectors = Bindings(), {}
-        self.settings = self.settings or other.settings
+        self.engine = self.engine or other.engine
         other.merged = self
 
     def enter(self, call: Call) -> None:
         """A call begins; what it calls in turn belongs to it."""
         if all(other.end is not None for other in self.calls):
             self.calls.append(call)
-            self.settings = call.settings
+            self.engine = call.engine
 
     def capture(self, tensor: Tensor) -> Value:
         """The value of a real tensor; the same tensor, used in the same way, is the same value."""
@@ -214,7 +210,7 @@ class Session:
             return known
         # A parameter on the meta device has no data: such a network is only planned, as if it were on the image's. One
         # that lives below that device, or waits there for a plan that says where it is to live, is used on it too.
-        placed = self.settings is not None and tensor.device.type == "cpu" and self.settings.places(tensor)
+        placed = self.engine is not None and tensor.device.type == "cpu" and self.engine.places(tensor)
         device = self.device if tensor.is_meta or placed else tensor.device
         with self.faking():
             fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
@@ -271,12 +267,12 @@ class Session:
         self.run()
         self.forget()
 
-    def run(self, wanted: Value | None = None) -> Tensor:
-        """Run what is recorded: the value that is wanted, if any, and all that is waiting beside it."""
+    def run(self, wanted: Sequence[Value] = ()) -> list[Tensor]:
+        """Run what is recorded, under one plan: the values that are wanted, and all that is waiting beside them."""
         waiting = [t for ref in self.pending if (t := ref()) is not None]
         self.pending = [ref for ref in self.pending if ref() is not None]
         values = [t._value for t in waiting if isinstance(bound(t._fake), Value)]
-        return self.execute(self, wanted, [v for v in values if v not in self.vectors])
+        return self.execute(self, wanted, values)
 
     def abandon(self) -> None:
         """The recording is only looked at and never run: nothing awaits it."""

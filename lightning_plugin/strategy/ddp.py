@@ -11,9 +11,9 @@ from torch import nn
 
 from lightning_plugin.options import Options, RankWords, Size, Words, documented
 from lightning_plugin.strategy.bases import DDPStrategy
+from lightning_plugin.strategy.batch import settle
 from lightning_plugin.strategy.layer_sync import revert, synchronize
 from lightning_plugin.strategy.resume import random_state
-from lightning_plugin.strategy.settle import settle
 from lightning_plugin.strategy.tiling import Tiling
 from lightning_plugin.strategy.together import join, same_batch, same_random_numbers
 
@@ -113,7 +113,7 @@ class SFTDDPStrategy(Tiling, DDPStrategy):
     def setup_environment(self) -> None:
         super().setup_environment()
         if self.split == "image":
-            join(self.root_device, self.settings)
+            join(self.root_device, self.engine.planner)
             self._least = self._least_bytes()
 
     @property
@@ -130,15 +130,15 @@ class SFTDDPStrategy(Tiling, DDPStrategy):
             synchronize(self.lightning_module, everything=asked is not None, alone=self.split == "image")
         super().setup(trainer)  # type: ignore[misc]
         self._layer_sync = asked
-        if self.settings.team is not None:
-            same_random_numbers(self.settings.team)
+        if (team := self.engine.planner.team) is not None:
+            same_random_numbers(team)
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
         """As `Tiling`'s; ranks that share an image have to be given the same one."""
         batch = super().batch_to_device(batch, device, dataloader_idx)
-        if self.settings.team is not None:
-            same_batch(self.settings.team, batch)
-            same_random_numbers(self.settings.team)
+        if (team := self.engine.planner.team) is not None:
+            same_batch(team, batch)
+            same_random_numbers(team)
         return batch
 
     def on_train_start(self) -> None:

@@ -10,8 +10,8 @@ import torch
 
 from lightning_plugin.plan import Plan
 from lightning_plugin.plan_views import summary
+from lightning_plugin.plans import put_last
 from lightning_plugin.progress import Progress
-from lightning_plugin.settings import put_last
 from lightning_plugin.strategy.bar import TileBar
 from lightning_plugin.strategy.report import Meter, StepReport, tiles_of
 
@@ -26,12 +26,14 @@ log = logging.getLogger("lightning_plugin")
 
 
 class Feedback:
-    """Tells about the steps of one strategy. ``trainer`` is None outside of a Trainer."""
+    """Tells about the steps of one strategy. ``trainer`` is None outside of a Trainer, ``ran`` are the plans of the
+    step under way."""
 
     def __init__(self, progress: Progress) -> None:
         self.meter = Meter(progress)
         self.bar = TileBar(progress)
         self.trainer: Any = None
+        self.ran: list[Plan] = []
         self.tables: dict[tuple[str, str], None] = {}
         self.lines: dict[tuple[str, str], None] = {}
         self.explained: set[tuple[str, str]] = set()
@@ -85,11 +87,13 @@ class Feedback:
 
     def begin(self) -> None:
         """A step begins."""
+        self.ran.clear()
         self.meter.begin()
         self.bar.begin(getattr(self.trainer, "progress_bar_callback", None))
 
     def runs(self, plan: Plan, ranks: int = 1) -> None:
         """A plan runs in the step, its tiles shared among so many ranks."""
+        self.ran.append(plan)
         tiles = -(-tiles_of(plan, torch.is_grad_enabled()) // ranks)
         self.meter.planned(plan, tiles)
         self.bar.more(tiles)

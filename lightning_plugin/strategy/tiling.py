@@ -19,17 +19,17 @@ from torch import Tensor
 
 from lightning_plugin.capture.lazy import LazyTensor
 from lightning_plugin.capture.materialize import materialize, recording_eagerly
+from lightning_plugin.engine import Engine
 from lightning_plugin.execute.finite import NonFinite
 from lightning_plugin.memory import default_budget
 from lightning_plugin.options import Options, Size, StrategyWords
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.analysis.optimizers import held_bytes, state_bytes, state_of
-from lightning_plugin.settings import MOST_PLANS, put_last
-from lightning_plugin.strategy.batch import Moving, describe, lazy_tensors, renew
-from lightning_plugin.strategy.choices import RunSettings
+from lightning_plugin.plans import MOST_PLANS, Planner, put_last, shorten
+from lightning_plugin.strategy.batch import Moving, begin, settle
+from lightning_plugin.strategy.feedback import Feedback
 from lightning_plugin.strategy.report import StepReport
 from lightning_plugin.strategy.resume import KEY, random_state, restore_random, restore_threads
-from lightning_plugin.strategy.settle import settle
 from lightning_plugin.strategy.update import by_parameter, reasons, separable, within_backward
 from lightning_plugin.strategy.writing import WholeCheckpoints
 from lightning_plugin.units import parse_bytes
@@ -44,8 +44,12 @@ log = logging.getLogger(__name__)
 class Tiling:
     """Mixed into a Lightning strategy; the methods are those of `pytorch_lightning.strategies.Strategy`."""
 
-    settings: RunSettings
+    engine: Engine
     _checkpoint_io: Any
+    #: Whether the user chose a budget or tiles; a budget that was measured is another in a run that is resumed.
+    _chosen: bool
+    #: Batches whose step the planner left whole: they need no recording.
+    _roomy: dict[str, None]
     _tile_over: Size
     _least: int
     _images: list[LazyTensor]
@@ -57,7 +61,9 @@ class Tiling:
     def _tile(self, tile_over: Size, words: StrategyWords) -> None:
         """Keep the user's choices; called by the constructors."""
         options = Options.parse(words, StrategyWords)
-        self.settings = RunSettings(options, chosen=options.budget is not None or options.tiles is not None)
+        self.engine = Engine(Planner(options, accumulates=True))
+        self._chosen = options.budget is not None or options.tiles is not None
+        self._roomy = {}
         self._tile_over = tile_over
         self._least = 0
         self._images = []
@@ -80,49 +86,57 @@ class Tiling:
         self._checkpoint_io = given
 
     @property
+    def feedback(self) -> Feedback:
+        """Tells about steps. A copy of the strategy has one of its own, as it has an engine of its own."""
+        if not isinstance(self.engine.listener, Feedback):
+            self.engine.listener = Feedback(self.engine.progress)
+        return self.engine.listener
+
+    @property
     def plan(self) -> Plan | None:
         """The plan of the last step that was run tile by tile."""
-        return self.settings.plan
+        return self.engine.plan
 
     @property
     def peak_bytes(self) -> int:
         """What the last step that was run tile by tile really held on the device at its worst moment: parameters,
         gradients, optimizers' state, and what the step made."""
-        return self.settings.peak_bytes
+        return self.engine.peak_bytes
 
     @property
     def non_finite(self) -> NonFinite | None:
         """In the first step whose loss was not finite, what was the first not to be."""
-        return self.settings.non_finite
+        return self.engine.non_finite
 
     @property
     def report(self) -> StepReport | None:
         """How the last step that was run tile by tile went: seconds, peak, what it waited for."""
-        return self.settings.feedback.report
+        return self.feedback.report
 
     def setup_environment(self) -> None:
         super().setup_environment()  # type: ignore[misc]
         device: torch.device = self.root_device  # type: ignore[attr-defined]
-        if not self.settings.chosen:
-            self.settings.options = replace(self.settings.options, budget=default_budget(device))
-        self.settings.device = self.settings.device or device.type
+        if not self._chosen:
+            self.engine.options = replace(self.engine.options, budget=default_budget(device))
+        self.engine.planner.device = self.engine.planner.device or device.type
         self._least = self._least_bytes()
 
     def setup(self, trainer: Any) -> None:
         super().setup(trainer)  # type: ignore[misc]
         optimizers: Sequence[torch.optim.Optimizer] = self.optimizers  # type: ignore[attr-defined]
-        self.settings.owed = {key: size for o in filter(separable, optimizers) for key, size in state_of(o).items()}
-        self.settings.reserve(sum(map(state_bytes, optimizers)), anew=True)
-        self.settings.feedback.connect(trainer)
-        self.settings.feedback.warn(self.settings.approximation)
+        self.engine.owed = {key: size for o in filter(separable, optimizers) for key, size in state_of(o).items()}
+        self.engine.planner.reserve(sum(map(state_bytes, optimizers)), anew=True)
+        self.feedback.connect(trainer)
+        self.feedback.warn(self.engine.options.approximation)
 
     def model_to_device(self) -> None:
         """As Lightning's; a model larger than the budget stays where it is, and plans say where it is to live."""
         device: torch.device = self.root_device  # type: ignore[attr-defined]
         module = self.lightning_module  # type: ignore[attr-defined]
-        budget = self.settings.options.budget
+        options = self.engine.options
+        budget = options.budget
         size = sum(p.nbytes * (2 if p.requires_grad else 1) for p in module.parameters())
-        if device.type == "cpu" or budget is None or size < budget or self.settings.options.parameters == "device":
+        if device.type == "cpu" or budget is None or size < budget or options.parameters == "device":
             super().model_to_device()  # type: ignore[misc]
             return
         for buffer in module.buffers():
@@ -132,22 +146,22 @@ class Tiling:
         """The size from which on a dense tensor is tiled."""
         if self._tile_over is not None:
             return parse_bytes(self._tile_over)
-        budget = self.settings.options.budget
+        budget = self.engine.options.budget
         return 0 if budget is None else budget // MOST_BYTES_PER_INPUT_BYTE
 
     # Batches
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
         """The batch on the device, with its large images lazy and where they were."""
-        self.settings.feedback.end()
+        self.feedback.end()
         target = device or self.root_device  # type: ignore[attr-defined]
-        batch = renew(batch, target, self.settings)
-        self._batch = f"{self._stage} {described}" if (described := describe(batch, self._least)) else ""
-        moving = Moving(target, self.settings, sys.maxsize if self._batch in self.settings.roomy else self._least)
+        batch, described = begin(batch, target, self.engine, self._least)
+        self._batch = f"{self._stage} {described}" if described else ""
+        moving = Moving(target, self.engine, sys.maxsize if self._batch in self._roomy else self._least)
         with moving:
             batch = super().batch_to_device(batch, device, dataloader_idx)  # type: ignore[misc]
-        batch = moving.rest(batch)
-        self._images = lazy_tensors(batch)
+        batch = moving.finish(batch)
+        self._images = moving.images
         return batch
 
     @property
@@ -175,13 +189,12 @@ class Tiling:
         if not self._images:
             return step(*args, **kwargs)
         optimizers: Sequence[torch.optim.Optimizer] = self.optimizers  # type: ignore[attr-defined]
-        self.settings.reserve(sum(map(held_bytes, optimizers)))
-        self.settings.ran.clear()
-        self.settings.feedback.begin()
+        self.engine.planner.reserve(sum(map(held_bytes, optimizers)))
+        self.feedback.begin()
         with recording_eagerly():
             result = settle(step(*args, **kwargs), self._images)
-        if self._batch and all(left_whole(plan) for plan in self.settings.ran):
-            put_last(self.settings.roomy, self._batch, None, MOST_PLANS)
+        if self._batch and all(left_whole(plan) for plan in self.feedback.ran):
+            put_last(self._roomy, self._batch, None, MOST_PLANS)
         self._pause(more=torch.is_grad_enabled())
         return result
 
@@ -196,7 +209,7 @@ class Tiling:
 
     def _updating(self) -> AbstractContextManager[None]:
         """A backward pass, in which what is streamed is updated if nobody looks; see [Note: update] in `update`."""
-        homes, optimizers = self.settings.homes, self.optimizers  # type: ignore[attr-defined]
+        homes, optimizers = self.engine.homes, self.optimizers  # type: ignore[attr-defined]
         if not homes:
             return nullcontext()
         why = list(reasons(optimizers, self.lightning_module.trainer))  # type: ignore[attr-defined]
@@ -210,16 +223,17 @@ class Tiling:
 
     def _pause(self, more: bool) -> None:
         """The step, or one of its backward passes, is over; ``more`` of it may follow."""
-        self.settings.feedback.pause(self.settings.peak_bytes)
+        self.feedback.pause(self.engine.peak_bytes)
         if not more:
-            self.settings.feedback.end()
+            self.feedback.end()
 
     # Checkpoints
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
         if "optimizer_states" in checkpoint:  # else it holds weights, and nothing is to be resumed
             checkpoint[KEY] = {
-                **self.settings.state(),
+                **self.engine.planner.state(),
+                "roomy": list(self._roomy),
                 "threads": torch.get_num_threads(),
                 "random": self._random_states(),
             }
@@ -239,7 +253,9 @@ class Tiling:
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         super().load_optimizer_state_dict(checkpoint)  # type: ignore[misc]
         if self._resumed is not None:
-            self.settings.load(self._resumed)
+            if self.engine.planner.load(self._resumed, self._chosen):
+                self._roomy |= dict.fromkeys(self._resumed["roomy"])
+                shorten(self._roomy, MOST_PLANS)
             self._least = self._least_bytes()
             restore_threads(self._resumed["threads"])
             self._restore_random()
@@ -269,8 +285,8 @@ class Tiling:
 
     def teardown(self) -> None:
         self._images = []
-        self.settings.feedback.end()
-        self.settings.feedback.trainer = None
+        self.feedback.end()
+        self.feedback.trainer = None
         super().teardown()  # type: ignore[misc]
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.capture.lazy import LazyTensor
 from lightning_plugin.planner.calibration.calibrate import local_rates
-from lightning_plugin.settings import Settings
+from lightning_plugin.plans import Planner
 from lightning_plugin.strategy.resume import random_state, restore_random
 from lightning_plugin.team import Team
 
@@ -28,16 +28,16 @@ PROBES = 5
 SMALL = 4096
 
 
-def join(device: torch.device, settings: Settings) -> None:
+def join(device: torch.device, planner: Planner) -> None:
     """Make a team of all ranks, and let them plan alike: for the budget that all can keep, with one rank's rates."""
     team = Team.of(device)
-    budgets = team.gather(settings.options.budget)
-    settings.team = team
+    budgets = team.gather(planner.options.budget)
+    planner.team = team
     budget = None if None in budgets else min(b for b in budgets if b is not None)
     # Tiles that hand rows on run one after the other, and cannot be shared.
-    halo = settings.options.halo if settings.options.splitting else "recompute"
-    settings.options = replace(settings.options, budget=budget, halo=halo)
-    settings.rates = team.gather(local_rates(device.type))[0]
+    halo = planner.options.halo if planner.options.splitting else "recompute"
+    planner.options = replace(planner.options, budget=budget, halo=halo)
+    planner.rates = team.gather(local_rates(device.type))[0]
 
 
 def same_random_numbers(team: Team) -> None:

@@ -166,12 +166,12 @@ def examine(timm: ModuleType, architecture: Architecture) -> dict[str, Any]:
         arguments |= {"num_classes": 3, "drop_rate": 0.0}  # dropout's masks are drawn otherwise in plain PyTorch
     net = timm.create_model(architecture.name, **arguments)
     net = fill((Patched(net, architecture.patch) if architecture.patch else net).double()).train()
-    settings = noting(*GRIDS[0])
+    engine = noting(*GRIDS[0])
     row: dict[str, Any] = {"name": architecture.label, "shape": list(architecture.shape)}
     try:
-        largest = max(errors(net, architecture.shape, settings=settings).values())
+        largest = max(errors(net, architecture.shape, engine=engine).values())
     except EngineError as error:
         return {**row, "result": "error", "message": str(error)}
-    barriers = sorted({b.split(" in ")[0].split(": ")[0] for b in settings.noted})
+    barriers = sorted({b.split(" in ")[0].split(": ")[0] for b in engine.noted})
     result = "wrong" if not largest < TOLERANCE else "barrier" if barriers else "pass"
     return {**row, "result": result, "error": largest, "barriers": barriers}

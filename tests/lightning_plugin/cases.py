@@ -1,4 +1,4 @@
-"""What the exactness tests share: settings that note what was recorded, networks made repeatable, grids."""
+"""What the exactness tests share: an engine that notes what was recorded, networks made repeatable, grids."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from lightning_plugin.engine import Engine
 from lightning_plugin.ops import Barrier
 from lightning_plugin.options import Options
 from lightning_plugin.plan import Plan
+from lightning_plugin.plans import Planner
 from lightning_plugin.recording import Recording
-from lightning_plugin.settings import Settings
 
 #: Forward and backward grids; the forward's is never the backward's, and neither divides the odd sizes.
 GRIDS = (((3, 2, 2), (2, 3, 1)), ((1, 4, 3), (5, 2, 2)))
 
 
 @dataclass(eq=False)
-class Noting(Settings):
-    """Settings that keep the nodes' kinds and the barriers of the last run."""
+class Noting(Engine):
+    """Engine that keep the nodes' kinds and the barriers of the last run."""
 
     noted: list[str] = field(default_factory=list)
     kinds: set[str] = field(default_factory=set)
@@ -32,7 +33,7 @@ class Noting(Settings):
 
 
 def noting(tiles: Any, backward_tiles: Any) -> Noting:
-    return Noting(Options(tiles=tuple(tiles), backward_tiles=tuple(backward_tiles)))
+    return Noting(Planner(Options(tiles=tuple(tiles), backward_tiles=tuple(backward_tiles))))
 
 
 def still(net: nn.Module) -> nn.Module:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from lightning_plugin import LazyImage, materialize
-from lightning_plugin.settings import Settings
+from lightning_plugin.engine import Engine
 from tests.exactness import TOLERANCE, compare, difference, flat
 from tests.lightning_plugin.networks import Case
 
@@ -64,17 +64,17 @@ def mended(net: nn.Module) -> nn.Module:
 class Step:
     """What one step leaves behind."""
 
-    def __init__(self, case: Case, settings: Settings | None, jitter: float = 0.0) -> None:
+    def __init__(self, case: Case, engine: Engine | None, jitter: float = 0.0) -> None:
         generator = torch.Generator().manual_seed(case.seed)
-        self.net = copy.deepcopy(case.net) if settings is not None else mended(copy.deepcopy(case.net))
+        self.net = copy.deepcopy(case.net) if engine is not None else mended(copy.deepcopy(case.net))
         self.inputs = []
         for shape, grad in zip(case.shapes, case.grads, strict=True):
             x = torch.randn(shape, generator=generator, dtype=torch.float64)
             noise = torch.randn(shape, generator=generator, dtype=torch.float64)
             self.inputs.append((x * (1 + jitter * noise)).requires_grad_(grad))
         images = self.inputs
-        if settings is not None:
-            images = [LazyImage.from_tensor(x, settings=settings) for x in self.inputs]
+        if engine is not None:
+            images = [LazyImage.from_tensor(x, engine=engine) for x in self.inputs]
         outputs = self.net(*images)
         loss = objective(outputs, case.losses, case.seed)
         if loss.requires_grad:

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from lightning_plugin.engine import SCRAPS, Engine
 from lightning_plugin.execute.frame import Step
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.costs import cost
 from lightning_plugin.recording import Recording
-from lightning_plugin.settings import SCRAPS, Settings
 
 #: On CUDA, smaller budgets are not looked at: the allocator rounds each tensor up, and a library's workspace is larger.
 LEAST = 256 * 2**20
@@ -23,8 +23,8 @@ class Watch:
     def __init__(self) -> None:
         self.steps: dict[int, tuple[Plan, Ledger | None]] = {}
 
-    def over(self, settings: Settings) -> None:
-        plan, ledger = self.steps.pop(id(settings), (None, None))
+    def over(self, engine: Engine) -> None:
+        plan, ledger = self.steps.pop(id(engine), (None, None))
         if plan is not None and ledger is not None and plan.budget is not None:
             if ledger.allocator and plan.budget < LEAST:
                 return
@@ -47,17 +47,17 @@ def every_step_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def steps_keep_their_budget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    watch, begin = Watch(), Settings.begin
-    known: list[Settings] = []  # so that no identity is given anew
+    watch, begin = Watch(), Engine.begin
+    known: list[Engine] = []  # so that no identity is given anew
 
-    def watched(self: Settings, plan: Plan, recording: Recording) -> Step:
+    def watched(self: Engine, plan: Plan, recording: Recording) -> Step:
         watch.over(self)
         step = begin(self, plan, recording)
         known.append(self)
         watch.steps[id(self)] = plan, step.ledger
         return step
 
-    monkeypatch.setattr(Settings, "begin", watched)
+    monkeypatch.setattr(Engine, "begin", watched)
     yield
-    for settings in known:
-        watch.over(settings)
+    for engine in known:
+        watch.over(engine)

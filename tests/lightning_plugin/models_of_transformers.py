@@ -109,16 +109,16 @@ def examine(transformers: ModuleType, model: Model) -> dict[str, Any]:
     """As `architectures.examine`; ``rounding`` is what the library's own attention rounds off."""
     torch.manual_seed(0)
     net = still(fill(model.build(transformers).double())).train()
-    settings = noting(*GRIDS[0])
+    engine = noting(*GRIDS[0])
     row: dict[str, Any] = {"name": model.label, "shape": list(model.shape)}
     try:
-        found = errors(net, model.shape, settings=settings)
+        found = errors(net, model.shape, engine=engine)
     except EngineError as error:
         return {**row, "result": "error", "message": str(error)}
     largest = max(found.values())
     if largest >= TOLERANCE and model.attention == "eager":
         row["rounding"] = rounding(transformers, model, net)
-    barriers = sorted({b.split(" in ")[0].split(": ")[0] for b in settings.noted})
+    barriers = sorted({b.split(" in ")[0].split(": ")[0] for b in engine.noted})
     wrong = not largest < max(TOLERANCE, EXCUSED * row.get("rounding", 0.0))
     return {
         **row,

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lightning_plugin.boxes import Grid
+from lightning_plugin.engine import Engine
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import ReduceOp, Source, Spread, TileOp
 from lightning_plugin.plan import Plan, SegmentPlan
@@ -24,7 +25,6 @@ from lightning_plugin.program.fixed import by_stage, crossing, fit, sharing, sta
 from lightning_plugin.program.pieces import strips, uncut_from
 from lightning_plugin.program.program import Program, resolve
 from lightning_plugin.recording import Recording
-from lightning_plugin.settings import Settings
 from tests.lightning_plugin import operators
 from tests.lightning_plugin.operators import Apply, Draw
 from tests.zoo import fill
@@ -58,7 +58,7 @@ class RandomNet(nn.Module):
 
 
 @dataclass(eq=False)
-class AnyPlan(Settings):
+class AnyPlan(Engine):
     """A plan that stores whatever maps it was told to, keeps whatever stages it was told to whole, on any grids.
 
     ``stored`` are places of nodes, ``kept`` places of stages; both wrap around, so that they mean something for every

@@ -137,18 +137,18 @@ class Engine:
         how: dict[str, Any] = {"tiles": step.way.tiles, "backward_tiles": step.way.backward_tiles}
         how = {"budget": budget} if budget else how
         self.tiled = [TiledModule(net, **how) for net in nets]
-        self.settings = asked(**how)
+        self.engine = asked(**how)
         self.inputs = [self.input(image, x) for image, x in zip(step.images, tensors, strict=True)]
 
     @property
     def planned(self) -> bool:
         """Whether anything has run under a plan."""
-        return any(by.plan is not None for by in (self.settings, *self.tiled))
+        return any(by.plan is not None for by in (self.engine, *self.tiled))
 
     def input(self, image: Image, x: Tensor) -> Tensor:
         if image.kind == "source":
-            return LazyImage(Pixels(x, image.fails), settings=self.settings)
-        return x if self.way.calls == "tiled" else LazyImage.from_tensor(x, settings=self.settings)
+            return LazyImage(Pixels(x, image.fails), engine=self.engine)
+        return x if self.way.calls == "tiled" else LazyImage.from_tensor(x, engine=self.engine)
 
     def call(self, network: int, image: int) -> Any:
         module = self.nets[network] if self.way.calls == "lazy" else self.tiled[network]

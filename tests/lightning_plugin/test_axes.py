@@ -55,7 +55,7 @@ class Tally:
             assume(False)
         if not all(o.isfinite().all() for o in outputs):
             assume(False)
-        mine, found = trained(tiled, lambda: LazyImage.from_tensor(x, settings=drawn.plan), STEPS)
+        mine, found = trained(tiled, lambda: LazyImage.from_tensor(x, engine=drawn.plan), STEPS)
         floor = 1e-3 * max(float(t.abs().max()) for n, t in expected.items() if n.startswith("gradient"))
         errors = {f"output {i}": difference(a, b) for i, (a, b) in enumerate(zip(mine, outputs, strict=True))}
         assert found.keys() == expected.keys()

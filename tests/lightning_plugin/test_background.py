@@ -186,7 +186,7 @@ def test_gradients_of_background_are_those_of_plain_pytorch(
     plain = Skips(depth, norm, stride).double()
     source = slide(size, random_box(size), batch)
     tiled = TiledModule(copy.deepcopy(plain))
-    tiled.settings = lower(tier, ahead, tiles, back, recall)
+    tiled.engine = lower(tier, ahead, tiles, back, recall)
     assert_same_gradients(plain, tiled, source, separate, dense)
 
 
@@ -221,7 +221,7 @@ def test_tiles_for_which_another_stands_are_read_back_once(norm: nn.Module, monk
     plain = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, bias=False), norm, nn.ReLU()).double()
     source = slide((256, 256), Box((0, 0), (16, 256)))
     tiled = TiledModule(copy.deepcopy(plain))
-    tiled.settings = lower("device", False, (32, 32), (32, 32), recall=True)
+    tiled.engine = lower("device", False, (32, 32), (32, 32), recall=True)
     found = pulls(monkeypatch)
     out, expected = materialize(tiled(LazyImage(source))), plain(source.tensor)
     shares.clear()

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from lightning_plugin import LazyImage, TiledModule
 from lightning_plugin.capture.chains import LONGEST
 from lightning_plugin.chain import chains
+from lightning_plugin.engine import Engine
 from lightning_plugin.plan import Plan
 from lightning_plugin.recording import Recording
-from lightning_plugin.settings import Settings
 from tests.exactness import TOLERANCE, difference
 from tests.lightning_plugin.compared import Step, differences, wrong
 from tests.lightning_plugin.deep import AnyChain, deep_cases
@@ -214,7 +214,7 @@ def test_what_is_a_chain_and_that_it_is_exact(name: str, slots: int, share: floa
             return super().choose(recording)
 
     how = Noting(slots=slots, share=share, stored=frozenset({3, 9}), kept=frozenset({0}), grids=((2, 3),))
-    loss = net(LazyImage.from_tensor(image, settings=how)).square().mean()
+    loss = net(LazyImage.from_tensor(image, engine=how)).square().mean()
     loss.backward()
     expected = plain(like).square().mean()
     expected.backward()
@@ -237,7 +237,7 @@ def compared(net: nn.Module, plain: nn.Module, more: list[tuple[Any, Any]] | Non
 # What a user may do
 
 
-def settings_of(slots: int, share: float) -> Settings:
+def engine_of(slots: int, share: float) -> Engine:
     return AnyChain(slots=slots, share=share, kept=frozenset(range(24)))
 
 
@@ -263,10 +263,10 @@ def test_dropout_is_the_same_when_a_link_runs_again(x: Tensor) -> None:
     torch.manual_seed(0)
     net = stack(*(Drop() for _ in range(7))).double()
     found = []
-    for how in (None, settings_of(2, 0.3), settings_of(0, 0.0), settings_of(4, 1.0)):
+    for how in (None, engine_of(2, 0.3), engine_of(0, 0.0), engine_of(4, 1.0)):
         net.zero_grad()
         torch.manual_seed(11)
-        net(LazyImage.from_tensor(x, settings=how)).square().mean().backward()
+        net(LazyImage.from_tensor(x, engine=how)).square().mean().backward()
         after = torch.get_rng_state()
         found.append([after, *(p.grad.clone() for p in net.parameters() if p.grad is not None)])
     for other in found[1:]:
@@ -276,7 +276,7 @@ def test_dropout_is_the_same_when_a_link_runs_again(x: Tensor) -> None:
 
 def test_a_graph_may_be_pulled_back_in_parts_and_again(net: nn.Module, x: Tensor) -> None:
     plain = copy.deepcopy(net)
-    loss = net(LazyImage.from_tensor(x, settings=settings_of(2, 0.2))).square().mean()
+    loss = net(LazyImage.from_tensor(x, engine=engine_of(2, 0.2))).square().mean()
     expected = plain(x).square().mean()
     mine, theirs = list(net.parameters()), list(plain.parameters())
     for places in ([-1], [6, 11], [0], range(len(mine))):
@@ -295,7 +295,7 @@ def test_a_graph_may_be_pulled_back_in_parts_and_again(net: nn.Module, x: Tensor
 
 def test_links_without_parameters_are_not_pulled_back_twice(x: Tensor) -> None:
     net = stack(*(nn.Sequential(nn.Tanh(), nn.Softplus()) for _ in range(6))).double()
-    loss = net(LazyImage.from_tensor(x, settings=settings_of(1, 0.0))).square().mean()
+    loss = net(LazyImage.from_tensor(x, engine=engine_of(1, 0.0))).square().mean()
     loss.backward()
     with pytest.raises(RuntimeError, match="second time"):
         loss.backward()
@@ -303,7 +303,7 @@ def test_links_without_parameters_are_not_pulled_back_twice(x: Tensor) -> None:
 
 @pytest.mark.parametrize("place", [2, 8, -3])
 def test_a_parameter_that_was_changed_is_refused(net: nn.Module, x: Tensor, place: int) -> None:
-    loss = net(LazyImage.from_tensor(x, settings=settings_of(2, 0.0))).square().mean() + 0
+    loss = net(LazyImage.from_tensor(x, engine=engine_of(2, 0.0))).square().mean() + 0
     loss.item()
     with torch.no_grad():
         list(net.parameters())[place].add_(1)
@@ -313,7 +313,7 @@ def test_a_parameter_that_was_changed_is_refused(net: nn.Module, x: Tensor, plac
 
 def test_a_link_that_runs_again_for_a_later_one_is_checked_too(net: nn.Module, x: Tensor) -> None:
     """A gradient of the last link alone, and a first one that was changed."""
-    loss = net(LazyImage.from_tensor(x, settings=settings_of(0, 0.0))).square().mean() + 0
+    loss = net(LazyImage.from_tensor(x, engine=engine_of(0, 0.0))).square().mean() + 0
     loss.item()
     with torch.no_grad():
         net[2].first.weight.add_(1)  # type: ignore[index, union-attr]
@@ -324,12 +324,12 @@ def test_a_link_that_runs_again_for_a_later_one_is_checked_too(net: nn.Module, x
 def test_evaluation_and_what_links_are_read_for(net: nn.Module, x: Tensor) -> None:
     """Without grad, and with a map inside that a hook has taken and somebody asks for later."""
     with torch.no_grad():
-        found = net(LazyImage.from_tensor(x, settings=settings_of(0, 0.0))).mean((2, 3))
+        found = net(LazyImage.from_tensor(x, engine=engine_of(0, 0.0))).mean((2, 3))
         assert difference(found + 0, net(x).mean((2, 3))) < TOLERANCE
     plain, taken = copy.deepcopy(net), {}
     for name, module in (("mine", net), ("plain", plain)):
         module[4].register_forward_hook(lambda m, args, out, name=name: taken.update({name: out}))  # type: ignore[index]
-    out = net(LazyImage.from_tensor(x, settings=settings_of(1, 0.0)))
+    out = net(LazyImage.from_tensor(x, engine=engine_of(1, 0.0)))
     first = out.square().mean()
     expected = plain(x)
     assert difference(first + 0, expected.square().mean()) < TOLERANCE
@@ -340,9 +340,9 @@ def test_evaluation_and_what_links_are_read_for(net: nn.Module, x: Tensor) -> No
 
 
 def test_nothing_is_left_when_a_step_is_over(net: nn.Module, x: Tensor) -> None:
-    how = settings_of(3, 0.2)
+    how = engine_of(3, 0.2)
     parameters = 2 * sum(p.numel() * p.element_size() for p in net.parameters())
-    loss = net(LazyImage.from_tensor(x, settings=how)).square().mean() + 0
+    loss = net(LazyImage.from_tensor(x, engine=how)).square().mean() + 0
     assert how.ledger is None or how.ledger.live < parameters + (1 << 17)
     loss.backward()
     del loss

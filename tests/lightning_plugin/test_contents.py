@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from lightning_plugin import LazyImage, materialize
 from lightning_plugin.boxes import Box
+from lightning_plugin.engine import Engine
 from lightning_plugin.options import Options
-from lightning_plugin.settings import Settings
+from lightning_plugin.plans import Planner
 from tests.exactness import TOLERANCE, asked, compare, flat
 from tests.lightning_plugin.background import Background
 from tests.zoo import ZOO, ZooEntry, fill
@@ -66,7 +67,7 @@ def test_a_constant_image_is_no_special_case(entry: ZooEntry, value: float, know
     space = image.dim() - 2
     source = Background(image, Box((0,) * space, (0,) * space), value) if knows and len(image) == 1 else image
     expected = step(net, image)
-    actual = step(twin, LazyImage(source, settings=asked((3, 2, 2)[:space])))
+    actual = step(twin, LazyImage(source, engine=asked((3, 2, 2)[:space])))
     assert all(e.isfinite().all() for e in expected)
     found = compare(net, twin, actual, expected, (None, None))
     wrong = {name: error for name, error in found.items() if not error < TOLERANCE}
@@ -114,7 +115,7 @@ def test_a_bag_of_one_patch_is_a_bag(head: str, patches: int, way: dict[str, Any
     twin = copy.deepcopy(net)
     bag = torch.randn(patches, 3, 12, 12, dtype=torch.float64)
     expected = step(net, bag)
-    actual = step(twin, LazyImage(bag, settings=Settings(Options.parse(way))))
+    actual = step(twin, LazyImage(bag, engine=Engine(Planner(Options.parse(way)))))
     found = compare(net, twin, actual, expected, (None, None))
     wrong = {name: error for name, error in found.items() if not error < TOLERANCE}
     assert not wrong, f"tiled and plain differ: {wrong}"

@@ -74,7 +74,7 @@ def test_a_parameter_frozen_after_it_was_used(again):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Conv2d(4, 2, 3)).double()
     twin = copy.deepcopy(net)
-    for module, x in ((net, image()), (twin, LazyImage.from_tensor(image(), settings=asked((2, 2))))):
+    for module, x in ((net, image()), (twin, LazyImage.from_tensor(image(), engine=asked((2, 2))))):
         loss = module(x).square().mean()
         module[0].requires_grad_(False)
         loss = materialize(loss)
@@ -145,7 +145,7 @@ def test_an_image_changed_before_it_is_read():
 def test_an_image_changed_between_two_uses():
     """Each use sees what the image was then, if what was recorded before has run."""
     x, net = image(), small()
-    lazy = LazyImage.from_tensor(x, settings=asked((2, 2)))
+    lazy = LazyImage.from_tensor(x, engine=asked((2, 2)))
     for _ in range(2):
         assert float(net(lazy).square().mean()) == pytest.approx(float(net(x).square().mean()), rel=1e-12)
         x.add_(1)
@@ -249,7 +249,7 @@ def test_running_statistics_after_a_read_that_failed_and_was_repeated():
 
 def test_gradients_of_a_small_recorded_value():
     net, head = small(), nn.Linear(4, 1).double()
-    lazy = net(LazyImage.from_tensor(image(), settings=asked((2, 2)))).mean((2, 3))
+    lazy = net(LazyImage.from_tensor(image(), engine=asked((2, 2)))).mean((2, 3))
     plain = net(image()).mean((2, 3))
     expected = torch.autograd.grad(head(plain).sum(), plain)[0]
     torch.testing.assert_close(torch.autograd.grad(head(lazy).sum(), lazy)[0], expected)
@@ -257,7 +257,7 @@ def test_gradients_of_a_small_recorded_value():
 
 def test_grad_cam_the_way_the_error_says():
     net, head = small(), nn.Linear(4, 1).double()
-    features = net(LazyImage.from_tensor(image(), settings=asked((2, 2))))
+    features = net(LazyImage.from_tensor(image(), engine=asked((2, 2))))
     with pytest.raises(RecordingError, match=r"features = materialize\(x\)"):
         torch.autograd.grad(head(features.mean((2, 3))).sum(), features)
     whole = materialize(features)
@@ -278,7 +278,7 @@ def test_hooks_and_retained_gradients_of_small_values():
         return pooled.grad, net[0].weight.grad
 
     expected = step(image())
-    actual = step(LazyImage.from_tensor(image(), settings=asked((2, 2))))
+    actual = step(LazyImage.from_tensor(image(), engine=asked((2, 2))))
     torch.testing.assert_close(actual, expected)
     torch.testing.assert_close(seen[1], seen[0])
 
@@ -301,14 +301,14 @@ def test_hooks_and_retained_gradients_of_results_for_each_image():
 
     several = torch.cat([image(), image().flip(2), image() / 2])
     expected = step(several)
-    actual = step(LazyImage.from_tensor(several, settings=asked((2, 2))))
+    actual = step(LazyImage.from_tensor(several, engine=asked((2, 2))))
     torch.testing.assert_close(actual, expected)
     torch.testing.assert_close(seen[1], seen[0])
 
 
 def test_a_hook_on_what_was_read_before_is_refused():
     several = torch.cat([image(), image()])
-    rows = rows_of(small()(LazyImage.from_tensor(several, settings=asked((2, 2)))))
+    rows = rows_of(small()(LazyImage.from_tensor(several, engine=asked((2, 2)))))
     squares = rows.square()
     with pytest.raises(RecordingError, match=r"register_hook.*that was read before.*features = materialize"):
         rows.register_hook(lambda g: 2 * g)
@@ -466,12 +466,12 @@ def test_collated_images_keep_what_they_are():
         def prefetch(self, boxes) -> None:
             """Hears of boxes."""
 
-    settings = asked((2, 2))
-    images = [LazyImage(Ahead(image(seed=i)), requires_grad=True, settings=settings) for i in range(2)]
+    engine = asked((2, 2))
+    images = [LazyImage(Ahead(image(seed=i)), requires_grad=True, engine=engine) for i in range(2)]
     for count in (1, 2):
         batch = default_collate(images[:count])
         assert batch.shape[0] == count and batch.requires_grad and batch.source.reads_ahead
-        assert batch._session.settings is settings
+        assert batch._session.engine is engine
 
 
 class Torn(TileSource):
@@ -505,7 +505,7 @@ def test_an_error_that_is_kept_keeps_no_maps():
 def test_an_update_that_failed_is_not_waited_for():
     """A forward that failed has moved nothing: evaluated on the same image, the layer has the statistics it had."""
     layer = nn.BatchNorm2d(3)
-    image = LazyImage(Torn((1, 3, 41, 37)), settings=TiledModule(layer, tiles=(3, 3)).settings)
+    image = LazyImage(Torn((1, 3, 41, 37)), engine=TiledModule(layer, tiles=(3, 3)).engine)
     with pytest.raises(OSError, match="torn"):
         layer(image).sum().item()
     layer.eval()

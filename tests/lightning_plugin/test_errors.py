@@ -29,7 +29,7 @@ def image(requires_grad: bool = False) -> Tensor:
 
 
 def lazy(x: Tensor | None = None) -> LazyImage:
-    return LazyImage.from_tensor(image() if x is None else x, settings=asked((3, 2), (2, 2)))
+    return LazyImage.from_tensor(image() if x is None else x, engine=asked((3, 2), (2, 2)))
 
 
 class Net(nn.Module):

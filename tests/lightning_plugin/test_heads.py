@@ -19,10 +19,10 @@ from tests.lightning_plugin.heads import Embedded, TransformerHead, TransMIL
     "head", [lambda: TransformerHead(12, 8, 2, 2), lambda: TransMIL(12, 8, 2, 4, 5)], ids=["transformer", "TransMIL"]
 )
 def test_head_is_exact_and_tiled(head: type[nn.Module], patches: int) -> None:
-    settings = noting((3,), (4,))
-    found = errors(Embedded(3, 4, 12, head()), (patches, 3, 4, 4), settings=settings)
+    engine = noting((3,), (4,))
+    found = errors(Embedded(3, 4, 12, head()), (patches, 3, 4, 4), engine=engine)
     assert max(found.values()) < TOLERANCE, found
-    assert not settings.noted
+    assert not engine.noted
 
 
 def test_the_first_step_holds_what_later_ones_hold() -> None:

@@ -81,18 +81,18 @@ def test_a_ledger_looks_when_much_was_freed() -> None:
 def test_it_is_done_under_a_budget_unless_it_is_not_wanted(options: dict[str, object]) -> None:
     tiled = TiledModule(torch.nn.Conv2d(3, 2, 3), **options)  # type: ignore[arg-type]
     tiled(LazyImage(torch.rand(1, 3, 32, 32))).sum().backward()
-    assert tiled.settings.ledger is not None
-    assert (tiled.settings.ledger.heap is not None) == (options == {"budget": "1GiB"})
+    assert tiled.engine.ledger is not None
+    assert (tiled.engine.ledger.heap is not None) == (options == {"budget": "1GiB"})
 
 
 def test_a_heap_goes_by_the_budget_of_the_step() -> None:
     tiled = TiledModule(torch.nn.Conv2d(3, 2, 3), budget="1GiB")
     x = torch.rand(1, 3, 32, 32)
     tiled(x)
-    tiled.settings.options = replace(tiled.settings.options, budget=2 * 2**30)
+    tiled.engine.options = replace(tiled.engine.options, budget=2 * 2**30)
     tiled(x)
-    assert tiled.settings.ledger is not None and tiled.settings.ledger.heap is not None
-    assert tiled.settings.ledger.heap.budget == 2 * 2**30
+    assert tiled.engine.ledger is not None and tiled.engine.ledger.heap is not None
+    assert tiled.engine.ledger.heap.budget == 2 * 2**30
 
 
 def test_a_module_with_a_heap_is_copied() -> None:

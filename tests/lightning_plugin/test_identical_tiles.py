@@ -49,7 +49,7 @@ class Count:
 def counted(tiled: TiledModule) -> Count:
     """Counts the tiles of a module's steps."""
     count = Count()
-    tiled.settings.progress.listeners.append(count)
+    tiled.engine.progress.listeners.append(count)
     return count
 
 

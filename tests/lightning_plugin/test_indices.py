@@ -45,7 +45,7 @@ def step(way: Way, image: Callable[[Tensor], Tensor], index: Any) -> tuple[Tenso
 
 
 def tiled(pixels: Tensor) -> Tensor:
-    return LazyImage.from_tensor(pixels, settings=asked((3, 2), (2, 3)))
+    return LazyImage.from_tensor(pixels, engine=asked((3, 2), (2, 3)))
 
 
 def assert_as_pytorch(way: Way, index: Any) -> None:

@@ -24,6 +24,7 @@ from lightning_plugin import (
     materialize,
 )
 from tests.exactness import TOLERANCE, assert_same_step, difference
+from tests.lightning_plugin.test_identical_tiles import counted
 from tests.lightning_plugin.tiers import Way, image, network
 
 
@@ -320,7 +321,7 @@ def test_modules_that_share_an_image_keep_each_its_own_options(
                 torch.testing.assert_close(p, q)
         for tiled, options in ((a, first), (b, second)):
             assert tiled.plan is not None and (tiled.plan.budget is None) == ("tiles" in options)
-            assert "tiles" in options or tiled.peak_bytes <= tiled.settings.options.budget
+            assert "tiles" in options or tiled.peak_bytes <= tiled.engine.options.budget
 
 
 def test_modules_with_the_same_options_run_together() -> None:
@@ -410,3 +411,25 @@ def test_a_result_that_is_held_whole_has_the_gradient_of_another(tiled: bool) ->
     net.tiled = False
     for one, other in zip(found, gradients(net), strict=True):
         assert difference(one, other) < TOLERANCE
+
+
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.one, self.other = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 3), nn.Conv2d(4, 3, 1)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        h = self.trunk(x).tanh()
+        return {"one": self.one(h), "other": self.other(h)}
+
+
+def test_maps_that_a_module_returns_are_computed_together() -> None:
+    """The trunk of two heads runs once: the tiles of a step are those of one map."""
+    net, x = TwoHeads().double(), torch.randn(1, 3, 20, 24, dtype=torch.float64)
+    tiled = TiledModule(net, tiles=(2, 2))
+    count = counted(tiled)
+    for _ in range(2):
+        count.tiles = 0
+        found, expected = tiled(x), net(x)
+        assert count.tiles == 4
+        assert all(difference(found[name].detach(), expected[name].detach()) < TOLERANCE for name in expected)

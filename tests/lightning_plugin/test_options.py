@@ -24,7 +24,7 @@ def test_texts_and_single_numbers_are_read() -> None:
 
 
 def test_words_and_fields_are_the_same() -> None:
-    assert list(Words.__annotations__) == list(Options.__dataclass_fields__)
+    assert [*Words.__annotations__, "plan"] == list(Options.__dataclass_fields__)
 
 
 def test_each_word_says_what_it_means() -> None:
@@ -47,7 +47,7 @@ def test_strategies_take_what_modules_take(strategy: type) -> None:
     words: Any = {"budget": "2GiB", "disk": False, "halo": "recompute", "half": True}
     made: Any = strategy(**words)
     words["parameters"] = "device" if several else "auto"
-    assert made.settings.options == TiledModule(NET, **words).settings.options
+    assert made.engine.options == TiledModule(NET, **words).engine.options
 
 
 @pytest.mark.parametrize(

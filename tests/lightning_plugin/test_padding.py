@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from lightning_plugin import LazyImage, Plan, TiledModule, materialize
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.constants import Constants
+from lightning_plugin.engine import Engine
 from lightning_plugin.layout import Layout
 from lightning_plugin.ops import ReduceOp, TileOp
 from lightning_plugin.options import Options
 from lightning_plugin.planner.analysis.network import Network
+from lightning_plugin.plans import Planner
 from lightning_plugin.program.program import Program, Target
 from lightning_plugin.recording import Image, Recording, background_of
 from lightning_plugin.residency.boundary import Boundary
@@ -25,7 +27,6 @@ from lightning_plugin.residency.file import UnnamedFile
 from lightning_plugin.residency.numbered import Numbered
 from lightning_plugin.residency.tiers import Home
 from lightning_plugin.residency.transfer import TransferQueue
-from lightning_plugin.settings import Settings
 from lightning_plugin.source import TensorSource
 from lightning_plugin.source import batch as together
 from tests.exactness import TOLERANCE
@@ -151,7 +152,7 @@ def test_tissue_and_blank_examples_are_not_taken_for_background() -> None:
     assert (found.cells[..., 1] > 0).all() and (found.cells[:5, :, 0] <= 0).all() and (found.cells[5:, :, 0] > 0).all()
 
 
-class KeepsFirst(Settings):
+class KeepsFirst(Engine):
     """Tiles that are planned to be shared, but for the first segment, which is kept."""
 
     def choose(self, recording: Recording) -> Plan:
@@ -169,7 +170,7 @@ def test_what_a_kept_segment_has_made_is_looked_at() -> None:
     ).double()  # fmt: skip
     source = slide((128, 128), Box((0, 0), (24, 24)))
     tiled = TiledModule(copy.deepcopy(plain))
-    tiled.settings = KeepsFirst(Options(tiles=(8, 8)))
+    tiled.engine = KeepsFirst(Planner(Options(tiles=(8, 8))))
     count = counted(tiled)
     plain(source.tensor).square().mean((2, 3)).sum().backward()
     tiled(LazyImage(source)).square().mean((2, 3)).sum().backward()
@@ -196,7 +197,7 @@ def test_an_image_of_which_nothing_is_known_makes_tiles_different() -> None:
     tiled = TiledModule(Two().double())
     seen: list[float] = []
 
-    class Seeing(Settings):
+    class Seeing(Engine):
         def choose(self, recording: Recording) -> Plan:
             network = Network(recording)
             for out in (0, 1):
@@ -205,7 +206,7 @@ def test_an_image_of_which_nothing_is_known_makes_tiles_different() -> None:
                 seen.append(network.background.distinct(program, Grid((8, 8))))
             return super().choose(recording)
 
-    tiled.settings = Seeing(Options(tiles=(8, 8)))
+    tiled.engine = Seeing(Planner(Options(tiles=(8, 8))))
     first, second = tiled(LazyImage(knows), LazyImage(unknown))
     (materialize(first).sum() + materialize(second).sum()).backward()
     assert seen[0] < 0.3 and seen[1] == 1
@@ -237,7 +238,7 @@ def test_background_is_stored_once_on_the_disk(ahead: bool, monkeypatch: pytest.
         source = slide((256, 256), tissue)
         source.tissue = known
         tiled = TiledModule(net)
-        tiled.settings = lower("disk", ahead, (32, 32), (32, 32))
+        tiled.engine = lower("disk", ahead, (32, 32), (32, 32))
         bytes_written = written(monkeypatch)
         with torch.no_grad():
             out = materialize(tiled(LazyImage(source)))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_plugin import LazyImage, materialize
-from lightning_plugin.settings import Settings
+from lightning_plugin.engine import Engine
 from tests.exactness import TOLERANCE, difference, flat
 from tests.lightning_plugin.cases import GRIDS, noting, still
 from tests.zoo import ZOO, fill
@@ -23,10 +23,10 @@ QUICK = (
 FULL = tuple(name for name, entry in ZOO.items() if not entry.stochastic)
 
 
-def gradients(net: nn.Module, x: Tensor, settings: Settings | None, autocast: bool) -> Tensor:
+def gradients(net: nn.Module, x: Tensor, engine: Engine | None, autocast: bool) -> Tensor:
     """Output and all gradients of one step, as one vector."""
     x = x.clone().requires_grad_()
-    image = x if settings is None else LazyImage.from_tensor(x, settings=settings)
+    image = x if engine is None else LazyImage.from_tensor(x, engine=engine)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         outputs = net(image)
     generator = torch.Generator().manual_seed(5)
@@ -92,7 +92,7 @@ def test_channels_last_is_honoured(name: str) -> None:
     x = torch.randn(entry.shape, dtype=torch.float64).to(memory_format=last)
     twins = x.clone().requires_grad_(), x.clone().requires_grad_()
     expected = plain(twins[0])
-    result = net(LazyImage.from_tensor(twins[1], settings=noting(*GRIDS[0])))
+    result = net(LazyImage.from_tensor(twins[1], engine=noting(*GRIDS[0])))
     actual = materialize(result)
     assert result.stride() == expected.stride()
     assert difference(actual.detach(), expected.detach()) < TOLERANCE

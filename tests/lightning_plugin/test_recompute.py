@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightning_plugin import LazyImage, PlanError, TiledModule, materialize
+from lightning_plugin.engine import Engine
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute import recompute
 from lightning_plugin.execute.forward import Forward
@@ -22,19 +23,19 @@ from lightning_plugin.plan import Plan
 from lightning_plugin.planner.analysis.recorded import recorded
 from lightning_plugin.planner.costs.rates import rates_of
 from lightning_plugin.planner.search.predict import predict
+from lightning_plugin.plans import Planner
 from lightning_plugin.residency.boundary import Boundary
-from lightning_plugin.settings import Settings
 from tests.exactness import TOLERANCE, assert_exact, difference
 from tests.lightning_plugin.outside import account
 from tests.zoo import fill
 
 
-class Dropping(Settings):
+class Dropping(Engine):
     """All boundaries stored, and those of segments dropped as deep as ``drop`` says by place (all, where it says
     nothing)."""
 
     def __init__(self, drop: Sequence[int] | None = None) -> None:
-        super().__init__(Options(tiles=(3, 2), backward_tiles=(2, 3)))
+        super().__init__(Planner(Options(tiles=(3, 2), backward_tiles=(2, 3))))
         self.drop = drop
 
     def choose(self, recording: Any) -> Plan:
@@ -81,7 +82,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("drop", [None, (1,), (0, 1, 1), (1, 0, 1, 1)])
 @pytest.mark.parametrize("make", [chain, Skip])
 def test_what_is_dropped_is_made_again(make: Any, drop: Sequence[int] | None, made: list[int]) -> None:
-    assert_exact(make(), (2, 3, 21, 17), settings=Dropping(drop))
+    assert_exact(make(), (2, 3, 21, 17), engine=Dropping(drop))
     assert made, "nothing was made again"
     assert len(made) == len(set(made)), "made more than once"
 
@@ -113,7 +114,7 @@ def test_what_is_dropped_deeper_is_made_as_often_as_it_takes(
         }
         cost = predict(plan, network, rates) - predict(stored, network, rates)
     assert cost == pytest.approx(sum(passes[place] for place in expected))
-    assert_exact(net, (1, 3, 21, 17), settings=Dropping(drop))
+    assert_exact(net, (1, 3, 21, 17), engine=Dropping(drop))
     assert made == expected
 
 
@@ -131,8 +132,8 @@ def test_a_step_holds_less_and_leaves_nothing() -> None:
     peaks = {}
     for name, drop in drops.items():
         net.zero_grad(set_to_none=True)
-        settings = Dropping(drop)
-        found = account(lambda: net(LazyImage.from_tensor(x, settings=settings)).sum().backward(), net)  # noqa: B023
+        engine = Dropping(drop)
+        found = account(lambda: net(LazyImage.from_tensor(x, engine=engine)).sum().backward(), net)  # noqa: B023
         peaks[name] = found.held
         assert found.left <= 3 * 4 * sum(p.numel() for p in net.parameters()) + 4096
     assert peaks["dropped"] < 0.5 * peaks["stored"]
@@ -142,7 +143,7 @@ def test_a_step_holds_less_and_leaves_nothing() -> None:
 def test_a_step_can_go_back_twice() -> None:
     torch.manual_seed(0)
     net, x = chain().double(), torch.randn(1, 3, 15, 14, dtype=torch.float64)
-    loss = net(LazyImage.from_tensor(x, settings=Dropping())).square().sum()
+    loss = net(LazyImage.from_tensor(x, engine=Dropping())).square().sum()
     loss.backward(retain_graph=True)
     once = [p.grad.clone() for p in net.parameters()]  # type: ignore[union-attr]
     loss.backward()
@@ -152,7 +153,7 @@ def test_a_step_can_go_back_twice() -> None:
 
 def test_a_parameter_that_was_changed_meanwhile_is_refused() -> None:
     net = chain()
-    loss = net(LazyImage.from_tensor(torch.randn(1, 3, 15, 14), settings=Dropping())).square().sum()
+    loss = net(LazyImage.from_tensor(torch.randn(1, 3, 15, 14), engine=Dropping())).square().sum()
     assert torch.isfinite(loss)
     with torch.no_grad():
         net[0].weight.add_(1)
@@ -169,7 +170,7 @@ def test_a_step_that_never_goes_back_lets_go(monkeypatch: pytest.MonkeyPatch) ->
         handles.append(weakref.ref(self))
 
     monkeypatch.setattr(Boundary, "__init__", noted)
-    loss = chain()(LazyImage.from_tensor(torch.randn(1, 3, 15, 14), settings=Dropping())).sum()
+    loss = chain()(LazyImage.from_tensor(torch.randn(1, 3, 15, 14), engine=Dropping())).sum()
     assert torch.isfinite(loss)
     assert handles
     del loss

@@ -47,7 +47,7 @@ def compared(net, pull, settings, frozen=False):
     twin = copy.deepcopy(net)
     x = torch.randn(2, 3, 30, 34, dtype=torch.float64)
     pull(net, *net(x))
-    pull(twin, *twin(LazyImage.from_tensor(x, settings=asked(**settings))))
+    pull(twin, *twin(LazyImage.from_tensor(x, engine=asked(**settings))))
     expected, actual = gradients(net), gradients(twin)
     assert expected.keys() == actual.keys() and expected
     floor = 1e-3 * max(float(e.abs().max()) for e in expected.values())

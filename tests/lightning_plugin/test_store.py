@@ -17,16 +17,17 @@ from torch import nn
 
 from lightning_plugin import LazyImage
 from lightning_plugin.boxes import Box, Grid
+from lightning_plugin.engine import Engine
 from lightning_plugin.errors import EngineError
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.options import Options
 from lightning_plugin.plan import SegmentPlan
+from lightning_plugin.plans import Planner
 from lightning_plugin.residency.boundary import Boundary, Cotangent
 from lightning_plugin.residency.disk import DiskFile, rearranged
 from lightning_plugin.residency.numbered import Numbered
 from lightning_plugin.residency.tiers import Home, LowerMap
 from lightning_plugin.residency.transfer import TransferQueue
-from lightning_plugin.settings import Settings
 from tests.exactness import asked, assert_exact
 
 CPU = torch.device("cpu")
@@ -34,20 +35,20 @@ CPU = torch.device("cpu")
 
 def planned(
     change: Callable[[int, SegmentPlan], SegmentPlan], forward: tuple[int, ...], backward: tuple[int, ...]
-) -> Settings:
+) -> Engine:
     """The plan of so many tiles, of which each segment, by its place, is changed."""
 
-    class Changed(Settings):
+    class Changed(Engine):
         def choose(self, recording):  # type: ignore[no-untyped-def]
             plan = super().choose(recording)
             return replace(plan, segments=tuple(change(i, s) for i, s in enumerate(plan.segments)))
 
-    return Changed(Options(tiles=forward, backward_tiles=backward))
+    return Changed(Planner(Options(tiles=forward, backward_tiles=backward)))
 
 
 def lower(
     tier: str, ahead: bool, forward: tuple[int, ...] = (3, 2), backward: tuple[int, ...] = (2, 3), recall: bool = False
-) -> Settings:
+) -> Engine:
     """Every boundary on a lower tier, its tiles transferred at once or ahead, and read back where they can be."""
 
     return planned(lambda i, s: replace(s, tier=tier, ahead=ahead, recall=recall), forward, backward)
@@ -148,7 +149,7 @@ def test_boundaries_on_lower_tiers_are_exact(tier: str, ahead: bool) -> None:
         nn.Conv2d(3, 6, 3, 2, 1), nn.BatchNorm2d(6), nn.ReLU(True), nn.Conv2d(6, 5, 3, padding=1), nn.BatchNorm2d(5),
         nn.MaxPool2d(2), nn.Conv2d(5, 4, 3), nn.AdaptiveAvgPool2d(1),
     )  # fmt: skip
-    assert_exact(net, (2, 3, 41, 37), settings=lower(tier, ahead))
+    assert_exact(net, (2, 3, 41, 37), engine=lower(tier, ahead))
 
 
 def small() -> nn.Module:
@@ -160,7 +161,7 @@ def test_a_disk_that_fills_up_in_the_middle_ends_the_step(ahead: bool, monkeypat
     def full(*args: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    image = LazyImage.from_tensor(torch.randn(1, 3, 20, 24), settings=lower("disk", ahead))
+    image = LazyImage.from_tensor(torch.randn(1, 3, 20, 24), engine=lower("disk", ahead))
     monkeypatch.setattr("os.pwrite", full)
     with pytest.raises(EngineError, match=r"No space left.*disk=<another folder>"):
         small()(image).sum().backward()
@@ -190,7 +191,7 @@ def test_no_thread_outlives_its_step() -> None:
     def threads() -> list[threading.Thread]:
         return [t for t in threading.enumerate() if t.name.startswith("transfers")]
 
-    loss = small()(LazyImage.from_tensor(torch.randn(1, 3, 20, 24), settings=lower("disk", True))).sum()
+    loss = small()(LazyImage.from_tensor(torch.randn(1, 3, 20, 24), engine=lower("disk", True))).sum()
     assert float(loss.detach()) != 0
     assert threads()
     loss.backward()
@@ -240,9 +241,9 @@ def test_a_folder_for_the_disk_is_used_and_has_to_be_there(tmp_path: Path, monke
         asked(disk="/no/such/folder")
     used = []
     monkeypatch.setattr(DiskFile, "make", lambda self, size, folder: used.append(folder))
-    settings = lower("disk", False)
-    settings.options = replace(settings.options, disk=str(tmp_path))
-    image = LazyImage.from_tensor(torch.randn(1, 3, 20, 24), settings=settings)
+    engine = lower("disk", False)
+    engine.options = replace(engine.options, disk=str(tmp_path))
+    image = LazyImage.from_tensor(torch.randn(1, 3, 20, 24), engine=engine)
     with pytest.raises(AttributeError):  # there is no file
         small()(image).sum().backward()
     assert used[0] == str(tmp_path)
@@ -269,7 +270,7 @@ def test_a_normalised_tile_from_the_disk_has_plain_strides(ahead: bool) -> None:
             y = x * torch.sigmoid(self.gate(x.mean((2, 3))))[:, :, None, None]
             return [y, self.norm(y)]
 
-    assert_exact(Gated(), (1, 2, 7, 6), settings=lower("disk", ahead, (1, 1), (1, 1)))
+    assert_exact(Gated(), (1, 2, 7, 6), engine=lower("disk", ahead, (1, 1), (1, 1)))
 
 
 def test_a_normalised_join_of_tiles_from_the_disk_has_plain_strides() -> None:
@@ -280,4 +281,4 @@ def test_a_normalised_join_of_tiles_from_the_disk_has_plain_strides() -> None:
             centred = x - x.mean((0, 2), keepdim=True)
             return [centred, F.group_norm(torch.cat([x, centred], 1), 1)]
 
-    assert_exact(Joined(), (1, 1, 7, 6), settings=lower("disk", False, (1, 1), (1, 1)))
+    assert_exact(Joined(), (1, 1, 7, 6), engine=lower("disk", False, (1, 1), (1, 1)))

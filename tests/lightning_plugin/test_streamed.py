@@ -281,9 +281,9 @@ def test_evaluation_and_a_retained_graph(net: Encoder, bag: Tensor) -> None:
 def test_copies_are_gone_after_each_pass(net: Encoder, bag: Tensor) -> None:
     tiled = tight(net)
     step(tiled, bag)
-    ledger = tiled.settings.ledger
+    ledger = tiled.engine.ledger
     assert ledger is not None
-    on_device = sum(p.nbytes * 2 for p in net.parameters() if p not in tiled.settings.homes)
+    on_device = sum(p.nbytes * 2 for p in net.parameters() if p not in tiled.engine.homes)
     assert ledger.live <= on_device + 1024
 
 
@@ -327,7 +327,7 @@ def test_a_system_that_cannot_reserve_space(net: Encoder, bag: Tensor, monkeypat
     step(tiled, bag)
     step(plain, bag)
     same(net, plain)
-    assert list(tiled.settings.homes)
+    assert list(tiled.engine.homes)
     file = UnnamedFile("a parameter")
     file.reserve(3 << 20)
     assert os.fstat(file.number).st_size == 3 << 20 and file.filled >= 3 << 20

@@ -380,7 +380,7 @@ class Tiers(Machine):
 
     def allowed(self) -> int:
         """Descriptors that what lives on the disk needs: a file has one of its own, and one of its mapping."""
-        homes = self.tiled.module.settings.homes  # type: ignore[union-attr]
+        homes = self.tiled.module.engine.homes  # type: ignore[union-attr]
         there = [t for t in (*self.tiled.net.parameters(), *self.tiled.net.buffers()) if homes.tier(t) == "disk"]
         return sum(2 + 2 * (t.grad is not None) for t in there)
 

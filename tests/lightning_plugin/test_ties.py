@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from lightning_plugin import LazyImage, TileSource
 from lightning_plugin.boxes import Box
+from lightning_plugin.engine import Engine
 from lightning_plugin.layout import Layout
 from lightning_plugin.rules.reductions import Extreme
-from lightning_plugin.settings import Settings
 from tests.exactness import asked
 
 SELECTIONS = {
@@ -86,10 +86,8 @@ class Net(nn.Module):
         return self.select(self.features(x))
 
 
-def image_of(kind: str, x: Tensor, settings: Settings) -> LazyImage:
-    return (
-        LazyImage(Background(x), settings=settings) if kind == "source" else LazyImage.from_tensor(x, settings=settings)
-    )
+def image_of(kind: str, x: Tensor, engine: Engine) -> LazyImage:
+    return LazyImage(Background(x), engine=engine) if kind == "source" else LazyImage.from_tensor(x, engine=engine)
 
 
 @pytest.mark.parametrize("kind", ["tensor", "source"])
@@ -101,8 +99,8 @@ def test_no_share_of_a_gradient_is_lost(name, content, kind):
     torch.manual_seed(0)
     net = Net(SELECTIONS[name])
     x = content(torch.Generator().manual_seed(1))
-    settings = asked(tiles=(1, 2), backward_tiles=(3, 5))
-    out = net(image_of(kind, x, settings)).sum()
+    engine = asked(tiles=(1, 2), backward_tiles=(3, 5))
+    out = net(image_of(kind, x, engine)).sum()
     out.backward()
     expected = torch.full((8,), 6.0 if "bins" in name else -1.0 if name in ("amin", "min") else 1.0)
     torch.testing.assert_close(net.features[4].bias.grad, expected, rtol=1e-5, atol=1e-5)
@@ -128,7 +126,7 @@ def test_as_near_to_the_truth_as_plain_pytorch(name, content, dtype):
     truth = gradient(copy.deepcopy(net).double(), x.double())
     low, y = copy.deepcopy(net).to(dtype), x.to(dtype)
     plain = float((gradient(low, y) - truth).norm())
-    tiled = float((gradient(low, LazyImage.from_tensor(y, settings=asked((1, 2), (3, 5)))) - truth).norm())
+    tiled = float((gradient(low, LazyImage.from_tensor(y, engine=asked((1, 2), (3, 5)))) - truth).norm())
     # The image turned and mirrored, and the kernels with it: sums in another order, as another processor would have
     # them. PyTorch's own distances are as far apart as these.
     others = [float((moved_gradient(low, y, move, gradient) - truth).norm()) for move in MOVES]
@@ -163,7 +161,7 @@ def test_equal_shares_go_to_all_that_tie():
     expected = x.clone().requires_grad_()
     expected.mul(2).amax((2, 3)).sum().backward()
     y = x.clone().requires_grad_()
-    LazyImage.from_tensor(y, settings=asked((2, 1), (3, 2))).mul(2).amax((2, 3)).sum().backward()
+    LazyImage.from_tensor(y, engine=asked((2, 1), (3, 2))).mul(2).amax((2, 3)).sum().backward()
     torch.testing.assert_close(y.grad, expected.grad, rtol=1e-12, atol=0)
 
 

@@ -173,7 +173,7 @@ WRITES = [
 @pytest.mark.parametrize("budget", [None, 200 << 10], ids=["tiles", "budget"])
 def test_a_write_through_a_view_is_seen_by_all(write, budget):
     torch.manual_seed(0)
-    assert_exact(Net(write), (2, 3, 16, 20), settings=budget and asked(budget=budget))
+    assert_exact(Net(write), (2, 3, 16, 20), engine=budget and asked(budget=budget))
 
 
 def test_an_image_that_requires_grad_is_not_written_in_place():
@@ -212,6 +212,6 @@ def test_values_are_replaced_and_gradients_stay(new: Callable[[Tensor], Tensor])
 
 @pytest.mark.parametrize("new", [lambda y: y[:, :, 1:], lambda y: y.float()], ids=["shape", "type"])
 def test_values_of_another_shape_or_type_are_refused(new: Callable[[Tensor], Tensor]) -> None:
-    image = LazyImage.from_tensor(torch.zeros(1, 3, 9, 8, dtype=torch.float64), settings=asked((2, 2)))
+    image = LazyImage.from_tensor(torch.zeros(1, 3, 9, 8, dtype=torch.float64), engine=asked((2, 2)))
     with pytest.raises((TypeError, RecordingError), match=r"\.data of shape"):
         Replaces(new).double()(image)

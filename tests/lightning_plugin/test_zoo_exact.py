@@ -34,4 +34,4 @@ def cases() -> Iterator[Any]:
 @pytest.mark.parametrize(("entry", "mode", "size", "grids"), list(cases()))
 def test_zoo_is_exact(entry: ZooEntry, mode: str, size: str, grids: tuple) -> None:
     net = still(fill(entry.build().double())).train(MODES[mode])
-    assert_exact(net, getattr(entry, size), settings=noting(*grids))
+    assert_exact(net, getattr(entry, size), engine=noting(*grids))

@@ -19,12 +19,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lightning_plugin import TiledModule
+from lightning_plugin.engine import Engine
 from lightning_plugin.options import Options
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.costs.parameters import candidates
+from lightning_plugin.plans import Planner
 from lightning_plugin.recording import Recording
-from lightning_plugin.settings import Settings
 
 SHAPES = ((1, 3, 22, 18), (2, 3, 17, 24))
 
@@ -47,7 +48,7 @@ class Layers(nn.Module):
 
 
 @dataclass(eq=False)
-class Placed(Settings):
+class Placed(Engine):
     """Plans whose maps and parameters live where they are told to: ``tiers`` are those of its segments, ``parameters``
     those of its parameters, again and again."""
 
@@ -96,8 +97,8 @@ class Way:
             return TiledModule(net, budget=self.budget, calls=self.calls, disk=str(folder))
         made = TiledModule(net, tiles=self.tiles)
         options = Options(tiles=self.tiles, backward_tiles=self.backward_tiles, disk=str(folder))
-        made.settings = Placed(
-            options,
+        made.engine = Placed(
+            Planner(options),
             tiers=self.tiers,
             parameters=self.parameters,
             ahead=self.ahead,

@@ -68,7 +68,7 @@ class Estimate(Callback):
         strategy = trainer.strategy
         budget: Any = None
         if isinstance(strategy, (SFTStrategy, SFTDDPStrategy)):
-            budget = strategy.settings.options.budget
+            budget = strategy.engine.options.budget
         largest, data = max(shapes["train"].values(), key=count_pixels), self.slides.config
         if min(largest[2:]) < pl_module.stride:
             raise UserError(

@@ -12,15 +12,16 @@ from torch import nn
 
 from lightning_plugin import LazyImage
 from lightning_plugin.boxes import Box, Grid
+from lightning_plugin.engine import Engine
 from lightning_plugin.layout import Layout
 from lightning_plugin.options import Options
+from lightning_plugin.plans import Planner
 from lightning_plugin.residency import transfer
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.residency.disk import DiskFile
 from lightning_plugin.residency.pool import Buffer, Pool
 from lightning_plugin.residency.tiers import Home, LowerMap
 from lightning_plugin.residency.transfer import TransferQueue
-from lightning_plugin.settings import Settings
 
 CPU = torch.device("cpu")
 
@@ -211,18 +212,18 @@ def test_outside_a_pass_a_transfer_has_a_buffer_of_its_own() -> None:
 # Steps
 
 
-def on_disk(count: int, ahead: bool, share: bool = False) -> Settings:
+def on_disk(count: int, ahead: bool, share: bool = False) -> Engine:
     """Every boundary on the disk, every segment on so many tiles (a scan's along one axis)."""
     grid = (count, 1) if share else (count, count)
 
-    class Lower(Settings):
+    class Lower(Engine):
         def choose(self, recording):  # type: ignore[no-untyped-def]
             plan = super().choose(recording)
             halo = "share" if share else "recompute"
             segments = tuple(replace(s, tier="disk", ahead=ahead, halo=halo) for s in plan.segments)
             return replace(plan, segments=segments)
 
-    return Lower(Options(tiles=grid, backward_tiles=grid))
+    return Lower(Planner(Options(tiles=grid, backward_tiles=grid)))
 
 
 def network() -> nn.Module:
@@ -233,9 +234,9 @@ def network() -> nn.Module:
     )  # fmt: skip
 
 
-def step(settings: Settings, side: int = 64) -> None:
+def step(engine: Engine, side: int = 64) -> None:
     torch.manual_seed(1)
-    network()(LazyImage.from_tensor(torch.randn(1, 3, side, side), settings=settings)).square().sum().backward()
+    network()(LazyImage.from_tensor(torch.randn(1, 3, side, side), engine=engine)).square().sum().backward()
 
 
 @pytest.mark.parametrize("ahead", [False, True])

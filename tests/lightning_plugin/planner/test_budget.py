@@ -226,7 +226,7 @@ def test_without_a_disk_what_is_dropped_saves_memory_and_stays_exact() -> None:
     assert "dropped" in str(tiled.plan)
     assert 0.99 * held <= tiled.plan.peak_bytes <= budget
     assert Plan.from_json(tiled.plan.to_json()).to_json() == tiled.plan.to_json()
-    assert_exact(net, x.shape, settings=asked(budget=2 * budget, disk=False))
+    assert_exact(net, x.shape, engine=asked(budget=2 * budget, disk=False))
 
 
 @pytest.mark.full

@@ -19,7 +19,7 @@ from lightning_plugin.planner.calibration import calibrate as module
 from lightning_plugin.planner.calibration import measure
 from lightning_plugin.planner.calibration.calibrate import key, local, local_rates, place
 from lightning_plugin.planner.costs.rates import RATES
-from lightning_plugin.strategy.choices import RunSettings
+from lightning_plugin.plans import Planner
 
 #: A device on which moving is dear and computing is free: plans for it differ.
 SLOW_MEMORY = Rates(flops=1e15, memory=1e6, host=1e6, disk=1e3, call=1e-9)
@@ -76,9 +76,9 @@ def test_plans_without_a_device_do_not_depend_on_the_machine(known: Rates) -> No
 
 
 def test_a_run_keeps_the_rates_it_began_with(known: Rates, monkeypatch: pytest.MonkeyPatch) -> None:
-    began = RunSettings(Options(budget=2**30))
+    began = Planner(Options(budget=2**30))
     began.rates = known
-    resumed = RunSettings(Options(budget=2**30))
+    resumed = Planner(Options(budget=2**30))
     resumed.load(json.loads(json.dumps(began.state())))
     assert resumed.rates == known
     monkeypatch.setattr(module, "measure", lambda device: replace(SLOW_MEMORY, memory=2.0))

@@ -65,7 +65,7 @@ def step(net: nn.Module, shape: tuple[int, ...], budget: int, steps: int = 2, **
             return "refused"
         expected = plain(x).square().mean()
         expected.backward()
-        plan, ledger = tiled.plan, tiled.settings.ledger
+        plan, ledger = tiled.plan, tiled.engine.ledger
         assert plan is not None and ledger is not None and plan.chains
         assert ledger.peak_bytes <= plan.peak_bytes <= budget
         assert difference(loss, expected) < TOLERANCE
@@ -188,7 +188,7 @@ def test_a_step_tells_of_as_many_tiles_as_its_plan_has(maps: int) -> None:
     net, heard = network(40), Heard()
     budget = 8 * sum(p.numel() for p in net.parameters()) + maps * 4 * 48 * 48 * 4
     tiled = TiledModule(net, budget=budget, chains="always", disk=False)
-    tiled.settings.progress.listeners.append(heard)
+    tiled.engine.progress.listeners.append(heard)
     tiled(torch.randn(1, 3, 48, 48)).square().mean().backward()
     assert tiled.plan is not None and tiled.plan.chains
     assert heard.tiles == tiles_of(tiled.plan, grad=True) > 0

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-import lightning_plugin.settings
+import lightning_plugin.plans
 from lightning_plugin import TiledModule
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.options import Options
@@ -24,7 +24,7 @@ from lightning_plugin.planner.costs.rates import RATES
 from lightning_plugin.planner.recipes.recipe import Recipe, positions
 from lightning_plugin.planner.rehearsal.rehearse import rehearse
 from lightning_plugin.planner.search.policies import AUTO, with_halo
-from lightning_plugin.settings import known_for
+from lightning_plugin.plans import known_for
 from tests.exactness import TOLERANCE, difference
 
 BELOW = lower_tiers(None, Options())
@@ -66,7 +66,7 @@ def test_one_search_serves_all_smaller_images(monkeypatch: pytest.MonkeyPatch) -
         searches.append(args)
         return choose_recipe(*args, **kwargs)
 
-    monkeypatch.setattr(lightning_plugin.settings, "choose_recipe", counted)
+    monkeypatch.setattr(lightning_plugin.plans, "choose_recipe", counted)
     module = net(["conv", "norm", "relu", "pool", "conv", "norm", "relu", "down", "conv"]).double()
     tiled = TiledModule(module, budget="3MiB", calls=1)
     grids = set()

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import lightning_plugin.settings
+import lightning_plugin.plans
 from lightning_plugin import TiledModule
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.cache import VARIABLE
@@ -63,7 +63,7 @@ def refuse(*args: Any) -> Any:
 def test_the_next_module_looks_up_what_was_planned(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = plans()
     assert len(list(kept.glob("*.json"))) == 1
-    monkeypatch.setattr(lightning_plugin.settings, "choose_recipe", refuse)
+    monkeypatch.setattr(lightning_plugin.plans, "choose_recipe", refuse)
     assert texts(plans()) == texts(first)
 
 
@@ -79,7 +79,7 @@ def test_the_next_process_looks_up_what_was_planned(kept: Path, tmp_path: Path) 
 
 def look_up(found: Path) -> None:
     """What a process does that has planned nothing itself, and may not."""
-    lightning_plugin.settings.choose_recipe = refuse  # type: ignore[assignment]
+    lightning_plugin.plans.choose_recipe = refuse  # type: ignore[assignment]
     found.write_text(plans()[-1].to_json())
 
 

@@ -74,7 +74,7 @@ def test_many_random_networks_are_exact() -> None:
 
 def compiled(net: nn.Module, backend: str = "aot_eager", **options: object) -> TiledModule:
     tiled = TiledModule(net, **options)  # type: ignore[arg-type]
-    tiled.settings.compiler = Counted("tiles", backend=backend)
+    tiled.engine.compiler = Counted("tiles", backend=backend)
     return tiled
 
 
@@ -110,8 +110,8 @@ def test_a_budget_is_kept_beside_compiled_tiles() -> None:
     net = network()
     tiled = compiled(net, budget="1MiB", halo="recompute")
     compare(net, tiled, torch.randn(1, 3, 512, 512, dtype=torch.float64))
-    assert Counted.tiles > 20 and tiled.plan is not None and tiled.settings.ledger is not None
-    assert tiled.settings.ledger.peak_bytes <= tiled.plan.peak_bytes <= 2**20
+    assert Counted.tiles > 20 and tiled.plan is not None and tiled.engine.ledger is not None
+    assert tiled.engine.ledger.peak_bytes <= tiled.plan.peak_bytes <= 2**20
 
 
 class Greatest(nn.Module):
@@ -155,7 +155,7 @@ def test_a_compiler_that_fails_is_said_once_and_changes_nothing() -> None:
 def test_the_option_makes_a_compiler() -> None:
     net = nn.Conv2d(3, 2, 3)
     tiled = TiledModule(net, tiles=2, compile="graphs")
-    assert tiled.settings.compiler is None
+    assert tiled.engine.compiler is None
     tiled(LazyImage(torch.randn(1, 3, 8, 8)))
     with pytest.raises(ValueError, match="compile='always': give 'never', 'tiles', 'graphs'"):
         TiledModule(net, tiles=2, compile="always")  # type: ignore[arg-type]

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_plugin import LazyImage, TiledModule
+from lightning_plugin.engine import Engine
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.program import findings
 from lightning_plugin.program.findings import Library
-from lightning_plugin.settings import Settings
 from tests.lightning_plugin.compared import Step
 from tests.lightning_plugin.networks import AnyPlan, Case, cases
 
@@ -155,7 +155,7 @@ def thorough(watching: bool) -> Iterator[None]:
 
 def of(world: World, library: Library) -> TiledModule:
     tiled = TiledModule(copy.deepcopy(world.net), **world.options)
-    tiled.settings.library = library
+    tiled.engine.library = library
     return tiled
 
 
@@ -270,7 +270,7 @@ def test_findings_hold_no_tensor_and_are_not_copied() -> None:
     world = World()
     tiled = TiledModule(world.net, **world.options)
     world.step(tiled, 0)
-    library = tiled.settings.library
+    library = tiled.engine.library
     assert library.findings
     seen: set[int] = set()
     stack: list[Any] = [library.findings]
@@ -297,7 +297,7 @@ def test_few_findings_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(findings, "MOST", 200)
     world = World()
     tiled = TiledModule(world.net, **world.options)
-    library = tiled.settings.library
+    library = tiled.engine.library
     first: set[Any] = set()
     for number in range(4):
         world.side = 24 + 4 * number
@@ -320,14 +320,14 @@ def test_findings_are_not_all_looked_at_for_each_new_one(monkeypatch: pytest.Mon
     assert len(looked) < 2 * findings.NEW * kept  # each for each would be 80,000
 
 
-def again(case: Case, settings: Settings, watching: bool) -> list[int]:
+def again(case: Case, engine: Engine, watching: bool) -> list[int]:
     """Peaks of three steps."""
     peaks = []
     with thorough(watching):
         for _ in range(3):
-            Step(case, settings)
-            assert settings.ledger is not None
-            peaks.append(settings.ledger.peak)
+            Step(case, engine)
+            assert engine.ledger is not None
+            peaks.append(engine.ledger.peak)
     return peaks
 
 

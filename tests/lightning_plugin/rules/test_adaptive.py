@@ -63,7 +63,7 @@ def test_ties_and_indices(size: Any) -> None:
     """Of equal values the first one takes the gradient, and its flat index is PyTorch's."""
     x = torch.randint(0, 3, (2, 4, 11, 13)).double().requires_grad_()
     twin = x.detach().clone().requires_grad_()
-    lazy = LazyImage.from_tensor(twin, settings=asked((4, 3), (3, 5)))
+    lazy = LazyImage.from_tensor(twin, engine=asked((4, 3), (3, 5)))
     plain, where = F.adaptive_max_pool2d(x * 2, size, return_indices=True)
     tiled, found = F.adaptive_max_pool2d(lazy * 2, size, return_indices=True)
     assert torch.equal(materialize(found), where)

@@ -82,7 +82,7 @@ def test_dropout_keeps_its_share_and_does_not_depend_on_tiles():
     found = []
     for tiles in ((1, 1), (5, 3, 2)):
         torch.manual_seed(7)
-        found.append(materialize(Dropped()(LazyImage.from_tensor(x, settings=asked(tiles)))))
+        found.append(materialize(Dropped()(LazyImage.from_tensor(x, engine=asked(tiles)))))
     assert torch.allclose(found[0], found[1], atol=1e-12)
     assert abs(found[0].mean().item() - 1) < 0.02 and found[0].std() > 0.01
 

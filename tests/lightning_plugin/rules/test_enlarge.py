@@ -77,6 +77,6 @@ def test_autocast() -> None:
     x = torch.randn(SHAPE)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         plain = net(x)
-        tiled = materialize(net(LazyImage.from_tensor(x, settings=asked((3, 2)))))
+        tiled = materialize(net(LazyImage.from_tensor(x, engine=asked((3, 2)))))
     assert tiled.dtype == plain.dtype
     torch.testing.assert_close(tiled.float(), plain.float(), rtol=0.02, atol=0.02)

@@ -90,7 +90,7 @@ def test_nearest_is_pytorchs(
     """The nearest neighbour depends on how PyTorch's arithmetic rounds, which depends on all of these."""
     x = torch.arange(channels * 97 * width, dtype=dtype).view(1, channels, 97, width)
     x = x.to(memory_format=torch.channels_last) if last else x
-    lazy = LazyImage.from_tensor(x, settings=asked((4, 3)))
+    lazy = LazyImage.from_tensor(x, engine=asked((4, 3)))
     how: dict[str, Any] = {"scale_factor": (factor, 1.0), "mode": mode}
     view = {"memory_format": torch.channels_last if last else torch.contiguous_format}
     tiled = materialize(F.interpolate(lazy.contiguous(**view), **how))
@@ -99,7 +99,7 @@ def test_nearest_is_pytorchs(
 
 def test_integers() -> None:
     x = torch.randint(0, 255, (1, 3, 9, 11), dtype=torch.uint8)
-    tiled = F.interpolate(LazyImage.from_tensor(x, settings=asked((2, 3))), scale_factor=2.5)
+    tiled = F.interpolate(LazyImage.from_tensor(x, engine=asked((2, 3))), scale_factor=2.5)
     assert torch.equal(materialize(tiled), F.interpolate(x, scale_factor=2.5))
 
 

@@ -51,7 +51,7 @@ def run(net: nn.Module, loss, x: Tensor, target: Tensor, tiles=(3, 2), backward=
         (expected * weight).sum().backward()
         if lazy_target:
             target = lazy_map(target, x.shape)
-        actual = loss(twin(LazyImage.from_tensor(x, settings=asked(tiles, backward))), target)
+        actual = loss(twin(LazyImage.from_tensor(x, engine=asked(tiles, backward))), target)
         nodes = ancestors([actual._value])
         (actual * weight).sum().backward()
     return expected, actual, net, twin, nodes
@@ -208,7 +208,7 @@ def test_elementwise_losses(name, lazy):
 def test_values_by_the_bounds_that_they_lie_between(how):
     bounds = torch.tensor([-0.5, 0.0, 0.25, 1.0], dtype=torch.float64)
     x = (torch.randn(2, 3, 9, 7, dtype=torch.float64) * 4).round() / 4
-    lazy = LazyImage.from_tensor(x, settings=asked((3, 2), (2, 3)))
+    lazy = LazyImage.from_tensor(x, engine=asked((3, 2), (2, 3)))
     expected, found = (torch.bucketize(t, bounds, **how) for t in (x, lazy))
     assert found.dtype == expected.dtype
     assert torch.equal(materialize(found), expected)

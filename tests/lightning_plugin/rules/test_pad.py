@@ -121,6 +121,6 @@ def test_values_of_other_types() -> None:
     from lightning_plugin import LazyImage, materialize
 
     x = torch.randint(-9, 9, (1, 2, 6, 5))
-    lazy = LazyImage.from_tensor(x, settings=asked((2, 3)))
+    lazy = LazyImage.from_tensor(x, engine=asked((2, 3)))
     assert torch.equal(materialize(F.pad(lazy, (1, 2, 3, -1), value=4)), F.pad(x, (1, 2, 3, -1), value=4))
     assert torch.equal(materialize(F.pad(lazy > 0, (1, 2), "constant", True)), F.pad(x > 0, (1, 2), "constant", True))

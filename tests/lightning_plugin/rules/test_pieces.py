@@ -79,7 +79,7 @@ class Attends(nn.Module):
 @pytest.mark.parametrize("pieces", [2, 5])
 def test_pieces_are_exact(form: Form, pieces: int) -> None:
     plan = AnyPlan(grids=((3, 2, 1),), pieces=pieces, spilled=frozenset({1}))
-    assert_exact(Attends(form, 35), (1, 3, 7, 5), settings=plan)
+    assert_exact(Attends(form, 35), (1, 3, 7, 5), engine=plan)
     assert plan.streams
 
 
@@ -97,7 +97,7 @@ def test_other_types_err_as_plain_does(dtype: torch.dtype) -> None:
 
     true = gradients(torch.float64, lambda x: x)
     theirs = gradients(dtype, lambda x: x)
-    mine = gradients(dtype, lambda x: LazyImage.from_tensor(x, settings=AnyPlan(grids=((3, 2, 1),), pieces=4)))
+    mine = gradients(dtype, lambda x: LazyImage.from_tensor(x, engine=AnyPlan(grids=((3, 2, 1),), pieces=4)))
     floor = 1e-3 * max(float(t.abs().max()) for t in true)
     worst = max(difference(a, b, floor) for a, b in zip(theirs, true, strict=True))
     assert all(difference(a, b, floor) < 6 * worst for a, b in zip(mine, true, strict=True))
@@ -116,7 +116,7 @@ def test_dropout_draws_the_same_numbers() -> None:
     for pieces in (1, 2, 6):
         torch.manual_seed(3)
         image = x.clone().requires_grad_()
-        out = Dropped()(LazyImage.from_tensor(image, settings=AnyPlan(grids=((2, 2, 1),), pieces=pieces)))
+        out = Dropped()(LazyImage.from_tensor(image, engine=AnyPlan(grids=((2, 2, 1),), pieces=pieces)))
         out.square().sum().backward()
         found.append((out.detach() + 0, image.grad))
     for outcome in found[1:]:
@@ -135,7 +135,7 @@ def test_a_query_by_hand_that_may_look_at_nothing_is_no_number(pieces: int) -> N
 
     x = torch.randn(1, 3, 7, 5, dtype=torch.float64)
     expected = attend(x)
-    found = attend(LazyImage.from_tensor(x, settings=AnyPlan(grids=((2, 2, 1),), pieces=pieces))) + 0
+    found = attend(LazyImage.from_tensor(x, engine=AnyPlan(grids=((2, 2, 1),), pieces=pieces))) + 0
     assert torch.equal(materialize(found).isnan(), expected.isnan())
     assert difference(materialize(found).nan_to_num(), expected.nan_to_num()) < TOLERANCE
 

@@ -252,15 +252,15 @@ def test_masked_positions_have_no_weight():
         return (a @ x.flatten(2).transpose(1, 2)).sum()
 
     pool(x).backward()
-    pool(LazyImage.from_tensor(twin, settings=asked((4, 2), (2, 3)))).backward()
+    pool(LazyImage.from_tensor(twin, engine=asked((4, 2), (2, 3)))).backward()
     assert difference(twin.grad, x.grad) < TOLERANCE
-    gone = LazyImage.from_tensor(torch.full((1, 1, 4, 4), -math.inf), settings=asked((2, 2), (2, 2)))
+    gone = LazyImage.from_tensor(torch.full((1, 1, 4, 4), -math.inf), engine=asked((2, 2), (2, 2)))
     assert materialize(gone.flatten(1).softmax(1)).isnan().all()
 
 
 def test_softmax_is_as_precise_as_plain_in_float32_at_large_scores():
     x = (torch.randn(1, 1, 64, 64, dtype=torch.float64) + 5000).float()
-    lazy = LazyImage.from_tensor(x, settings=asked((4, 4), (4, 4)))
+    lazy = LazyImage.from_tensor(x, engine=asked((4, 4), (4, 4)))
     tiled = materialize(lazy.flatten(2).softmax(-1))
     exact = x.double().flatten(2).softmax(-1)
     plain = difference(x.flatten(2).softmax(-1), exact)
@@ -292,7 +292,7 @@ def test_a_variance_without_freedom_is_what_pytorch_makes_of_it(spread, correcti
     """Infinite, and of equal values no number: it is divided by how many positions are left, or by zero."""
     x = torch.randn(2, 3, 5, 7, dtype=torch.float64)
     x[:, 1] = 0.5
-    lazy = LazyImage.from_tensor(x, settings=asked((3, 2), (2, 3)))
+    lazy = LazyImage.from_tensor(x, engine=asked((3, 2), (2, 3)))
     for dims, axes in (((2, 3), None), (3, 7)):
         taken = correction if axes is None else correction - 35 + axes
         expected = spread(x, dims, correction=taken)

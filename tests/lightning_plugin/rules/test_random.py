@@ -28,7 +28,7 @@ GRIDS = [(1, 1), (3, 2), (5, 4), (13, 1)]
 
 def on_grid(function: Callable[[Tensor], Tensor], x: Tensor, tiles: tuple[int, ...], seed: int = 0) -> Tensor:
     torch.manual_seed(seed)
-    return materialize(function(LazyImage.from_tensor(x, settings=asked(tiles, tiles))))
+    return materialize(function(LazyImage.from_tensor(x, engine=asked(tiles, tiles))))
 
 
 POSITIONAL = {
@@ -85,7 +85,7 @@ def test_dropout_in_a_network_is_a_product_with_its_mask(p):
     net(x).backward()
     other = x.detach().clone().requires_grad_()
     torch.manual_seed(7)
-    twin(LazyImage.from_tensor(other, settings=asked((4, 3), (2, 5)))).backward()
+    twin(LazyImage.from_tensor(other, engine=asked((4, 3), (2, 5)))).backward()
     assert difference(other.grad, x.grad) < TOLERANCE
     for a, b in zip(twin.parameters(), net.parameters(), strict=True):
         assert difference(a.grad, b.grad, 1e-12) < TOLERANCE
@@ -177,7 +177,7 @@ def test_stochastic_depth_and_a_last_dropout_draw_what_plain_pytorch_draws():
     expected = net(x)
     expected.backward()
     torch.manual_seed(3)
-    actual = twin(LazyImage.from_tensor(x, settings=asked((3, 2), (2, 2))))
+    actual = twin(LazyImage.from_tensor(x, engine=asked((3, 2), (2, 2))))
     actual.backward()
     assert difference(materialize(actual).detach(), expected.detach()) < TOLERANCE
     for a, b in zip(twin.parameters(), net.parameters(), strict=True):

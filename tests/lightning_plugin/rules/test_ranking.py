@@ -45,7 +45,7 @@ def test_picked_positions(name, grids):
 @pytest.mark.parametrize("tiles", [(1, 1), (3, 2), (5, 7)])
 def test_indices_are_those_of_the_whole_map(tiles):
     x = torch.randn(2, 3, 11, 7).relu()
-    lazy = LazyImage.from_tensor(x, settings=asked(tiles, tiles))
+    lazy = LazyImage.from_tensor(x, engine=asked(tiles, tiles))
     assert torch.equal(materialize(lazy.argmax()), x.argmax())
     assert torch.equal(materialize((-lazy).flatten(1).argmin(1)), (-x).flatten(1).argmin(1))
     values, where = lazy.flatten(2).topk(4, dim=2)
@@ -54,7 +54,7 @@ def test_indices_are_those_of_the_whole_map(tiles):
 
 
 def test_equal_values_are_ranked_by_position():
-    lazy = LazyImage.from_tensor(torch.zeros(1, 1, 5, 6), settings=asked((3, 2), (3, 2)))
+    lazy = LazyImage.from_tensor(torch.zeros(1, 1, 5, 6), engine=asked((3, 2), (3, 2)))
     assert materialize(lazy.flatten(2).topk(7)[1]).flatten().tolist() == list(range(7))
 
 
@@ -77,7 +77,7 @@ def test_the_product_of_all_with_zeros(zeros):
 def test_truth_of_all():
     x = torch.zeros(2, 3, 7, 5)
     x[1, 2, 6, 4] = 1
-    lazy = LazyImage.from_tensor(x, settings=asked((3, 2), (3, 2)))
+    lazy = LazyImage.from_tensor(x, engine=asked((3, 2), (3, 2)))
     assert materialize((lazy > 0).any()).item() and not materialize((lazy > 1).any()).item()
     assert not (lazy == 0).all() and (lazy >= 0).all()
     assert torch.equal(materialize((lazy > 0).flatten(2).any(2)), (x > 0).flatten(2).any(2))

@@ -275,9 +275,9 @@ def on_background(team: Any, padded: bool) -> dict[str, Any]:
     net = plainly().double()
     tiled, background, count = TiledModule(copy.deepcopy(net), tiles=(9, 7)), slide(batch=1 + padded), Count()
     if padded:
-        tiled.settings = lower("disk", False, (9, 7), (9, 7))
-    tiled.settings.team = team
-    tiled.settings.progress.listeners.append(count)
+        tiled.engine = lower("disk", False, (9, 7), (9, 7))
+    tiled.engine.planner.team = team
+    tiled.engine.progress.listeners.append(count)
     tiled(LazyImage.from_tensor(background.tensor) if padded else LazyImage(background)).sum().backward()
     net(background.tensor).sum().backward()
     floor = 1e-3 * max(p.grad.abs().max().item() for p in net.parameters())

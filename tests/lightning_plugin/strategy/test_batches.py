@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lightning_plugin import LazyImage, SFTStrategy
 from lightning_plugin.capture.lazy import LazyTensor
-from lightning_plugin.strategy.images import Arrangement
+from lightning_plugin.strategy.batch import Arrangement
 from tests.exactness import difference
 from tests.lightning_plugin.strategy.modules import Each
 from tests.lightning_plugin.strategy.training import trainer
@@ -84,8 +84,10 @@ def run(model: Any, batch: Any, strategy: Any, **options: Any) -> Any:
 @pytest.mark.parametrize("name", BATCHES)
 def test_any_structure(name: str) -> None:
     expected = run(Model, (IMAGE, LABEL), "auto")
-    actual = run(Model, BATCHES[name], SFTStrategy(tiles=(3, 2)))
+    strategy = SFTStrategy(tiles=(3, 2))
+    actual = run(Model, BATCHES[name], strategy)
     assert isinstance(actual.seen, LazyTensor)
+    assert strategy.report is not None and strategy.report.tiles > 0
     assert difference(actual.value.detach(), expected.value.detach()) < 1e-9
 
 

@@ -53,16 +53,16 @@ def test_a_class_with_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     found = cli(
         monkeypatch, "--trainer.strategy=lightning_plugin.SFTStrategy", "--trainer.strategy.budget=8GiB", run=False
     )
-    assert found.trainer.strategy.settings.options.budget == 8 * 2**30
+    assert found.trainer.strategy.engine.options.budget == 8 * 2**30
 
 
 def test_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(YAML)
     found = cli(monkeypatch, "--config", str(file))
-    settings = found.trainer.strategy.settings
-    assert (settings.options.tiles, settings.options.backward_tiles, settings.options.disk) == ((3, 2), (2,), False)
-    assert found.trainer.global_step == 1 and settings.plan is not None
+    engine = found.trainer.strategy.engine
+    assert (engine.options.tiles, engine.options.backward_tiles, engine.options.disk) == ((3, 2), (2,), False)
+    assert found.trainer.global_step == 1 and engine.plan is not None
 
 
 def test_a_wrong_argument_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,7 +73,7 @@ def test_what_is_remembered_of_plans_is_bounded(monkeypatch: pytest.MonkeyPatch)
     data = Each(*[next(iter(DataLoader(Pictures(1, (40 + 2 * k, 36))))) for k in range(6)])
     strategy = SFTStrategy(budget="64MiB", tile_over=1)
     fit(Slides(), data, strategy, max_steps=6)
-    told = strategy.settings.feedback
+    told = strategy.feedback
     assert len(told.lines) == 3 and len(told.tables) == 1 and len(told.explained) <= 3
 
 
@@ -135,7 +135,7 @@ def test_waiting_for_pixels_is_told_from_two_per_cent_on() -> None:
 def test_nothing_listens_after_a_run() -> None:
     strategy = SFTStrategy(**TILES)
     fit(Slides(), loader(2), strategy, max_steps=1)
-    assert strategy.settings.progress.listeners == []
+    assert strategy.engine.progress.listeners == []
 
 
 class Screen(RichProgressBar):
@@ -163,7 +163,7 @@ def test_tiles_in_a_rich_bar(impatient: None) -> None:
         enable_progress_bar=True,
     )  # fmt: skip
     assert "tiles" in screen.text
-    total = tiles_of(next(iter(strategy.settings.plans.values()))[0], grad=True)
+    total = tiles_of(next(iter(strategy.engine.planner.plans.values()))[0], grad=True)
     assert f"{total}/{total}" in screen.text
 
 

@@ -63,13 +63,13 @@ def test_copies_of_a_strategy_train_each_their_own_module(how: Callable[[Any], A
     fitted(plain)
     same(first, plain)
     same(second, plain)
-    assert set(one.settings.homes) <= set(first.parameters()) and set(other.settings.homes) <= set(second.parameters())
-    assert one.settings.homes and other.settings.homes
+    assert set(one.engine.homes) <= set(first.parameters()) and set(other.engine.homes) <= set(second.parameters())
+    assert one.engine.homes and other.engine.homes
     again = how(one)  # after training: what lives where is of the first one's parameters
-    assert not again.settings.homes and again.settings.options == one.settings.options
+    assert not again.engine.homes and again.engine.options == one.engine.options
 
 
 @pytest.mark.parametrize("strategy", [SFTStrategy(**TILES), SFTDDPStrategy(**TILES)])
 def test_a_trainer_can_be_pickled(strategy: object) -> None:
     run = pickle.loads(pickle.dumps(trainer(strategy)))
-    assert run.strategy.settings.options == strategy.settings.options  # type: ignore[attr-defined]
+    assert run.strategy.engine.options == strategy.engine.options  # type: ignore[attr-defined]

@@ -26,7 +26,7 @@ def test_a_run_says_what_it_approximates(halo: Any, tmp_path: Path, caplog: pyte
     assert "training is an approximation: splits 2 along each axis" in caplog.text
     assert caplog.text.count("an approximation in training: splits 2") == 1  # the plan, told once
     saved = torch.load(last_checkpoint(tmp_path), weights_only=True)["lightning_plugin"]
-    assert saved["approximation"] == strategy.settings.approximation
+    assert saved["approximation"] == strategy.engine.options.approximation
     if halo == "stochastic_split":
         assert not any("an approximation" in text for plans in saved["plans"].values() for text in plans)
 

@@ -54,7 +54,7 @@ def test_what_was_planned_and_used_is_there_to_read() -> None:
     state = sum(p.numel() * p.element_size() for p in module.parameters())
     assert strategy.plan is not None and strategy.plan.budget == 2**20
     assert 3 * state < strategy.peak_bytes <= strategy.plan.peak_bytes <= 2**20
-    assert strategy.settings.reserved == state, "a momentum for each parameter"
+    assert strategy.engine.planner.reserved == state, "a momentum for each parameter"
 
 
 @pytest.mark.parametrize(

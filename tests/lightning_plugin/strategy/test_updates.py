@@ -98,7 +98,7 @@ def test_training_is_the_same(
     same(streamed, plain)
     assert strategy.plan is not None and (strategy.plan.on_host or strategy.plan.on_disk)
     assert strategy.peak_bytes <= 1.3 * parameter_bytes(streamed.net)
-    homes = strategy.settings.homes
+    homes = strategy.engine.homes
     assert strategy._fused is fused
     below = [p for p in streamed.parameters() if p in homes]
     assert below and all((p.grad is None) is fused for p in below)
@@ -171,7 +171,7 @@ def test_a_second_fit_steps_its_own_optimizer(net: Encoder, tier: str, trained: 
     plain = run_twice(copy.deepcopy(net), "auto", **trained)
     strategy = tight(net.double(), tier)
     same(run_twice(net, strategy, **trained), plain)
-    assert strategy.settings.homes
+    assert strategy.engine.homes
 
 
 def test_a_second_fit_leaves_room_for_its_own_optimizer(net: Encoder) -> None:
@@ -182,9 +182,9 @@ def test_a_second_fit_leaves_room_for_its_own_optimizer(net: Encoder) -> None:
     run.fit_loop.epoch_loop.max_steps = 2 * STEPS
     run.fit(module, DataLoader(Bags(), batch_size=None))
     fitted(other, fresh)
-    assert strategy.settings.reserved == fresh.settings.reserved == 0
+    assert strategy.engine.planner.reserved == fresh.engine.planner.reserved == 0
     assert strategy.peak_bytes == fresh.peak_bytes
-    assert strategy.settings.owed.keys() == {id(p) for p in module.parameters()}
+    assert strategy.engine.owed.keys() == {id(p) for p in module.parameters()}
 
 
 @pytest.mark.parametrize(("kind", "how", "streams"), [("SGD", "wraps", True), ("AdamW", "bare", False)])
@@ -206,7 +206,7 @@ def test_an_optimizers_step_is_called_once_a_step(
     strategy = tight(streamed.net.double(), "host") if streams else SFTStrategy(budget="64MiB", tile_over=1)
     fitted(streamed, strategy)
     same(streamed, plain)
-    assert bool(strategy.settings.homes) is streams and len(calls) == 2 * STEPS
+    assert bool(strategy.engine.homes) is streams and len(calls) == 2 * STEPS
 
 
 def epochs(module: pl.LightningModule, strategy: Any, count: int, checkpoint: Path | None = None) -> pl.Trainer:
