@@ -31,8 +31,7 @@ from lightning_plugin import LazyImage, TiledModule
 from lightning_plugin.boxes import Box
 from lightning_plugin.constants import SHORTEST, Constants
 from lightning_plugin.layout import Layout
-from lightning_plugin.residency.disk import DiskFile
-from lightning_plugin.residency.file import UnnamedFile
+from lightning_plugin.residency.disk import DiskFile, UnnamedFile
 from tests.lightning_plugin.background import Background
 from tests.zoo.resnet import BasicBlock, ResNet
 

@@ -34,7 +34,7 @@ from lightning_plugin.program.findings import Library
 from lightning_plugin.progress import Progress
 from lightning_plugin.recording import Recording, drawn
 from lightning_plugin.residency.homes import Homes, move
-from lightning_plugin.residency.host import make_room_for_pinned
+from lightning_plugin.residency.tiers import make_room_for_pinned
 
 log = logging.getLogger("lightning_plugin")
 

@@ -27,7 +27,7 @@ from lightning_plugin.program.fixed import kept_segments
 from lightning_plugin.program.fuse import pairs
 from lightning_plugin.program.program import Program, Target, programs
 from lightning_plugin.progress import ranged
-from lightning_plugin.residency.copies import Copies
+from lightning_plugin.residency.homes import Copies
 from lightning_plugin.residency.tiers import Home
 from lightning_plugin.residency.transfer import TransferQueue
 from lightning_plugin.trees import tree_leaves

@@ -25,7 +25,7 @@ from lightning_plugin.ledger import Ledger, watched
 from lightning_plugin.ops import VectorOp
 from lightning_plugin.passes import first_order
 from lightning_plugin.private import is_view, repeatable, storage_key
-from lightning_plugin.residency.copies import Copies
+from lightning_plugin.residency.homes import Copies
 from lightning_plugin.trees import tree_leaves
 
 

@@ -79,7 +79,7 @@ class Cotangent:
             self.data.fetch(box)
 
     def expect(self, largest: int) -> None:
-        """How many positions the largest tile has that this pass reads or adds; see [Note: pool] in `pool`."""
+        """Positions of the largest tile that this pass reads or adds; see [Note: pool] in `transfer`."""
         self.largest = largest
         if self.data is not None:
             self.data.expect(largest)
@@ -175,7 +175,7 @@ class Boundary:
         self.there.fetch(box)
 
     def expect(self, largest: int) -> None:
-        """How many positions the largest tile has that this pass moves; see [Note: pool] in `pool`."""
+        """Positions of the largest tile that this pass moves; see [Note: pool] in `transfer`."""
         self.there.expect(largest)
         self.cotangent.expect(largest)
 

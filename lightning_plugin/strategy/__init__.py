@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from lightning_plugin.strategy.bases import StrategyRegistry
+from lightning_plugin.strategy.checkpoints import WholeCheckpoints
 from lightning_plugin.strategy.ddp import SFTDDPStrategy
-from lightning_plugin.strategy.monitor import StepMonitor
+from lightning_plugin.strategy.report import StepMonitor
 from lightning_plugin.strategy.single import SFTStrategy
-from lightning_plugin.strategy.writing import WholeCheckpoints
 
 __all__ = ["NAMES", "SFTDDPStrategy", "SFTStrategy", "StepMonitor", "WholeCheckpoints"]
 

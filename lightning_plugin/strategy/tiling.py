@@ -27,11 +27,10 @@ from lightning_plugin.plan import Plan
 from lightning_plugin.planner.analysis.optimizers import held_bytes, state_bytes, state_of
 from lightning_plugin.plans import MOST_PLANS, Planner, put_last, shorten
 from lightning_plugin.strategy.batch import Moving, begin, settle
+from lightning_plugin.strategy.checkpoints import KEY, WholeCheckpoints, random_state, restore_random, restore_threads
 from lightning_plugin.strategy.feedback import Feedback
 from lightning_plugin.strategy.report import StepReport
-from lightning_plugin.strategy.resume import KEY, random_state, restore_random, restore_threads
 from lightning_plugin.strategy.update import by_parameter, reasons, separable, within_backward
-from lightning_plugin.strategy.writing import WholeCheckpoints
 from lightning_plugin.units import parse_bytes
 
 #: Networks keep at most about this many bytes for each byte of their input, so smaller inputs need no tiles.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lightning_plugin.chain import chains
-from lightning_plugin.options import Chains
+from lightning_plugin.options import Chains, Options
 from lightning_plugin.plan import ChainPlan, Plan
+from lightning_plugin.plans import Planner
 from lightning_plugin.recording import Bindings, Capture, Recording
 from tests.lightning_plugin.networks import AnyPlan, Case, Draw, RandomNet, fill, grow, input_shape, plans
 
@@ -59,18 +60,23 @@ class Deep(nn.Module):
         return [x]
 
 
+class Always(Options):
+    """Options by which links become chains without a budget too."""
+
+    @property
+    def chaining(self) -> Chains:
+        return "always"
+
+
 @dataclass(eq=False)
 class AnyChain(AnyPlan):
     """Links in any segments; a share of them is kept, and there are so many slots."""
 
+    planner: Planner = field(default_factory=lambda: Planner(Always()))
     slots: int = 0
     share: float = 0.0
     linked: int = 0
     varying: int = 0
-
-    @property
-    def chains(self) -> Chains:
-        return "always"
 
     def choose(self, recording: Recording) -> Plan:
         plan, found = super().choose(recording), []

@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_leaves
 
 from lightning_plugin.layout import Layout
 from lightning_plugin.residency import host, tiers, transfer
-from lightning_plugin.residency.host import HostMemory
+from lightning_plugin.residency.tiers import HostMemory
 
 MAIN, SIDE = "main", "side"
 Clock = dict[str, int]

@@ -23,7 +23,7 @@ from lightning_plugin.plans import Planner
 from lightning_plugin.program.program import Program, Target
 from lightning_plugin.recording import Image, Recording, background_of
 from lightning_plugin.residency.boundary import Boundary
-from lightning_plugin.residency.file import UnnamedFile
+from lightning_plugin.residency.disk import UnnamedFile
 from lightning_plugin.residency.numbered import Numbered
 from lightning_plugin.residency.tiers import Home
 from lightning_plugin.residency.transfer import TransferQueue

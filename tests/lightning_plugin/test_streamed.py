@@ -22,7 +22,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from lightning_plugin import BudgetError, Plan, TiledModule, make_plan
 from lightning_plugin.errors import DiskError, EngineError, RecordingError
-from lightning_plugin.residency.file import UnnamedFile
+from lightning_plugin.residency.disk import UnnamedFile
 from lightning_plugin.residency.homes import Homes
 from tests.exactness import TOLERANCE, difference
 

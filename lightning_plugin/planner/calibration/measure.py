@@ -21,8 +21,7 @@ from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.search.predict import predict
 from lightning_plugin.program.findings import Library
 from lightning_plugin.program.fixed import fixed
-from lightning_plugin.residency.disk import DiskFile
-from lightning_plugin.residency.file import UnnamedFile
+from lightning_plugin.residency.disk import DiskFile, UnnamedFile
 from lightning_plugin.residency.tiers import LowerMap
 from lightning_plugin.residency.transfer import TransferQueue
 from lightning_plugin.trees import tree_leaves

@@ -20,7 +20,7 @@ from lightning_plugin.planner.costs.lower import Lower, one_way
 from lightning_plugin.planner.costs.lower_maps import beside_parameters, weight_on_host
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.remembered import remembered
-from lightning_plugin.residency.file import fills_its_memory
+from lightning_plugin.residency.disk import fills_its_memory
 from lightning_plugin.rules.reductions import wide
 
 #: Smaller tensors stay on the device: they take no room, and a call each to be fetched.

@@ -214,7 +214,7 @@ class Peaks:
 
     def buffers(self, tile: Tile, backward: bool) -> int:
         """What transfers to and from lower tiers borrow, which is there as long as the pass: see [Note: pool] in
-        `residency.pool`.
+        `residency.transfer`.
 
         That is a tile's input and, in backward, its cotangent: what is sent goes through the buffers that these have
         left. Where tiles travel beside the work on others, they have not left them: the next tile's come on top, and

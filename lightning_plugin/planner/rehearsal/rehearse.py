@@ -30,8 +30,7 @@ from lightning_plugin.planner.uncollected import uncollected
 from lightning_plugin.program.program import Program
 from lightning_plugin.recording import Bindings, Capture, Image
 from lightning_plugin.residency.disk import DiskFile
-from lightning_plugin.residency.pool import Lend
-from lightning_plugin.residency.transfer import Transfer
+from lightning_plugin.residency.transfer import Lend, Transfer
 from lightning_plugin.source import TensorSource, TileSource, together
 from lightning_plugin.turns import Turn
 

@@ -19,9 +19,8 @@ from lightning_plugin.plans import Planner
 from lightning_plugin.residency import transfer
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.residency.disk import DiskFile
-from lightning_plugin.residency.pool import Buffer, Pool
 from lightning_plugin.residency.tiers import Home, LowerMap
-from lightning_plugin.residency.transfer import TransferQueue
+from lightning_plugin.residency.transfer import Buffer, Pool, TransferQueue
 
 CPU = torch.device("cpu")
 

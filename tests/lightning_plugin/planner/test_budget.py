@@ -22,7 +22,7 @@ from lightning_plugin.planner.costs.rates import rates_of
 from lightning_plugin.planner.make import rates_for
 from lightning_plugin.planner.search.policies import Policy
 from lightning_plugin.planner.search.search import Search
-from lightning_plugin.residency.host import make_room_for_pinned
+from lightning_plugin.residency.tiers import make_room_for_pinned
 from tests.exactness import asked, assert_exact, assert_same_step
 from tests.lightning_plugin.outside import account
 from tests.lightning_plugin.planner.chains import Recipe, recipes

@@ -24,7 +24,7 @@ from lightning_plugin.planner.costs.lower import Lower, lower_tiers
 from lightning_plugin.planner.costs.rates import RATES
 from lightning_plugin.planner.recipes.retier import retiered
 from lightning_plugin.planner.search.policies import AUTO
-from lightning_plugin.residency.host import HostMemory
+from lightning_plugin.residency.tiers import HostMemory
 
 QUIET = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
 #: A device whose host is fast beside it, so that much leaves it.

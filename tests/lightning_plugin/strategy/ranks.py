@@ -142,7 +142,7 @@ def by_hand(folder: Path) -> None:
 def uneven(folder: Path) -> None:
     """Images of different sizes, cut into different numbers of tiles, meet in the statistics."""
     from lightning_plugin import TiledModule
-    from lightning_plugin.strategy.layer_sync import synchronize
+    from lightning_plugin.strategy.synced import synchronize
     from tests.lightning_plugin.strategy.joint import images, network
 
     dist.init_process_group("gloo")

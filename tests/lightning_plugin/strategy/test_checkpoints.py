@@ -136,7 +136,7 @@ def test_weights_alone(tmp_path: Path) -> None:
 
 
 def test_fewer_processors_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from lightning_plugin.strategy.resume import restore_threads
+    from lightning_plugin.strategy.checkpoints import restore_threads
 
     before = torch.get_num_threads()
     restore_threads(10_000)

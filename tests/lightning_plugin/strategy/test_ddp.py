@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from lightning_plugin import SFTDDPStrategy
-from lightning_plugin.strategy.layer_sync import Synced, revert, synchronize
+from lightning_plugin.strategy.synced import Synced, revert, synchronize
 from tests.exactness import difference
 from tests.lightning_plugin.strategy.joint import images, joint, network
 from tests.lightning_plugin.strategy.modules import Frozen, FrozenByHand, Slides, loader

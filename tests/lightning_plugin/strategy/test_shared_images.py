@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils.data import DistributedSampler
 
 from lightning_plugin import LazyImage, SFTDDPStrategy, SFTStrategy
-from lightning_plugin.strategy.layer_sync import synchronize
-from lightning_plugin.strategy.together import fingerprint
+from lightning_plugin.strategy.ddp import fingerprint
+from lightning_plugin.strategy.synced import synchronize
 from tests.exactness import difference
 from tests.lightning_plugin.strategy.modules import Noisy, Slides, loader
 from tests.lightning_plugin.strategy.ranks import BUDGET, launch, succeed
