@@ -41,7 +41,7 @@ class Box:
 
     @property
     def positions(self) -> int:
-        """How many positions the box holds. A search for a plan asks a million times, hence no generator, here and
+        """The number of positions in the box. A search for a plan asks a million times, hence no generator, here and
         below."""
         count = 1
         for lo, hi in zip(self.lo, self.hi):
@@ -140,7 +140,7 @@ class Clip:
 
 
 def inside(lo: int, hi: int, size: int) -> tuple[int, int]:
-    """What of ``[lo, hi)`` lies in ``[0, size)``; of an interval that lies outside one position.
+    """The part of ``[lo, hi)`` in ``[0, size)``; of an interval that lies outside one position.
 
     Reading one position keeps every tile non-empty, so that operators that refuse empty tensors need no special case;
     the caller drops it again through negative padding.
@@ -153,14 +153,14 @@ def inside(lo: int, hi: int, size: int) -> tuple[int, int]:
 
 
 def cuts(size: int, pieces: int, step: int = 0) -> tuple[int, ...]:
-    """Where ``pieces`` intervals of one length (the last may be shorter, later ones empty) cut ``[0, size)``; the
-    length is ``step``, or as short as it can be."""
+    """The bounds at which ``pieces`` intervals of one length (the last may be shorter, later ones empty) cut ``[0,
+    size)``; the length is ``step``, or as short as it can be."""
     step = step or -(-size // max(1, pieces))
     return (*(min(size, step * i) for i in range(pieces)), size)
 
 
 def pieces_of(size: int, pieces: int) -> int:
-    """How many of so many intervals have a part of ``[0, size)``: as few long ones are enough."""
+    """The number of intervals, of so many, that have a part of ``[0, size)``: as few long ones are enough."""
     return -(-size // -(-size // pieces)) if size else 1
 
 
@@ -247,7 +247,7 @@ class Grid:
                 yield boxes
 
     def ends(self, extents: Sequence[tuple[int, ...]], reference: tuple[int, ...] = ()) -> list[list[tuple[int, ...]]]:
-        """Where the grid cuts each axis of each map."""
+        """The cuts of the grid on each axis of each map."""
         reference = reference or reference_of(extents)
         sides = self.sides or (0,) * len(self.counts)
         first = [cuts(*axis) for axis in zip(reference, self.counts, sides, strict=False)]
@@ -258,7 +258,7 @@ class Grid:
 
     @staticmethod
     def owned(ends: list[list[tuple[int, ...]]], index: Sequence[int]) -> tuple[Box, ...]:
-        """What the tile at a grid index owns of each map."""
+        """The box of each map that the tile at a grid index owns."""
         return tuple(share(axes, index) for axes in ends)
 
     def __str__(self) -> str:

@@ -22,7 +22,7 @@ from lightning_plugin.recording import gathered
 
 @dataclass(frozen=True, eq=False)
 class Body:
-    """What a link computes, with values of its own: ``entries`` are the vectors that come from the link before,
+    """The computation of a link, with values of its own: ``entries`` are the vectors that come from the link before,
     ``own`` those that only this link has, ``exits`` go on to the next, ``results`` are read elsewhere. Its operators
     begin at the place ``first`` among its nodes."""
 
@@ -39,7 +39,7 @@ class Body:
 
     @property
     def entry_bytes(self) -> int:
-        """What one slot takes."""
+        """The bytes of one slot."""
         return sum(v.bytes for v in self.entries)
 
     @property
@@ -96,7 +96,7 @@ class Copier:
     nodes: list[Node] = field(default_factory=list)
 
     def enter(self, v: Value) -> Value:
-        """What stands for a value from elsewhere: a vector, and of a map the map that it is spread over."""
+        """The stand-in for a value from elsewhere: a vector, and of a map the map that it is spread over."""
         vector = Value(v.fake, None, v.requires_grad)
         self.nodes.append(Node(Captured(), (), (vector,), "tensor"))
         self.made[v] = self.spread(vector, v) if v.is_map else vector

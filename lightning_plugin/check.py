@@ -34,7 +34,7 @@ UNSEEN = (
 
 @dataclass(frozen=True)
 class Report:
-    """What `check` found: the error of every tensor in float64, what had to run whole, and whether all is well.
+    """The result of `check`: the error of every tensor in float64, operators that ran whole, and true if all is well.
 
     ``rounding`` are, for each content of the image, the distances of tiled and plain float32 gradients to those of
     float64, as parts of their length. ``unseen`` is what the comparison cannot see.
@@ -118,7 +118,7 @@ def _repeated(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Step:
-    """What one step leaves: outputs, gradients, buffers."""
+    """The results of one step: outputs, gradients, buffers."""
 
     outputs: list[Tensor]
     gradients: dict[str, Tensor | None]
@@ -142,7 +142,7 @@ class _Step:
         return _Step([o.detach() for o in outputs], gradients, dict(module.named_buffers()), barriers)
 
     def distance(self, truth: _Step) -> float:
-        """How far all gradients of parameters together are from the true ones, as a part of their length."""
+        """The distance of all gradients of parameters together to the true ones, as a part of their length."""
         squares = [0.0, 0.0]
         for name, true in truth.gradients.items():
             mine = self.gradients[name]

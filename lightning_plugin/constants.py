@@ -1,4 +1,4 @@
-"""Where a map is known to be constant, on a lattice of cells.
+"""Constant parts of a map, on a lattice of cells.
 
 [Note: background] Most of a slide is *background* of one value. A source can say so without reading; a tensor, a
 padded batch say, is compared once in a step, where a plan counts on it. Of a boundary it is seen when its tiles are
@@ -60,7 +60,7 @@ class Constants:
         return self.keys[first - 1] if first > VARIED and bool((here == first).all()) else None
 
     def near(self, box: Box) -> bool:
-        """Whether some cell of a box is known to be constant."""
+        """True if some cell of a box is known to be constant."""
         return bool(self.keys) and bool((self.cells[self.over(box)] > VARIED).any())
 
     def note(self, box: Box, key: bytes | None) -> None:
@@ -103,7 +103,7 @@ class Constants:
         return tuple(slice(lo // s, -(-hi // s)) for (lo, hi), s in zip(box.intervals(), self.sides, strict=True))
 
     def starts(self, axis: int, lo: int, hi: int) -> np.ndarray:
-        """Where the cells begin that an interval touches, counted from its own beginning."""
+        """The beginnings of the cells that an interval touches, counted from its own beginning."""
         side = self.sides[axis]
         return np.maximum(np.arange(lo // side, -(-hi // side)) * side - lo, 0)
 
@@ -111,8 +111,8 @@ class Constants:
     def asked(
         extent: Sequence[int], constant: Callable[[Box], Tensor | None], on_axis: int, most: int
     ) -> Constants | None:
-        """What can be known of an image by asking of boxes, half after half; None where nothing is. An image of which
-        the halves of halves know nothing, as long as these are a sixteenth of it on each axis, is not asked again."""
+        """Constant parts of an image, by asking of boxes, half after half; None where nothing is. An image of which the
+        halves of halves know nothing, as long as these are a sixteenth of it on each axis, is not asked again."""
         found = Constants(extent, on_axis, most)
         boxes, depth, patience = [Box.whole(found.cells.shape)], 0, 4 * len(found.cells.shape)
         while boxes and (depth <= patience or found.keys):
@@ -128,7 +128,7 @@ class Constants:
 
     @staticmethod
     def compared(layout: Layout, tensor: Tensor, shortest: Sequence[int] = (), least: float = 0.0) -> Constants | None:
-        """Where a tensor is constant, found by looking: first at two corners of each cell. None where no more of it is
+        """Constant parts of a tensor, found by looking: first at two corners of each cell. None where no more of it is
         than the least that counts."""
         if tensor.is_meta or isinstance(tensor, FakeTensor) or not tensor.numel():
             return None
@@ -148,7 +148,7 @@ class Constants:
 
     @property
     def blank(self) -> bool:
-        """Whether all of it is one value."""
+        """True if all of it is one value."""
         return bool((self.cells == self.cells.flat[0]).all()) and bool(self.keys)
 
     def positions(self, cells: Box) -> Box:
@@ -188,13 +188,13 @@ def bits(values: Tensor) -> Tensor:
 
 
 def changed(values: Tensor, axis: int) -> Tensor:
-    """Whether each position differs from the one before it on an axis."""
+    """For each position, true if it differs from the one before it on an axis."""
     count = values.shape[axis]
     return (values.narrow(axis, 1, count - 1) != values.narrow(axis, 0, count - 1)).any(-1)
 
 
 def per_cell(changes: Tensor, axis: int, starts: Sequence[np.ndarray]) -> np.ndarray:
-    """How often positions of one cell differ from the one before them on an axis."""
+    """The number of positions of each cell that differ from the one before them on an axis."""
     found = changes.cpu().numpy().astype(np.int64)
     first = np.zeros_like(found, shape=[*found.shape[:axis], 1, *found.shape[axis + 1 :]])
     found = np.concatenate([first, found], axis)

@@ -129,7 +129,7 @@ class Engine:
         return Occupied(beside if beside > SCRAPS else 0, excess, ledger, self.owed, tiers)
 
     def places(self, tensor: Tensor) -> bool:
-        """Whether a plan says where a tensor on the CPU is to live: under a budget, a parameter need not be where the
+        """True if a plan decides the tier of a tensor on the CPU: under a budget, a parameter need not be where the
         image is."""
         free = self.options.budget is not None and self.options.parameters != "device"
         return tensor in self.homes or (free and isinstance(tensor, nn.Parameter))
@@ -216,8 +216,7 @@ class Engine:
         return self._non_finite
 
     def _read(self, look: finite.Look) -> None:
-        """Where a loss is not finite, find the operator that was the first to make something that is not, once, and
-        say so."""
+        """Find the operator that was the first to make something that is not, once, and say so."""
         if look not in self._looks:
             return
         self._looks.discard(look)

@@ -49,7 +49,7 @@ PLAIN = (int, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 class Manner(Enum):
-    """What an operator does to memory."""
+    """The effect of an operator on memory."""
 
     FRESH = "all results are new"
     VIEW = "the result is a view"
@@ -60,7 +60,7 @@ class Manner(Enum):
 
 @cache
 def manner(func: Any) -> Manner:
-    """What an operator's schema says that it does to memory."""
+    """The effect of an operator on memory by its schema."""
     said = schema(func)
     if said is None or func.namespace not in ("aten", "prims") or UNSUITED.intersection(func.tags):
         return Manner.OTHER
@@ -141,7 +141,7 @@ class Remembering(Fakes):
         return found
 
     def made(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """What PyTorch's mode makes, by a shorter way."""
+        """The result of PyTorch's mode, by a shorter way."""
         try:
             device = self.device_of(args) if tensors(args) else None
         except Uncommon:
@@ -163,7 +163,7 @@ class Remembering(Fakes):
         return tuple([skin.around(t) if isinstance(t, Tensor) else t for t in found])
 
     def lying(self, made: Sequence[Any], args: Any) -> tuple[Lying | None, ...] | None:
-        """What to remember of results; None where they are not new tensors that fill their memory."""
+        """Facts to remember of results; None where they are not new tensors that fill their memory."""
         given = {storage_key(t) for t in tensors(args)}
         found: list[Lying | None] = []
         for t in made:
@@ -198,13 +198,13 @@ class Remembering(Fakes):
         return found
 
     def has_data(self, t: FakeTensor) -> bool:
-        """Whether it is known what is in a tensor; of tensors of other kinds, nothing is said."""
+        """True if the numbers in a tensor are known; of tensors of other kinds, nothing is said."""
         if type(t) is not FakeTensor or t.fake_mode is not self or t.layout is not torch.strided or t.is_complex():
             raise Uncommon
         return t.constant is not None
 
     def told(self, thing: Any) -> Any:
-        """What of an argument its operator's results depend on."""
+        """The part of an argument that its operator's results depend on."""
         kind = type(thing)
         if kind is FakeTensor:
             known = self.has_data(thing)

@@ -1,4 +1,4 @@
-"""Which dimensions of a map are space.
+"""Layouts: the dimensions of a map that are space.
 
 A tensor dimension is an ordered list of *factors*: plain numbers (batch, channels, heads) and spatial axes, major
 first. One image ``(N, C, H, W)`` is ``((N,), (C,), (axis 0,), (axis 1,))``; after ``flatten(2)`` it is

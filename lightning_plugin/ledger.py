@@ -1,4 +1,4 @@
-"""What is really live on the device during a step.
+"""The ledger: bytes that are live on the device during a step.
 
 A ledger watches the operators and counts the storages they make, each once, until it dies. Operators that autograd
 runs by itself, between segments, are seen through hooks. What existed before the step (the user's own tensors) is not
@@ -69,7 +69,7 @@ class Sums:
         self.held -= self.waiting.pop(id(leaf), 0)
 
     def forget(self) -> None:
-        """What an earlier pass left is gone with it."""
+        """Drop the sums of an earlier pass: they are gone with it."""
         if self.began_in != current_pass():
             self.waiting.clear()
             self.held = 0
@@ -156,13 +156,13 @@ class Ledger:
         return sum(weights.values()) + maps + max(call.workspaces for call in calls)
 
     def beside(self, tensors: Iterable[Tensor]) -> int:
-        """What is live beside some tensors and their gradients: see [Note: step]."""
+        """Bytes live beside some tensors and their gradients: see [Note: step]."""
         storages = {storage_key(t) for t in with_gradients(tensors)}
         return self.live - sum(self._refs[key][1] for key in storages if key in self._refs)
 
     @property
     def allocator(self) -> bool:
-        """Whether the device's own allocator knows the peak: see [Note: allocator]."""
+        """True if the device's own allocator knows the peak: see [Note: allocator]."""
         return self.device.type == "cuda" and not self.fakes
 
     def see(self, tensor: Tensor) -> None:
@@ -203,14 +203,14 @@ class Ledger:
             self.peak = max(peak, self.peak)
 
     def expect(self, size: int) -> None:
-        """What comes needs so much beyond what is live, and is not watched."""
+        """Count ``size`` bytes beyond the live ones for a moment: a pass that is not watched needs them."""
         self.peak = max(self.peak, self.held + size)
         if self.turns is not None:
             self.turns.now.see(self.live + size)
 
     @property
     def held(self) -> int:
-        """What is live now, with sums that wait for a leaf: see [Note: sums]."""
+        """Bytes live now, with sums that wait for a leaf: see [Note: sums]."""
         return self.live + self.sums.held
 
     def ignore(self, tensor: Tensor) -> None:
@@ -248,7 +248,7 @@ class Ledger:
             self.turns.leave()
 
     def graph_is_made(self) -> None:
-        """What is live now is kept by the graph of autograd, which may be asked to retain it."""
+        """Note that all that is live now is kept by the graph of autograd, which may be asked to retain it."""
         self._graph = self._seen
         if self.turns is not None:
             self.turns.graph(self.live)
@@ -262,8 +262,8 @@ class Ledger:
 
     @property
     def excess(self) -> int:
-        """What the step has taken beyond its budget until now: workspaces of the device's libraries, which nobody knows
-        before they are there."""
+        """Bytes that the step has taken beyond its budget until now: workspaces of the device's libraries, which nobody
+        knows before they are there."""
         return max(0, self.peak_bytes - self.limit) if self.allocator and self.limit is not None else 0
 
     def _gone(self, key: int, _: Any = None) -> None:
@@ -321,7 +321,7 @@ class Ledger:
                 f.register_hook(partial(self._see_gradient, f.variable))
 
     def hooks_once(self, function: Any) -> bool:
-        """Whether a function of autograd is hooked for the first time: it may be come to from several of its users."""
+        """True if a function of autograd is hooked for the first time: it may be come to from several of its users."""
         before = function.metadata.get(Ledger)
         function.metadata[Ledger] = self
         return before is not self
@@ -364,7 +364,7 @@ def with_gradients(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
 
 @cache
 def gives_back(func: Any) -> bool:
-    """Whether an operator returns memory that it was given, as views and in-place forms do: nothing new is made, and
+    """True if an operator returns memory that it was given, as views and in-place forms do: nothing new is made, and
     what existed before the step (an image that its source slices) is not counted."""
     returns = schema(func).returns
     return bool(returns) and all(r.alias_info is not None for r in returns)

@@ -34,7 +34,7 @@ LIMITS = {"cgroup2": "memory.max", "cgroup": "memory.limit_in_bytes"}
 
 
 def default_budget(device: torch.device) -> int:
-    """What a step may use: nearly all that is free on an accelerator, half of a machine's memory."""
+    """The bytes that a step may use: nearly all that is free on an accelerator, half of a machine's memory."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] * (1 - UNSEEN))
     if device.type == "mps":
@@ -170,7 +170,7 @@ class Heap:
 
     @property
     def due(self) -> bool:
-        """Whether so much was freed that there may be too many holes."""
+        """True if so much was freed that there may be too many holes."""
         return self.freed > self.most
 
     def settle(self, live: int) -> None:

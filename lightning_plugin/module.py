@@ -120,7 +120,7 @@ class TiledModule(nn.Module):
 
     @property
     def peak_bytes(self) -> int:
-        """What the last step (from its forward on, until the next) really held on the device at its worst moment."""
+        """Bytes that the last step (from its forward on, until the next) held on the device at its worst moment."""
         return self.engine.peak_bytes
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a rule makes of an operator call: one of a few kinds of operator that the executor can run.
+"""The few kinds of operator that the executor can run: a rule makes one of each operator call.
 
 The executor knows nothing about convolutions or losses. It knows these kinds:
 
@@ -42,12 +42,12 @@ class Op(ABC):
 
     @property
     def approximation(self) -> str:
-        """What a plan says of an operator that only approximates the user's, as an option asks."""
+        """The words of a plan for an operator that only approximates the user's, as an option asks."""
         return ""
 
     @property
     def drawn(self) -> bool:
-        """Whether what it does was drawn for one step: no later step has the same operator."""
+        """True if it was drawn for one step: no later step has the same operator."""
         return False
 
 
@@ -63,20 +63,20 @@ class TileOp(Op):
         """The output on ``box`` from input tiles that hold exactly ``need(box)``."""
 
     def mark(self, axis: int, lo: int, hi: int) -> Hashable:
-        """What the output on an interval of an axis depends on besides the tiles and their sizes: where it lies, unless
-        the operator says otherwise. See [Note: tapes] in `program.tape`."""
+        """The state that the output on an interval of an axis depends on besides the tiles and their sizes: where it
+        lies, unless the operator says otherwise. See [Note: tapes] in `program.tape`."""
         return lo, hi
 
     def pads(self, box: Box) -> Sequence[int]:
-        """What is padded of a tile to compute a box, where anything may be."""
+        """The padding of a tile to compute a box, where anything may be."""
         return ()
 
     def pads_by_hand(self, box: Box) -> bool:
-        """Whether computing a box makes a padded copy of its input."""
+        """True if computing a box makes a padded copy of its input."""
         return False
 
     def joins(self, box: Box) -> bool:
-        """Whether the result on a box is put together of parts, where on others it may be a view of its input."""
+        """True if the result on a box is put together of parts, where on others it may be a view of its input."""
         return False
 
     def joints(self, axis: int) -> Sequence[int]:
@@ -90,7 +90,7 @@ class TileOp(Op):
 
     @property
     def views(self) -> bool:
-        """Whether the result is made as a view of a fresh one: autograd pays with copies for what is written into it in
+        """True if the result is made as a view of a fresh one: autograd pays with copies for what is written into it in
         place."""
         return False
 
@@ -99,8 +99,8 @@ class TileOp(Op):
         return partial(self.apply, box)
 
     def unread(self, box: Box) -> Kernel | None:
-        """What has the gradients of `apply` on such a box and makes no result, for backward where nobody reads it; None
-        where the operator has nothing of the kind. See [Note: unread] in `rules.unread`."""
+        """A function that has the gradients of `apply` on such a box and makes no result, for backward where nobody
+        reads it; None where the operator has nothing of the kind. See [Note: unread] in `rules.unread`."""
         return None
 
     def whole(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor | None:
@@ -109,13 +109,13 @@ class TileOp(Op):
 
 
 class AxisMap(Protocol):
-    """How an operator's result lies along one axis over the map that it reads."""
+    """The position of an operator's result along one axis over the map that it reads."""
 
     def need(self, lo: int, hi: int) -> tuple[int, int]:
         """The positions inside the map that results ``[lo, hi)`` read: one at least."""
 
     def mark(self, lo: int, hi: int) -> Hashable:
-        """What results ``[lo, hi)`` depend on besides what they read: see `TileOp.mark`."""
+        """The state that results ``[lo, hi)`` depend on besides their input: see `TileOp.mark`."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class Pieces:
 
 @dataclass(frozen=True)
 class Reduction:
-    """What a reduce operator accumulates: tensors in a wide type, merged over tiles in tile order."""
+    """The accumulator of a reduce operator: tensors in a wide type, merged over tiles in tile order."""
 
     parts: tuple[Tensor, ...]
 
@@ -188,7 +188,7 @@ class ReduceOp(Op):
     def merge(self, left: Reduction, right: Reduction) -> Reduction: ...
 
     def lands(self, box: Box) -> Hashable:
-        """Where in the results a tile's share goes; the same for all tiles unless the operator says otherwise."""
+        """The place of a tile's share in the results; the same for all tiles unless the operator says otherwise."""
         return None
 
     def repeat(self, part: Reduction, times: int) -> Reduction:
@@ -208,11 +208,11 @@ class ReduceOp(Op):
 
     @property
     def seeks(self) -> bool:
-        """Whether backward may look for results among its tiles by their very bits."""
+        """True if backward may look for results among its tiles by their very bits."""
         return False
 
     def uncertain(self, outputs: Sequence[Tensor], shared: bool) -> bool:
-        """Whether `pull` needs the results as the tiles of backward come to them, and not as forward's did; ``shared``:
+        """True if `pull` needs the results as the tiles of backward come to them, and not as forward's did; ``shared``:
         some of those tiles may stand for others."""
         return False
 
@@ -319,7 +319,7 @@ class Autocast:
 
     @property
     def idle(self) -> bool:
-        """Whether it is what holds anyway."""
+        """True if it is what holds anyway."""
         return not self.enabled and not torch.is_autocast_enabled(self.device_type)
 
     def replay(self) -> AbstractContextManager[Any]:
@@ -388,7 +388,7 @@ class Call:
 
 
 def has_slots(template: Any) -> bool:
-    """Whether a template has slots to be filled."""
+    """True if a template has slots to be filled."""
     if isinstance(template, dict):
         template = tuple(template.values())
     return isinstance(template, Slot) or (isinstance(template, (tuple, list)) and any(map(has_slots, template)))

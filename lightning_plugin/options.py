@@ -101,7 +101,7 @@ documented(RankWords, StrategyWords, Words)
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How to run, as the user said: `Words` has the meaning of each option. ``plan`` is a plan to run by."""
+    """The user's options: `Words` has the meaning of each option. ``plan`` is a plan to run by."""
 
     budget: int | None = None
     tiles: tuple[int, ...] | None = None
@@ -163,7 +163,7 @@ class Options:
 
     @property
     def chaining(self) -> Chains:
-        """Whether long runs of equal links become chains: for a budget, or for a plan that has some."""
+        """The word for when long runs of equal links become chains: for a budget, or for a plan that has some."""
         if self.plan is not None:
             return "always" if self.plan.chains else "never"
         return self.chains if self.budget is not None else "never"
@@ -175,7 +175,7 @@ class Options:
 
     @property
     def splitting(self) -> Rewriting | None:
-        """How the network is split, if it is."""
+        """The split of the network, if it is split."""
         if self.splits is None:
             return None
         from lightning_plugin.split import Splitting  # an approximation, which is there for who asks for it
@@ -184,7 +184,7 @@ class Options:
 
     @property
     def folder(self) -> str | None:
-        """Where maps on the disk are kept; None is the system's folder of temporary files."""
+        """The folder of maps on the disk; None is the system's folder of temporary files."""
         return self.disk if isinstance(self.disk, str) else None
 
 

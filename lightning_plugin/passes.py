@@ -1,4 +1,4 @@
-"""Which backward pass is under way, and what it will run.
+"""The backward pass under way, and the nodes that it will run.
 
 [Note: passes] A boundary's cotangent is collected by some segments and used by another, in one pass of autograd. A pass
 may end early (a source fails, a hook raises) or be asked for some inputs only (``autograd.grad(loss, head)``). So what
@@ -30,12 +30,12 @@ def current_pass() -> int:
 
 
 def retains_graph() -> bool:
-    """Whether the pass under way leaves the graph as it is, for another pass."""
+    """True if the pass under way leaves the graph as it is, for another pass."""
     return graph_task_keeps_graph()
 
 
 def will_run(node: Any) -> bool:
-    """Whether the pass under way runs a node of autograd's graph."""
+    """True if the pass under way runs a node of autograd's graph."""
     return node is not None and graph_task_runs(node)
 
 

@@ -123,7 +123,7 @@ class SegmentPlan:
 
     @property
     def may_recall(self) -> bool:
-        """Whether what it stores is there in backward, to the bit and tile by tile."""
+        """True if what it stores is there in backward, to the bit and tile by tile."""
         return not (self.keep or self.halo == "share" or self.half or self.drop)
 
     def __post_init__(self) -> None:
@@ -289,7 +289,7 @@ def built(kind: type[Any], data: Any, what: str) -> Any:
 
 
 def value_of(f: Field[Any], value: Any, what: str) -> Any:
-    """What a key's value stands for."""
+    """The object that a key's value stands for."""
     declared = str(f.type)  # annotations are texts here
     if declared in OBJECTS:
         return built(OBJECTS[declared], value, f"{f.name!r} of {what}")

@@ -97,7 +97,7 @@ def of_chain(c: ChainPlan) -> Part:
 
 
 def kind(segment: SegmentPlan) -> str:
-    """How a segment runs, in a word."""
+    """The way a segment runs, in a word."""
     return "kept" if segment.keep else "scanned" if segment.halo == "share" else "tiled"
 
 
@@ -360,13 +360,13 @@ def name(part: Part) -> str:
 
 
 def spans(steps: list[Moment]) -> tuple[list[float], list[float]]:
-    """Where bars begin and how wide they are: wide enough to be seen."""
+    """The beginnings and widths of bars: wide enough to be seen."""
     end = steps[-1].begin + steps[-1].seconds if steps else 0.0
     return [m.begin for m in steps], [max(m.seconds, end / 1000) for m in steps]
 
 
 def scale_of(size: int) -> tuple[int, str]:
-    """What to divide bytes by, and the name of the unit."""
+    """The divisor of bytes, and the name of the unit."""
     return (2**30, "GiB") if size >= 2**30 else (2**20, "MiB")
 
 

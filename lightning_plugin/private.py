@@ -63,7 +63,7 @@ plain = torch._C.DisableTorchFunctionSubclass
 
 
 def never_a_node(kind: type) -> bool:
-    """Whether things of a type are leaves of trees, wherever they are. (Named tuples are nodes, and not registered.)"""
+    """True if things of a type are leaves of trees, wherever they are. (Named tuples are nodes, and not registered.)"""
     return kind not in SUPPORTED_NODES and not issubclass(kind, tuple)
 
 
@@ -84,7 +84,7 @@ _MOVED = WeakTensorKeyDictionary()
 
 
 def memory(t: Tensor) -> int:
-    """Which memory a tensor lies in; that of its first tier where the engine has moved it."""
+    """The identity of the memory that a tensor lies in; that of its first tier where the engine has moved it."""
     key = storage_key(t) if t.layout == torch.strided else -1
     first, now = _MOVED.get(t, (key, key)) if len(_MOVED) else (key, key)
     return int(first) if now == key else key
@@ -98,7 +98,8 @@ def give_memory(t: Tensor, values: Tensor) -> None:
 
 
 def version(t: Tensor) -> Version | None:
-    """What changes when a tensor is written to, or its ``.data`` replaced; tensors made for inference do not say."""
+    """A value that changes when a tensor is written to, or its ``.data`` replaced; tensors made for inference do not
+    say."""
     return None if t.is_inference() else (t._version, memory(t))
 
 
@@ -108,7 +109,7 @@ def written(t: Tensor) -> Version | None:
 
 
 def is_view(t: Tensor) -> bool:
-    """Whether autograd takes a tensor for a view of another."""
+    """True if autograd takes a tensor for a view of another."""
     return t._is_view()
 
 
@@ -133,7 +134,7 @@ def checkpointed() -> weakref.ref[Any] | None:
 
 
 def profiles() -> bool:
-    """Whether a profiler is on."""
+    """True if a profiler is on."""
     return bool(torch._C._autograd._profiler_enabled())
 
 
@@ -162,7 +163,7 @@ class Fakes(FakeTensorMode):
         return False
 
     def on_meta(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What an operator makes of fake tensors taken as the meta tensors that they are."""
+        """The result of an operator on fake tensors taken as the meta tensors that they are."""
         with torch._C._DisableTorchDispatch():
             self.in_kernel_invocation = True
             with torch._C._PreserveDispatchKeyGuard():
@@ -174,7 +175,7 @@ class Fakes(FakeTensorMode):
 
 
 class Skin:
-    """What makes fake tensors on a device of meta tensors."""
+    """A maker of fake tensors on a device of meta tensors."""
 
     def __init__(self, mode: FakeTensorMode, device: torch.device) -> None:
         self.device = device
@@ -192,8 +193,8 @@ class Skin:
 
 @cache
 def instead_of_meta(func: Any) -> tuple[Callable[..., Any] | None, Callable[..., Any] | None]:
-    """What fake tensors are given to rather than to an operator's meta kernel: a decomposition, or a function of the
-    mode, the operator and its arguments. Without a meta kernel, there is none of these either."""
+    """The function that fake tensors are given to rather than to an operator's meta kernel: a decomposition, or a
+    function of the mode, the operator and its arguments. Without a meta kernel, there is none of these either."""
     decomposed = func not in meta_table and func in decomposition_table and torch_decomp_decompositions(func)
     if decomposed:
         return decomposition_table[func], None
@@ -207,7 +208,7 @@ def has_meta_kernel(func: Any) -> bool:
 
 @cache
 def is_composite(func: Any) -> bool:
-    """Whether an operator is nothing but what it is composed of (``func.decompose``)."""
+    """True if an operator is nothing but what it is composed of (``func.decompose``)."""
     return bool(func._can_decompose()) and func not in meta_table and func not in decomposition_table
 
 
@@ -225,7 +226,7 @@ def schema(func: Any) -> Any:
 
 
 def repeatable(func: Any) -> bool:
-    """Whether a function is an operator that gives the same each time, and does nothing else."""
+    """True if a function is an operator that gives the same each time, and does nothing else."""
     operator = isinstance(func, torch._ops.OpOverload)
     return operator and not func._schema.is_mutable and torch.Tag.nondeterministic_seeded not in func.tags
 
@@ -242,7 +243,7 @@ def argument_names(func: Any) -> list[str]:
 
 
 def parse_to(*args: Any, **kwargs: Any) -> tuple[torch.device | None, torch.dtype | None, bool, Any]:
-    """What the arguments of `Tensor.to` say: device, type, non_blocking, memory format."""
+    """The arguments of `Tensor.to`: device, type, non_blocking, memory format."""
     return torch._C._nn._parse_to(*args, **kwargs)  # type: ignore[no-any-return]
 
 
@@ -260,12 +261,12 @@ def graph_task() -> int:
 
 
 def graph_task_keeps_graph() -> bool:
-    """Whether the pass under way leaves the graph for another pass."""
+    """True if the pass under way leaves the graph for another pass."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
 def graph_task_runs(node: Any) -> bool:
-    """Whether the pass under way runs a node."""
+    """True if the pass under way runs a node."""
     return bool(torch._C._will_engine_execute_node(node))
 
 
@@ -273,7 +274,7 @@ def graph_task_runs(node: Any) -> bool:
 
 
 def compiles() -> bool:
-    """Whether something may have been compiled; importing the compiler takes seconds."""
+    """True if something may have been compiled; importing the compiler takes seconds."""
     return "torch._dynamo" in sys.modules
 
 
@@ -332,12 +333,12 @@ def collate_by(kind: type, function: Callable[..., Any]) -> None:
 
 
 def transforms() -> bool:
-    """Whether a transformation of `torch.func` is under way, in which tensors have no memory."""
+    """True if a transformation of `torch.func` is under way, in which tensors have no memory."""
     return torch._C._are_functorch_transforms_active()
 
 
 def batched(t: Tensor) -> bool:
-    """Whether a tensor stands for several gradients at once."""
+    """True if a tensor stands for several gradients at once."""
     functions = torch._C._functorch
     return functions.is_batchedtensor(t) or functions.is_legacy_batchedtensor(t)
 
@@ -381,12 +382,12 @@ def step_chain(kind: type[torch.optim.Optimizer]) -> list[Any]:
 
 
 def is_pytorchs(function: Any) -> bool:
-    """Whether a function was written in PyTorch, whatever name it goes by."""
+    """True if a function was written in PyTorch, whatever name it goes by."""
     return getattr(function, "__globals__", {}).get("__name__", "").startswith("torch.")
 
 
 def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether hooks are called when an optimizer steps, its own or those of all optimizers."""
+    """True if hooks are called when an optimizer steps, its own or those of all optimizers."""
     return bool(
         optimizer._optimizer_step_pre_hooks
         or optimizer._optimizer_step_post_hooks

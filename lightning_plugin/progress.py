@@ -1,4 +1,4 @@
-"""What a step is doing, told while it does it: tiles that are done, seconds spent on pixels and on lower tiers.
+"""Progress of a step, told while it runs: tiles that are done, seconds spent on pixels and on lower tiers.
 
 Backward may run in a thread of autograd: listeners are told from whichever thread the work is done in.
 """

@@ -47,12 +47,12 @@ class Image:
 
     @property
     def changed(self) -> bool:
-        """Whether the pixels are not any more those that were recorded."""
+        """True if the pixels are not any more those that were recorded."""
         return bool(self.version != self.source.version)
 
     @property
     def instances(self) -> int:
-        """How many of the first dimensions count images."""
+        """The number of first dimensions that count images."""
         return instances_of(self.source)
 
     @property
@@ -67,15 +67,15 @@ class Image:
         return self.source.constant(understood(self.source, self.place(box)))
 
     def holds(self, box: Box) -> bytes | None:
-        """What stands for the value of a box that is known to hold no other."""
+        """A key for the value of a box that is known to hold no other."""
         if self.tensor is not None:
             return None if self.background is None else self.background.at(box)
         return value_key(self.constant(box))
 
     @cached_property
     def background(self) -> Constants | None:
-        """Where the image is known to be constant, if it is anywhere; see [Note: background] in `constants`. A tensor
-        that does not say when it is written to is not looked at."""
+        """The constant parts of the image, if any are known; see [Note: background] in `constants`. A tensor that does
+        not say when it is written to is not looked at."""
         if self.tensor is not None:
             space = len(self.source.shape) - self.instances - 1
             if self.version is None:
@@ -96,7 +96,7 @@ class Image:
 
 
 def background_of(images: Iterable[Image]) -> list[Constants | None]:
-    """What is known of images. From tensors that are all blank, as examples are, nothing follows for others."""
+    """The constant parts of images. From tensors that are all blank, as examples are, nothing follows for others."""
     found = [(image.background, image.tensor is not None) for image in images]
     examples = all(tensor and (known is None or known.blank) for known, tensor in found)
     return [None if examples else known for known, _ in found]
@@ -111,13 +111,13 @@ class Capture:
 
     @property
     def changed(self) -> bool:
-        """Whether the tensor was written to since it was recorded, other than by the recording (no version)."""
+        """True if the tensor was written to since it was recorded, other than by the recording (no version)."""
         return self.version is not None and self.version != version(self.tensor)
 
 
 @dataclass(frozen=True, eq=False)
 class Bindings:
-    """What a graph's images and captured tensors are; see [Note: frozen] in `graph`."""
+    """The images and captured tensors of a graph; see [Note: frozen] in `graph`."""
 
     images: dict[Value, Image] = field(default_factory=dict)
     captures: dict[Value, Capture] = field(default_factory=dict)
@@ -127,7 +127,7 @@ class Bindings:
         self.captures.update(other.captures)
 
     def among(self, values: Container[Value]) -> Bindings:
-        """What some of the values are."""
+        """The bindings of some of the values."""
         return Bindings(
             {v: image for v, image in self.images.items() if v in values},
             {v: capture for v, capture in self.captures.items() if v in values},
@@ -169,7 +169,7 @@ class Rewriting(Protocol):
 
 
 def approximation(nodes: Iterable[Node]) -> str:
-    """What a plan for these nodes says of those that only approximate the user's; nothing where none does."""
+    """The words of a plan for nodes that only approximate the user's; nothing where none does."""
     found = [n for n in nodes if n.op.approximation]
     if not found:
         return ""
@@ -178,7 +178,7 @@ def approximation(nodes: Iterable[Node]) -> str:
 
 
 def drawn(nodes: Iterable[Node]) -> bool:
-    """Whether an operator was drawn for this step alone."""
+    """True if an operator was drawn for this step alone."""
     return any(n.op.drawn for n in nodes)
 
 

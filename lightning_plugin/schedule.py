@@ -1,4 +1,4 @@
-"""Which maps of a long chain are stored, and when: the binomial schedule of divide and conquer.
+"""Checkpoints of a long chain: the binomial schedule of divide and conquer.
 
 A chain of equal links is pulled back from its end. What a link reads is made again by running forward from the nearest
 map that is stored before it. With room for a few maps besides the first, the ones to store on the way are those that
@@ -29,8 +29,8 @@ def runs(length: int, free: int) -> int:
 
 
 def forwards(length: int, free: int) -> int:
-    """How often links run forward, all together, before they are pulled back: each once for all that come after it in
-    the worst case, with room for so many maps besides the first."""
+    """The number of times that links run forward, all together, before they are pulled back: each once for all that
+    come after it in the worst case, with room for so many maps besides the first."""
     if length <= 1:
         return 0
     free = min(free, length - 1)
@@ -44,7 +44,7 @@ def again(length: int, free: int) -> int:
 
 
 def split(length: int, free: int) -> int:
-    """How many links to run before a map is stored, of so many that are to be pulled back."""
+    """The number of links to run before a map is stored, of so many that are to be pulled back."""
     if free < 1 or length < 2:
         raise ValueError(f"a chain of {length} with room for {free} maps stores none: give 2 links and 1 map or more")
     r = runs(length, free)

@@ -70,24 +70,24 @@ MANY = 64
 
 
 def likely_instances(shape: Sequence[int]) -> int:
-    """How many of the first dimensions count images: ``(N, K, C, H, W)`` is told from ``(N, C, D, H, W)`` by the number
-    of channels. A wrong guess costs tiling, never exactness."""
+    """The number of first dimensions that count images: ``(N, K, C, H, W)`` is told from ``(N, C, D, H, W)`` by the
+    number of channels. A wrong guess costs tiling, never exactness."""
     return 2 if len(shape) == 5 and shape[2] in COLOURS and not {shape[1], shape[4]} & set(COLOURS) else 1
 
 
 def channels_lie_last(shape: Sequence[int]) -> bool:
-    """Whether channels are the last dimension, as the coordinates of points ``(N, P, 2)`` are: told by their number. A
+    """True if channels are the last dimension, as the coordinates of points ``(N, P, 2)`` are: told by their number. A
     wrong guess costs tiling, never exactness."""
     return shape[-1] <= max(COLOURS) < MANY <= min(shape[1:-1])
 
 
 def instances_of(image: TileSource) -> int:
-    """How many of a source's first dimensions count images."""
+    """The number of a source's first dimensions that count images."""
     return likely_instances(image.shape) if image.instances is None else image.instances
 
 
 def together(image: TileSource) -> bool:
-    """Whether a source reads a box of all of its images, where there are several."""
+    """True if a source reads a box of all of its images, where there are several."""
     return image.instances is None and any(n > 1 for n in image.shape[: instances_of(image)])
 
 

@@ -83,7 +83,7 @@ class Splitting:
         return self.counts[axis] if axis < len(self.counts) else 1
 
     def cuts(self, axis: int, size: int, key: int) -> Cuts:
-        """Where a map is split whose splits no operator behind it says: evenly, or as this step's ``key`` has it.
+        """The cuts of a map whose splits no operator behind it says: evenly, or as this step's ``key`` has it.
 
         The i-th of N - 1 cuts is ⌊i·L/N⌋, or uniform among the whole numbers from ⌈(i-ω)·L/N⌉ to ⌊(i+ω)·L/N⌋;
         where there are none, it is even.
@@ -129,13 +129,13 @@ class Splitting:
 
 
 def rising(cuts: Cuts) -> bool:
-    """Whether every split has a position."""
+    """True if every split has a position."""
     return all(a < b for a, b in itertools.pairwise(cuts))
 
 
 @dataclass(frozen=True)
 class Seam:
-    """Where an operator is split along one of its window dimensions, counted from a tensor's last: the cuts of what it
+    """The split of an operator along one of its window dimensions, counted from a tensor's last: the cuts of what it
     reads and of what it makes."""
 
     dim: int
@@ -203,7 +203,7 @@ class Split(TileOp):
         ]
 
     def clip(self, dim: int, share: Share) -> Clip:
-        """What a share reads of the whole map along a dimension, and what it pads."""
+        """The interval of the whole map that a share reads along a dimension, and its padding."""
         places = [share.place if d == dim else 0 for d in range(len(self.seams))]
         op, start = self.alone(places), self.seams[dim].reads[share.place]
         found = Clip.at(*op.windows[dim].need(share.lo, share.hi), op.extent[op.axes[dim]])
@@ -249,7 +249,7 @@ class Split(TileOp):
         return kernel
 
     def mark(self, axis: int, lo: int, hi: int) -> Hashable:
-        """How the splits lie in the tile, and what each pads."""
+        """The positions of the splits in the tile, and the padding of each."""
         found: list[Hashable] = []
         for d, a in enumerate(self.inner.axes):
             if a == axis:
@@ -262,7 +262,7 @@ class Split(TileOp):
         return tuple(found)
 
     def pads(self, box: Box) -> list[int]:
-        """What each split's part of a tile reads and pads."""
+        """The interval and the padding of each split's part of a tile."""
         found = []
         for d, shares in enumerate(self.along(box)):
             clips = [self.clip(d, share) for share in shares]
@@ -310,7 +310,7 @@ Limits = tuple[str, tuple[tuple[int, int], ...]]
 
 
 def until(depth: float | str, windows: Sequence[Node]) -> int:
-    """How many of the window operators, in the order of their calls, lie before a depth."""
+    """The number of window operators before a depth, in the order of their calls."""
     if not isinstance(depth, str):
         return max(1, round(depth * len(windows)))
     inside = [i for i, n in enumerate(windows) if n.path == depth or n.path.startswith(f"{depth}.")]
@@ -360,7 +360,7 @@ class Region:
             self.demand(node, node.maps[0], a, tuple(bounds(window, cut) for cut in self.of(node.outputs[0], a)[1:-1]))
 
     def carry(self, node: Node) -> None:
-        """What leaves positions as they are has its inputs cut as its result is."""
+        """Cut the inputs of operators that leave positions as they are like their results."""
         out = node.outputs[0]
         extent = out.space.extent
         for a in range(len(extent)):

@@ -1,1 +1,1 @@
-"""Where values live that need not be on the device: maps, cotangents, parameters."""
+"""Tiers of memory for values that need not be on the device: maps, cotangents, parameters."""

@@ -40,7 +40,7 @@ class Cotangent:
 
     @property
     def begun(self) -> bool:
-        """Whether anything was added in the pass under way."""
+        """True if anything was added in the pass under way."""
         if self.collected_in != current_pass():
             self.clear()
         return self.data is not None
@@ -49,7 +49,7 @@ class Cotangent:
         self.room().add(box, gradient, ahead)
 
     def room(self) -> DeviceMemory | LowerMap:
-        """What holds it, zero until something was added."""
+        """Its memory, zero until something was added."""
         if not self.begun:
             with watched(self.ledger):
                 room = self.home.room(self.layout, wide(self.dtype), self.device, zero=True)

@@ -148,7 +148,7 @@ def flat_bytes(tensor: Tensor) -> Tensor:
 
 
 def fills_its_memory(tensor: Tensor) -> bool:
-    """Whether a tensor is all that lies in its memory, each number once."""
+    """True if a tensor is all that lies in its memory, each number once."""
     if tensor.layout != torch.strided or tensor.storage_offset() or tensor.untyped_storage().nbytes() != tensor.nbytes:
         return False
     expected = 1

@@ -1,4 +1,4 @@
-"""Where streamed tensors live: on the host, or in files on the disk.
+"""Streamed tensors: their homes on the host or in files on the disk, and the copies of them on the device.
 
 [Note: streamed] A parameter lives on the tier that a plan puts it on. Below the device it *is* what lies there: the
 user's `Parameter` keeps its identity, and its memory is pinned memory of the host, or that of a mapped file. Whoever
@@ -46,7 +46,7 @@ class Copies:
         self.living: dict[Value, weakref.ref[Tensor]] = {}
 
     def here(self, v: Value) -> Tensor | None:
-        """What was made of a value and somebody still holds: a copy, or what is derived of copies."""
+        """The tensor that was made of a value, while somebody holds it: a copy, or what is derived of copies."""
         ref = self.living.get(v)
         return None if ref is None else ref()
 

@@ -76,7 +76,7 @@ class Numbered:
         return int(count)
 
     def lo(self, place: Sequence[int]) -> tuple[int, ...]:
-        """Where the tile at a place begins."""
+        """The beginning of the tile at a place."""
         return tuple(int(e[i]) for e, i in zip(self.ends, place, strict=True))
 
 

@@ -225,7 +225,7 @@ LOWER: Mapping[str, Room] = {
 
 @dataclass(frozen=True)
 class Home:
-    """Where a map is to be: its tier, and who does the transfers where that is a lower one."""
+    """The tier of a map, and the queue of its transfers where that is a lower one."""
 
     tier: str = "device"
     queue: TransferQueue = field(default_factory=TransferQueue)

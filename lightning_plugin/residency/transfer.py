@@ -214,7 +214,7 @@ class Pending:
 
 
 class Arrivals(Generic[Key]):
-    """What was fetched ahead, by name, until it is taken."""
+    """Tensors that were fetched ahead, by name, until they are taken."""
 
     def __init__(self) -> None:
         self.coming: dict[Key, Pending] = {}
@@ -228,7 +228,7 @@ class Arrivals(Generic[Key]):
             self.coming[key] = fetch()
 
     def take(self, key: Key, fetch: Callable[[], Pending]) -> Tensor:
-        """What was fetched, or is fetched now."""
+        """The tensor that was fetched, or is fetched now."""
         waiting = self.coming.pop(key, None)
         tensor = (fetch() if waiting is None else waiting).wait()
         assert tensor is not None
@@ -241,7 +241,7 @@ class Arrivals(Generic[Key]):
 
 
 class TransferQueue:
-    """Who does transfers: a thread, where some go ``ahead``, else whoever asks.
+    """Runs transfers: in a thread, where some go ``ahead``, else in the caller's.
 
     While a segment passes over its tiles they share a ``pool`` of buffers; otherwise each has its own. In a rehearsal
     ``stand`` makes what stands for a map on a lower tier, and nothing is moved. ``folder`` is where maps on the disk

@@ -67,8 +67,8 @@ def same_batch(team: Team, batch: Any) -> None:
 
 
 def fingerprint(batch: Any) -> str:
-    """What tells one batch from another: small tensors and numbers whole, of images a few places. Text may name a
-    place on the machine, and tells nothing."""
+    """A digest that tells one batch from another: small tensors and numbers whole, of images a few places. Text may
+    name a place on the machine, and tells nothing."""
     found = hashlib.sha256()
 
     def note(thing: Any) -> Any:

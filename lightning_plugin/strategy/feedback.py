@@ -1,4 +1,4 @@
-"""What the user gets to see of a run: the plan before its first step, tiles while a step lasts, why a step is slow."""
+"""Feedback on a run: the plan before its first step, tiles while a step lasts, the reason of a slow step."""
 
 from __future__ import annotations
 
@@ -212,7 +212,8 @@ class Feedback:
 
 
 def folder_of(logger: Any) -> str | None:
-    """Where a logger writes. `Trainer.log_dir` says so too, but asks all ranks, of which only one tells of plans."""
+    """The folder that a logger writes to. `Trainer.log_dir` says so too, but asks all ranks, of which only one tells of
+    plans."""
     folder = getattr(logger, "log_dir", None) or getattr(logger, "save_dir", None)
     return None if folder is None else str(folder)
 

@@ -1,4 +1,4 @@
-"""What a step was: how long it took and for what, how much memory was promised and used."""
+"""Report of a step: its time and the reasons for it, the memory promised and used."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ class StepReport:
 
     @property
     def reason(self) -> str:
-        """What most of the step went to: "input", "spill" or "compute"."""
+        """The main use of the step's time: "input", "spill" or "compute"."""
         waits = {"input": self.input_seconds, "spill": self.spill_seconds}
         worst = max(waits, key=lambda kind: waits[kind])
         return worst if waits[worst] > MOST * self.seconds else "compute"
 
     def metrics(self) -> dict[str, float]:
-        """What is logged."""
+        """The numbers for loggers."""
         seconds = max(self.seconds, 1e-9)
         return {
             "predicted_peak_bytes": self.predicted_peak_bytes,
@@ -150,7 +150,8 @@ class Meter:
 
 
 def tiles_of(plan: Plan, grad: bool) -> int:
-    """How many tiles a run of a plan evaluates, backward too if it will be asked for. A link that runs whole is one."""
+    """The number of tiles that a run of a plan evaluates, backward too if it will be asked for. A link that runs whole
+    is one."""
     tiles = sum(s.forward.tiles + grad * s.backward.tiles for s in plan.segments if not s.keep)
     return tiles + sum(links_of(chain, grad) for chain in plan.chains)
 

@@ -64,7 +64,7 @@ class Synced:
         )
 
     def _momentum(self: Any) -> float:
-        """How far running statistics move; counts the batch. Without a momentum they are a plain average."""
+        """The share by which running statistics move; counts the batch. Without a momentum they are a plain average."""
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
         if self.momentum is not None:
@@ -73,7 +73,7 @@ class Synced:
 
 
 class AnyRank(BatchNormBase):
-    """What `torch.nn.SyncBatchNorm` is without its own ways: DDP refuses that class itself on a CPU."""
+    """`torch.nn.SyncBatchNorm` without its own ways: DDP refuses that class itself on a CPU."""
 
     def _check_input_dim(self, x: Tensor) -> None:
         if x.dim() < 2:
@@ -88,7 +88,7 @@ def synced(kind: type[BatchNormBase], alone: bool = False) -> type[BatchNormBase
 
 
 def is_batch_norm(module: nn.Module) -> bool:
-    """Whether a layer is a BatchNorm whose computation is known: PyTorch's, or a subclass that keeps its forward."""
+    """True for a BatchNorm whose computation is known: PyTorch's, or a subclass that keeps its forward."""
     known = (BatchNormBase.forward, nn.SyncBatchNorm.forward)
     return (
         isinstance(module, BatchNormBase)
@@ -189,7 +189,7 @@ def unbiased(var: Tensor, total: Tensor) -> Tensor:
 
 @API.stand_in(synced_batch_norm)
 def without_communication(x: Tensor, *rest: Any) -> Tensor:
-    """What a recording sees: a result of the same shape, and nothing sent."""
+    """The result as a recording sees it: of the same shape, and nothing sent."""
     return torch.empty_like(x)
 
 

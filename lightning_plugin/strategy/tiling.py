@@ -1,4 +1,4 @@
-"""What every strategy of this package adds to Lightning's own: steps on images run tile by tile.
+"""Tiling, the mixin of every strategy of this package: steps on images run tile by tile.
 
 Lightning's hooks stay as they are. A batch's images become lazy when it is moved to the device; a step on
 them records; when it returns, what it recorded is computed under one plan. Everything after that (clipping,
@@ -72,7 +72,8 @@ class Tiling:
 
     @property
     def checkpoint_io(self) -> Any:
-        """What writes checkpoints: the user's, what the user has wrapped around Lightning's, or `WholeCheckpoints`."""
+        """The writer of checkpoints: the user's, the one that the user has wrapped around Lightning's, or
+        `WholeCheckpoints`."""
         found = self._checkpoint_io
         if found is None:
             found = self._checkpoint_io = WholeCheckpoints()
@@ -98,7 +99,7 @@ class Tiling:
 
     @property
     def peak_bytes(self) -> int:
-        """What the last step that was run tile by tile really held on the device at its worst moment: parameters,
+        """Bytes that the last step that was run tile by tile held on the device at its worst moment: parameters,
         gradients, optimizers' state, and what the step made."""
         return self.engine.peak_bytes
 
@@ -109,7 +110,7 @@ class Tiling:
 
     @property
     def report(self) -> StepReport | None:
-        """How the last step that was run tile by tile went: seconds, peak, what it waited for."""
+        """The report of the last step that was run tile by tile: seconds, peak, waiting."""
         return self.feedback.report
 
     def setup_environment(self) -> None:
@@ -165,7 +166,7 @@ class Tiling:
 
     @property
     def _stage(self) -> str:
-        """What the Trainer is doing: a step that trains needs more room than one that validates."""
+        """The Trainer's stage: a step that trains needs more room than one that validates."""
         module = self.lightning_module  # type: ignore[attr-defined]
         return "" if module is None or module._trainer is None else str(module._trainer.state.stage)
 
@@ -290,6 +291,6 @@ class Tiling:
 
 
 def left_whole(plan: Plan) -> bool:
-    """Whether a plan holds what plain PyTorch would hold: nothing is stored to be recomputed from."""
+    """True if a plan holds as much as plain PyTorch: nothing is stored to be recomputed from."""
     grad = torch.is_grad_enabled()
     return all(s.keep or (not grad and s.forward.tiles == 1 and s.tier == "device") for s in plan.segments)

@@ -107,7 +107,7 @@ def by_parameter(optimizer: Optimizer, homes: Homes) -> None:
 
 
 def separable(optimizer: Optimizer) -> bool:
-    """Whether an optimizer may make its step parameter by parameter: it is PyTorch's own, replaced by nobody."""
+    """True if an optimizer may make its step parameter by parameter: it is PyTorch's own, replaced by nobody."""
     kind = type(optimizer)
     return kind in BY_PARAMETER and all(map(is_pytorchs, step_chain(kind)))
 

@@ -1,6 +1,6 @@
 """Streams and events of a device that is not there: what is launched runs at once, and the order of waits is recorded.
 
-The engine transfers to pinned memory on a stream of its own (`residency.host`). Here its streams and events are
+The engine transfers to pinned memory on a stream of its own (`residency.tiers`). Here its streams and events are
 `Recorded`, and the device is the processor, so that whole steps run with real numbers; every operator is noted with the
 stream that it was launched on and the memory that it reads and writes. Two accesses to the same bytes, of which one
 writes, are a *race* if neither is known to be done before the other begins: what a real device may run in any order.
@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lightning_plugin.layout import Layout
-from lightning_plugin.residency import host, tiers, transfer
+from lightning_plugin.residency import tiers, transfer
 from lightning_plugin.residency.tiers import HostMemory
 
 MAIN, SIDE = "main", "side"
@@ -217,7 +217,7 @@ def recorded_device(monkeypatch: Any, deaf: str = "") -> Iterator[Recorder]:
 
     with monkeypatch.context() as patch:
         patch.setattr(transfer, "side_stream", lambda device: Stream(recorder, SIDE))
-        for module in (host, transfer):
+        for module in (tiers, transfer):
             patch.setattr(module, "launched", launched)
         patch.setattr(torch.cuda, "current_stream", lambda device=None: Stream(recorder, recorder.stream))
         patch.setattr(torch.cuda, "stream", on)

@@ -16,7 +16,7 @@ from pytorch_lightning.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
 from torch.utils.data import DataLoader
 
 from lightning_plugin import SFTDDPStrategy, SFTStrategy, WholeCheckpoints
-from lightning_plugin.strategy import writing
+from lightning_plugin.strategy import checkpoints
 from tests.lightning_plugin.strategy.modules import Pictures, Slides, loader
 from tests.lightning_plugin.strategy.training import TILES, fit, state
 
@@ -158,7 +158,7 @@ def test_a_strategy_writes_checkpoints_without_a_second_copy(tmp_path: Path, mon
     strategy = SFTStrategy(budget="64MiB")
     trainer = fit(module, loader(2, 1), strategy, max_steps=1)
     trainer.save_checkpoint(tmp_path / "deep" / "one.ckpt")
-    assert written and all(isinstance(file, writing.Writer) for file in written)
+    assert written and all(isinstance(file, checkpoints.Writer) for file in written)
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["one.ckpt"]
     before = (tmp_path / "deep" / "one.ckpt").read_bytes()
     (tmp_path / "deep" / "one.ckpt.partial").symlink_to("/dev/full")

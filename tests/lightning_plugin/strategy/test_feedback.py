@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lightning_plugin import Box, LazyImage, Plan, SFTStrategy, StepMonitor, TileSource
-from lightning_plugin.strategy import bar, feedback
+from lightning_plugin.strategy import feedback
 from lightning_plugin.strategy.report import StepReport, tiles_of
 from tests.lightning_plugin.strategy.modules import Each, Pictures, Slides, loader
 from tests.lightning_plugin.strategy.training import TILES, fit
@@ -151,8 +151,8 @@ class Screen(RichProgressBar):
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bar, "PATIENCE", 0.0)
-    monkeypatch.setattr(bar, "EVERY", 0.0)
+    monkeypatch.setattr(feedback, "PATIENCE", 0.0)
+    monkeypatch.setattr(feedback, "EVERY", 0.0)
 
 
 def test_tiles_in_a_rich_bar(impatient: None) -> None:
