@@ -180,10 +180,6 @@ class ChainPlan:
             )
 
 
-#: All figures of a plan: of the step, and of each segment.
-Forecasts = tuple[Forecast, tuple[SegmentForecast, ...]]
-
-
 @dataclass(frozen=True)
 class Plan:
     """All that is decided before a step, and what it is predicted to cost.
@@ -204,11 +200,6 @@ class Plan:
     on_disk: tuple[int, ...] = ()
     fetched_ahead: bool = False
     chains: tuple[ChainPlan, ...] = ()
-
-    @property
-    def forecasts(self) -> Forecasts:
-        """All that is predicted of it: plans that decide the same may differ in this."""
-        return self.forecast, tuple(s.forecast for s in self.segments)
 
     @property
     def peak_bytes(self) -> int:

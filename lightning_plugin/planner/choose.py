@@ -1,7 +1,8 @@
 """From what the search believes to what is true: a plan is rehearsed before it is promised.
 
 The search predicts memory with a quick model; a rehearsal finds it exactly. Where it finds more than there is, the
-search is asked again with what was learnt, a few times at most, and the first plan that passes its rehearsal is taken.
+search is asked again with the difference as a reserve, a few times at most, and the first plan that passes its
+rehearsal is taken.
 If none does, the plan that needs least is rehearsed: it is the answer, or its peak is the smallest budget.
 """
 
@@ -17,7 +18,7 @@ from lightning_plugin.chain import Body
 from lightning_plugin.errors import BarrierError, BudgetError
 from lightning_plugin.memory import RESERVE, UNPLANNED, budget_for, usable
 from lightning_plugin.ops import Barrier
-from lightning_plugin.plan import Forecasts, Plan
+from lightning_plugin.plan import Plan
 from lightning_plugin.plan_views import parts
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.chains import Chains, Way, with_peaks
@@ -38,7 +39,9 @@ WORKSPACE_SHARE = 0.125
 #: More than any network needs.
 PLENTY = 1 << 62
 #: How often the search is asked.
-ROUNDS = 6
+ROUNDS = 4
+#: A plan that leaves more than this part of a limit is not taken for the best, where a reserve made it smaller.
+LEFT = 0.05
 #: How often, where only the smallest budget is sought.
 FEW = 3
 #: How often the interval in which the smallest budget lies is halved.
@@ -51,14 +54,14 @@ LONG, WON = 2.0, 0.95
 
 @dataclass
 class Chooser:
-    """Plans for one network; what one budget has taught serves the next. So many ``calls`` wait for one backward."""
+    """Plans for one network, under any budgets. So many ``calls`` wait for one backward."""
 
     network: Network
     rates: Rates
     lower: Lower
     policy: Policy = AUTO
     calls: int = 1
-    rehearsed: dict[tuple[Plan, Forecasts], Plan] = field(default_factory=dict)
+    rehearsed: list[Plan] = field(default_factory=list)
     accounts: dict[Hashable, Account] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -160,7 +163,7 @@ class Chooser:
         for placed in self.placements:
             for ahead in (True, False) if placed.all else (False,):
                 self.search.place(placed, ahead)
-                plan = None if self.search.fixed > limit else self.try_rounds(limit)
+                plan = None if self.search.fixed > limit else self.fastest(limit)
                 if plan is not None:
                     found.append(plan)
                     break
@@ -168,23 +171,39 @@ class Chooser:
                 break
         return min(found, key=lambda plan: plan.seconds, default=None)
 
-    def try_rounds(self, limit: int, rounds: int = ROUNDS) -> Plan | None:
-        """The plan of a search that keeps a limit as rehearsed. Where one does not, the search is asked again with what
-        the rehearsal has taught, and from the third time on with the difference left free."""
-        aim, best = limit, None
-        for turn in range(rounds):
-            whole = None if turn else self.search.whole(aim)
-            found = whole or self.search.run(aim)
+    def fastest(self, limit: int, rounds: int = ROUNDS) -> Plan | None:
+        """A plan that keeps a limit as rehearsed: everything kept, or tiles if that does not fit or they are faster."""
+        whole = self.search.whole(limit)
+        best = None if whole is None else self.with_chains(whole, limit)
+        if best is not None and best.peak_bytes > limit:
+            best = None
+        if best is not None and not self.may_be_beaten(best):
+            return best
+        tiled = self.searched(limit, rounds)
+        return tiled if best is None or (tiled is not None and tiled.seconds < WON * best.seconds) else best
+
+    def searched(self, limit: int, rounds: int) -> Plan | None:
+        """The fastest plan of a few searches that keeps a limit as rehearsed.
+
+        The first search may take the limit by its own estimate. Where the rehearsal finds more, the difference becomes
+        a reserve. Where a plan then leaves much of the limit, the next search may take half of the reserve.
+        """
+        best, asked, kept, broke = None, limit, 0, limit + 1
+        for _ in range(rounds):
+            found = self.search.run(asked)
             if found is None:
                 break
             plan = self.with_chains(found, limit)
             if plan.peak_bytes > limit:
-                aim -= min(plan.peak_bytes - limit, aim // 8) if turn > 1 else 0
+                broke = found.peak_bytes
+                reserve = plan.peak_bytes - found.peak_bytes
+                asked = (kept + broke) // 2 if kept else limit - reserve
                 continue
-            if best is None or plan.seconds < WON * best.seconds:
-                best = plan
-            if whole is None or not self.may_be_beaten(whole):
+            kept = asked
+            best = plan if best is None or plan.seconds < best.seconds else best
+            if broke > limit or plan.peak_bytes > (1 - LEFT) * limit:
                 break
+            asked = (kept + broke) // 2
         return best
 
     def may_be_beaten(self, whole: Plan) -> bool:
@@ -210,17 +229,10 @@ class Chooser:
         return best
 
     def true(self, plan: Plan) -> Plan:
-        """A plan with the figures of its rehearsal in place of the model's.
-
-        What a rehearsal finds depends on what is decided. What it teaches depends on what the model has said, too: the
-        same plan teaches again where the model, having learnt from others, says something else of it.
-        """
-        said = plan, plan.forecasts
-        if said not in self.rehearsed:
-            found = self.account(plan)
-            self.search.learn(dataclasses.replace(plan, chains=()), found.turns)
-            self.rehearsed[said] = rehearsed(plan, found)
-        return self.rehearsed[said]
+        """A plan with the figures of its rehearsal in place of the model's."""
+        found = rehearsed(plan, self.account(plan))
+        self.rehearsed.append(found)
+        return found
 
     def account(self, plan: Plan) -> Account:
         """What a plan holds."""
@@ -237,13 +249,12 @@ class Chooser:
         low = self.search.fixed
         for _ in range(HALVINGS):
             middle = (low + best.peak_bytes) // 2
-            found = self.try_rounds(middle, FEW)
+            found = self.fastest(middle, FEW)
             low, best = (middle, best) if found is None else (low, found)
         return best
 
     def thriftiest(self) -> Plan:
         """The plan that needs least as far as the model knows, found by halving."""
-        self.search.intervals.lessons.clear()  # the answer must not depend on what was asked before
         low, high = self.search.fixed, max(2 * self.search.fixed, 1 << 20)
         while self.search.run(high) is None:
             low, high = high, high * 2
@@ -287,10 +298,10 @@ def ways_of_link(rates: Rates, lower: Lower, policy: Policy, network: Network, b
     whole = inner.search.whole(PLENTY)
     limit = inner.true(whole).peak_bytes // 2 if whole is not None else 0
     while limit > inner.frugal.peak_bytes:
-        inner.try_rounds(limit, FEW)
+        inner.fastest(limit, FEW)
         limit //= 2
     found: list[Plan] = []
-    for plan in sorted(inner.rehearsed.values(), key=lambda plan: (plan.peak_bytes, plan.seconds)):
+    for plan in sorted(inner.rehearsed, key=lambda plan: (plan.peak_bytes, plan.seconds)):
         if not found or plan.seconds < found[-1].seconds:
             found.append(plan)
     return [Way.of(plan, network, body) for plan in found]

@@ -6,11 +6,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from lightning_plugin.boxes import Grid
 from lightning_plugin.graph import Node
 from lightning_plugin.planner.analysis.background import ALL
 from lightning_plugin.planner.analysis.network import Network
-from lightning_plugin.planner.costs.grids import Floor
 from lightning_plugin.planner.costs.peak import Peaks, Tile
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.costs.scans import Scans, held
@@ -32,13 +30,7 @@ class Cost:
     bytes: int
     seconds: float
     work: float
-    predicted: int | None = None
     carried: int = 0
-
-    @property
-    def untaught(self) -> int:
-        """The bytes as the model alone predicts them."""
-        return self.bytes if self.predicted is None else self.predicted
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +73,8 @@ class Coster(Peaks):
         #: The axes that every operator of a program carries.
         self._carried: dict[Program, frozenset[int]] = {}
         self._found: dict[Hashable, tuple[Spent, float]] = {}
-        self._least: dict[tuple[int, bool, bool], tuple[float, float]] = {}
-        #: A scan's tile in the middle: asked for both directions, and for every surroundings.
-        self._scanned: dict[Hashable, Tile] = {}
+        #: The tiles that stand for a scan's: asked for both directions, and for every surroundings.
+        self._scanned: dict[Hashable, list[Tile]] = {}
 
     def peak(self, tiles: Diagonal, backward: bool) -> int:
         """The bytes of the largest tile; backward also holds the gradients of vectors that are added to earlier
@@ -136,16 +127,6 @@ class Coster(Peaks):
         size = sum(v.bytes for v in left.maps)
         seconds, work = self.passed(Diagonal(left.program, tiles.grid), True, distinct)
         return seconds + RECALLED * size * self.rates.byte(size / tiles.grid.tiles, self.rates.memory), work
-
-    def least(self, program: Program, grid: Grid, backward: bool, tissue: float) -> float:
-        """Seconds below which a pass is not where so much of the images is tissue, without looking at tiles: what all
-        of them cost, and the operations of those that are not alike."""
-        if grid.tiles < 2 or not all(node.op.uniform for node in program.steps):
-            return 0.0
-        tile, step = (sum(calls) if backward else calls[0] for calls in (TILE, STEP))
-        calls = grid.tiles * (tile + tissue * len(program.steps) * step)
-        flops = sum(self.network.profiles[node.serial].flops for node in program.steps)
-        return calls * self.rates.call + tissue * flops / self.rates.flops
 
     def no_overlap(self, tiles: Diagonal) -> bool:
         """Whether all tiles together compute everything once, as it can be seen without looking at them."""
@@ -208,27 +189,14 @@ class Coster(Peaks):
         kept = list(map(sum, zip(*(part.kept for part in parts), strict=True)))
         key = program, scans, self.pieces if self.strips else 1
         if key not in self._scanned:
-            self._scanned[key] = self.tile(program, held(program, parts))
-        peak = self.tile_peak(self._scanned[key], backward)
+            self._scanned[key] = [self.tile(program, held(program, parts, i)) for i in range(len(scans.stand_ins))]
+        peaks = [self.tile_peak(tile, backward) for tile in self._scanned[key]]
         if not backward:
-            return peak + 2 * max(kept), sum(kept)
+            return max(peaks) + 2 * max(kept), sum(kept)
         # Results that are saved for their own backward are there again as a part of what the next operator reads.
-        twice = (
-            p.twice for p, n in zip(parts, program.steps, strict=True) if self.network.profiles[n.serial].saves_output
-        )
-        return peak + self.vectors(program) + sum(twice) + 2 * max(kept), sum(kept)
-
-    def scan_least(self, program: Program, grids: Sequence[Grid], trains: bool) -> float:
-        """Seconds below which no scan on one of these grids is, forward and on the way back, without looking at tiles:
-        each row is computed once."""
-        whole = Diagonal(program, Grid((1,) * len(grids[0].counts))).shares
-        moved = self.moved(program, False)
-        found = []
-        for grid in grids:
-            forward = self.work(program, whole, grid.tiles, False)[0].all
-            back = self.work(program, whole, grid.tiles, True)[0].all if trains else 0.0
-            found.append(2 * forward + back - self.unread(program, grid.tiles)[0] if trains else forward)
-        return min(found) + (2 * moved + self.moved(program, True) if trains else moved)
+        saving = [p for p, n in zip(parts, program.steps, strict=True) if self.network.profiles[n.serial].saves_output]
+        most = max(peak + sum(part.held[i].twice for part in saving) for i, peak in enumerate(peaks))
+        return most + self.vectors(program) + 2 * max(kept), sum(kept)
 
     def work(self, program: Program, shares: Mapping[int, float], tiles: int, backward: bool) -> tuple[Spent, float]:
         """(seconds, operations) of all tiles' nodes, forward or the way back."""
@@ -281,32 +249,6 @@ class Coster(Peaks):
         byte = 1 / rates.pool if far == rates.pool else rates.byte(size, far)
         _, vectors = self.sizes[node.serial]
         return p.flops / rates.flops + p.traffic * byte, rates.call + vectors * rates.byte(vectors, rates.memory)
-
-    def floor(self, tiles: Diagonal, backward: bool) -> Floor:
-        """What a pass over these tiles says of finer ones; see [Note: floor] in `grids`."""
-        program = tiles.program
-        shares = None if self.no_overlap(tiles) else tiles.shares
-        computed = each = 0.0
-        for node in program.steps:
-            whole, tile = self.least_of(node, backward, backward and node.serial in program.unread)
-            computed += whole * (1.0 if shares is None else shares[node.serial])
-            each += tile
-        return Floor(computed, each)
-
-    def least_of(self, node: Node, backward: bool, unread: bool) -> tuple[float, float]:
-        """Seconds of computing all of a node in tiles that take no memory, and of each tile beside that: forward, or
-        forward once more and back."""
-        key = node.serial, backward, unread
-        if key not in self._least:
-            times = 1
-            if backward:
-                times = 0 if unread and is_unread(node) else 1
-                times += any(v.requires_grad for v in node.maps)
-                with_arithmetic = self.network.profiles[node.serial].flops > 0
-                times += with_arithmetic and any(v.requires_grad for v in node.vectors)
-            whole, tile = self.whole_and_each(node, 0)
-            self._least[key] = times * whole, times * tile
-        return self._least[key]
 
     def back(self, node: Node, share: float, tiles: int) -> float:
         """Seconds of the way back."""

@@ -1,16 +1,8 @@
-"""The grids that are tried for an interval, from coarse to fine, and the order in which they are looked at.
-
-[Note: floor] What a grid costs is known by looking at its tiles, which is most of a search's work. Each grid that was
-looked at puts a floor under all finer ones: they compute no less, take the calls of more tiles, and move bytes no
-faster than within a cache. These are looked at only when all that is below their floor has been asked for.
-"""
+"""The grids that are tried for an interval, from coarse to fine."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
-from heapq import heapify, heappop, heappush
-from typing import NamedTuple
+from collections.abc import Callable
 
 from lightning_plugin.boxes import Grid, pieces_of
 
@@ -20,81 +12,6 @@ COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 FINEST = 4
 #: Of a scan every tile is planned and rehearsed, so that there are not more than these.
 SCANS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
-#: What a floor is lower by: sums that are added up in another order differ in their last digits.
-ROUNDING = 1e-9
-
-
-class Floor(NamedTuple):
-    """Seconds below which a grid is not: those of what it computes, and of each tile."""
-
-    computed: float
-    tile: float
-
-    def under(self, grid: Grid) -> float:
-        return (self.computed + grid.tiles * self.tile) * (1 - ROUNDING)
-
-
-class Price(NamedTuple):
-    """What an interval says of its grids: the ``seconds`` of one, the ``least`` that it takes, known without looking at
-    any tiles, and the ``floor`` that it puts under finer ones, where it does."""
-
-    seconds: Callable[[Grid], float]
-    least: Callable[[Grid], float]
-    floor: Callable[[Grid], Floor] | None
-
-
-class Choice:
-    """The grids of an interval from coarse to fine, and in the order of the seconds that they take."""
-
-    def __init__(self, grids: list[Grid]) -> None:
-        self.grids = grids
-        self.seconds: dict[Grid, float] = {}
-        #: The floors of grids that were looked at.
-        self.floors: dict[Grid, Floor] = {}
-        #: Of each place the grids that have been asked for, and the others, with seconds that they take at least.
-        self.known: dict[int, tuple[list[Grid], list[tuple[float, bool, int]]]] = {}
-
-    def from_(self, place: int, price: Price) -> Iterator[Grid]:
-        """The grids from a place on, the cheapest first; the coarser of two that take equally long."""
-        if place not in self.known:
-            waiting = [(price.least(grid), False, i) for i, grid in enumerate(self.grids) if i >= place]
-            heapify(waiting)
-            self.known[place] = [], waiting
-        found, waiting = self.known[place]
-        for i in itertools.count():
-            if i == len(found):
-                if not waiting:
-                    return
-                found.append(self.cheapest(waiting, price))
-            yield found[i]
-
-    def cheapest(self, waiting: list[tuple[float, bool, int]], price: Price) -> Grid:
-        """The cheapest of the grids that wait, which it leaves; see [Note: floor]."""
-        while True:
-            bound, known, i = heappop(waiting)
-            grid = self.grids[i]
-            if known:
-                return grid
-            if (floor := self.under(grid)) > bound:
-                heappush(waiting, (floor, False, i))
-            else:
-                heappush(waiting, (self.looked_at(grid, price), True, i))
-
-    def looked_at(self, grid: Grid, price: Price) -> float:
-        if price.floor is not None and grid not in self.floors:
-            self.floors[grid] = price.floor(grid)
-        if grid not in self.seconds:
-            self.seconds[grid] = price.seconds(grid)
-        return self.seconds[grid]
-
-    def under(self, grid: Grid) -> float:
-        """The highest floor under a grid."""
-        return max((floor.under(grid) for coarse, floor in self.floors.items() if is_finer(grid, coarse)), default=0.0)
-
-
-def is_finer(grid: Grid, coarse: Grid) -> bool:
-    """Whether a grid cuts every axis at least as often as another."""
-    return all(mine >= other for mine, other in zip(grid.counts, coarse.counts, strict=True))
 
 
 def nested(inner: tuple[int, ...], images: tuple[int, ...], among: list[tuple[int, ...]]) -> list[Grid]:

@@ -163,14 +163,6 @@ class Copies:
         forward = sum(one_way(self.rates, tier, v.bytes) for v, tier in found)
         return forward, forward + sum(one_way(self.rates, tier, v.bytes) for v, tier in found if v.requires_grad)
 
-    def least(self, begin: int, end: int, work: float) -> float:
-        """Seconds below which an interval is not that works for so long at least."""
-        if not self.tiers:
-            return work
-        there, back = self.transfers(begin, end)
-        copies = there + (back if self.network.trains else 0.0)
-        return max(work, copies) if self.ahead else work + copies
-
     def waiting(self, begin: int, end: int, forward: float, backward: float | None) -> float:
         """The seconds for which an interval, which works for so long, waits for copies."""
         if not self.tiers:

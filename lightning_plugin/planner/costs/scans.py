@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.errors import PlanError
@@ -19,17 +20,23 @@ from lightning_plugin.program.program import Program, Target
 from lightning_plugin.program.scan import Needs, Rows, axis_of
 
 
+class Held(NamedTuple):
+    """A node's part in one tile: the box that the tile holds of the result, the boxes that it needs of the maps that
+    are read, and the bytes that it has ``twice`` if what is fresh is saved apart from what it is joined to."""
+
+    box: Box | None
+    wanted: tuple[Box, ...]
+    twice: int
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A node's part in a scan: the ``share`` of it that all tiles compute together, the bytes that each tile hands on;
-    and of the tile in the middle what it holds, what it needs of the maps that are read, and the bytes that it has
-    ``twice`` if what is fresh is saved apart from what it is joined to."""
+    """A node's part in a scan: the ``share`` of it that all tiles compute together, the bytes that each tile hands on,
+    and its part in the tiles that stand for all."""
 
     share: float
     kept: tuple[int, ...]
-    held: Box | None
-    wanted: tuple[Box, ...]
-    twice: int
+    held: tuple[Held, ...]
 
 
 class Scans:
@@ -39,7 +46,8 @@ class Scans:
         self.grid = grid
         self.extent = program.reference
         tiles = len(list(program.owned(grid)))
-        self.middle = tiles // 2
+        #: Tiles that may hold most: the first, which computes all rows of its halo, and one in the middle.
+        self.stand_ins = sorted({0, tiles // 2})
         self.needs = Needs(axis_of(grid), tiles)
         self.known: dict[int, Part] = {}
         self.refused: PlanError | None = None
@@ -74,29 +82,35 @@ class Scans:
         return [box for (box,) in found][: self.tiles]
 
     def part(self, node: Node, rows: Rows) -> Part:
-        fresh, given = rows.fresh[self.middle], rows.carried[self.middle]
-        wanted = rows.wanted[self.middle]
+        held = tuple(self.held(node, rows, i) for i in self.stand_ins)
         if isinstance(node.op, ReduceOp):
-            return Part(1.0, (0,) * self.tiles, None, wanted, 0)
+            return Part(1.0, (0,) * self.tiles, held)
         out = node.outputs[0]
         computed = sum(box.positions for box in rows.fresh if box is not None)
         return Part(
             computed / max(1, Box.whole(out.space.extent).positions),
             tuple(0 if box is None else tile_bytes(out, box) for box in rows.kept),
-            fresh if given is None else given if fresh is None else given.hull(fresh),
-            wanted,
-            tile_bytes(out, fresh) if fresh is not None and given is not None else 0,
+            held,
         )
 
+    def held(self, node: Node, rows: Rows, i: int) -> Held:
+        """A node's part in the tile with a number."""
+        if isinstance(node.op, ReduceOp):
+            return Held(None, rows.wanted[i], 0)
+        fresh, given = rows.fresh[i], rows.carried[i]
+        twice = tile_bytes(node.outputs[0], fresh) if fresh is not None and given is not None else 0
+        return Held(fresh if given is None else given if fresh is None else given.hull(fresh), rows.wanted[i], twice)
 
-def held(program: Program, parts: Sequence[Part]) -> dict[Value, Box]:
-    """What the tile in the middle holds of every map."""
+
+def held(program: Program, parts: Sequence[Part], stand_in: int) -> dict[Value, Box]:
+    """The boxes that one of the tiles that stand for all holds of every map."""
     found: dict[Value, Box] = {}
     reads = set(program.reads)
     for node, part in zip(program.steps, parts, strict=True):
-        if part.held is not None:
-            found[node.outputs[0]] = part.held
-        for v, box in zip(node.maps, part.wanted, strict=False):
+        here = part.held[stand_in]
+        if here.box is not None:
+            found[node.outputs[0]] = here.box
+        for v, box in zip(node.maps, here.wanted, strict=False):
             if v in reads:
                 found[v] = found[v].hull(box) if v in found else box
     return found

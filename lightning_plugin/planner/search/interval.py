@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
 from lightning_plugin.boxes import Grid, pieces_of
@@ -14,29 +12,15 @@ from lightning_plugin.ops import ReduceOp
 from lightning_plugin.planner.analysis.background import ALL
 from lightning_plugin.planner.analysis.network import Network, cotangent_bytes, is_given
 from lightning_plugin.planner.costs.cost import Cost, Coster
-from lightning_plugin.planner.costs.grids import (
-    COUNTS,
-    SCANS,
-    Choice,
-    Floor,
-    Price,
-    first_that,
-    image_counts,
-    nested,
-    row_grid,
-)
+from lightning_plugin.planner.costs.grids import COUNTS, SCANS, first_that, image_counts, nested, row_grid
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.costs.scans import Scans
 from lightning_plugin.planner.costs.tiles import Diagonal
 from lightning_plugin.planner.remembered import remembered
-from lightning_plugin.planner.search.ladder import Ladder
 from lightning_plugin.planner.search.policies import Policy
 from lightning_plugin.program.pieces import Strip, strips
 from lightning_plugin.program.program import Program, Target
 from lightning_plugin.program.scan import parts_in_order
-
-#: What a way needs that does not exist: it is none in any smaller room.
-NEVER = -math.inf
 
 
 class Where(NamedTuple):
@@ -53,23 +37,8 @@ class Where(NamedTuple):
     blind: bool = False
 
 
-class Fitting(NamedTuple):
-    """The cheapest grid that fits, and the ``place`` of the coarsest whose tiles in the middle do."""
-
-    grid: Grid
-    cost: Cost
-    place: int
-
-
-def how_of(way: str, where: Where) -> str:
-    """The name under which lessons are kept."""
-    pieces = f"{where.pieces} pieces " if where.pieces > 1 else ""
-    pieces += "blind " if where.blind else ""
-    return f"{pieces}ahead {way}" if where.ahead else pieces + way
-
-
 class Intervals:
-    """The intervals of one network, and what rehearsals have taught of them."""
+    """The intervals of one network."""
 
     def __init__(self, network: Network, rates: Rates, policy: Policy) -> None:
         self.network = network
@@ -79,10 +48,6 @@ class Intervals:
         self.space = network.axes_of_space
         #: The first interval of each look.
         self.looks: dict[Hashable, tuple[int, int]] = {}
-        #: True bytes of an interval's tiles for each byte predicted, by (begin, end, how).
-        self.lessons: dict[tuple[int, int, str], float] = {}
-        #: With a uniform policy, how many tiles the longest axis of every segment has.
-        self.only: int | None = None
         self._scans: dict[tuple[int, Grid, tuple[int, ...]], Scans] = {}
 
     @remembered
@@ -176,14 +141,6 @@ class Intervals:
                     found.append(grid)
         return found
 
-    def allowed(self, begin: int, end: int, sees: bool) -> list[Grid]:
-        """The grids of an interval, or the one that a uniform policy has."""
-        grids = self.grids(begin, end, sees)
-        if self.only is None:
-            return grids
-        most = max((max(g.counts) for g in grids if max(g.counts) <= self.only), default=0)
-        return [g for g in grids if max(g.counts) == most] or grids[-1:]
-
     # Costs
 
     @remembered
@@ -265,132 +222,49 @@ class Intervals:
         return self.coster.middle(tiles, backward)
 
     @remembered
-    def choice(self, begin: int, end: int, pieces: int, blind: bool, backward: bool, only: int | None) -> Choice:
-        """The grids of an interval, wherever its maps lie. ``only`` is what `allowed` depends on."""
-        return Choice(self.allowed(begin, end, self.sees(Where(begin, end, blind=blind))))
-
-    def choice_of(self, where: Where, backward: bool) -> tuple[Choice, Price]:
-        """The grids of an interval, and what they take."""
-        begin, end = where.begin, where.end
-        sees, background = self.sees(where), self.network.background
-
-        def seconds(grid: Grid) -> float:
-            return self.passed(begin, end, where.pieces, where.blind, grid, backward)[0]
-
-        def least(grid: Grid) -> float:
-            return self.coster.least(self.work_of(begin, end), grid, backward, background.tissue) if sees else 0.0
-
-        def floor(grid: Grid) -> Floor:
-            return self.coster.floor(self.diagonal(begin, end, grid), backward)
-
-        choice = self.choice(begin, end, where.pieces, where.blind, backward, self.only)
-        return choice, Price(
-            seconds, least, None if sees else floor
-        )  # a finer grid may compute less of what is background
-
-    @remembered
-    def least_seconds(self, begin: int, end: int, blind: bool, backward: bool, only: int | None) -> float:
-        """Seconds below which no pass over an interval's tiles is, in any room."""
-        choice, price = self.choice_of(self.costed(Where(begin, end, blind=blind)), backward)
-        return choice.seconds[next(choice.from_(0, price))]
-
-    @remembered
-    def least(self, begin: int, end: int, blind: bool, only: int | None) -> tuple[float, float]:
-        """Seconds below which no tiled segment is in any room: of both passes, and of forward alone where halos are
-        recomputed."""
-        trains = self.outline(begin, end)[1]
-        forward = found = self.least_seconds(begin, end, blind, False, only)
-        if trains:
-            found += self.least_seconds(begin, end, blind, True, only)
-        if "share" in self.policy.halos:
-            found = min(found, self.scan_least(*self.first(begin, end), trains))
-        return found, forward
-
-    @remembered
-    def ladder(self, where: Where, backward: bool, only: int | None, lesson: float) -> Ladder[Fitting | None]:
-        """The cheapest grids by the room there is."""
-        return Ladder()
+    def fastest_first(self, begin: int, end: int, pieces: int, blind: bool, backward: bool, least: int) -> list[Grid]:
+        """The grids of an interval from number ``least`` on by the seconds that they take, wherever its maps lie."""
+        grids = self.grids(begin, end, self.sees(Where(begin, end, blind=blind)))[least:]
+        return sorted(grids, key=lambda grid: self.passed(begin, end, pieces, blind, grid, backward)[0])
 
     def cheapest(self, where: Where, room: int, backward: bool) -> tuple[Grid, Cost] | None:
-        """The cheapest grid whose tiles fit into ``room``: rarely the coarsest, as small tiles stay in a cache."""
-        lesson = 1.0
-        if self.lessons:
-            how = how_of("backward" if backward else "forward", where)
-            lesson = self.lessons.get((where.begin, where.end, how), 1.0)
-        found = self.fitting(self.costed(where), room, backward, lesson)
-        return None if found is None else (found.grid, found.cost)
-
-    def fitting(self, where: Where, room: int, backward: bool, lesson: float) -> Fitting | None:
-        """The same, where the model's bytes are so many times too few."""
-
-        def find(room: int) -> tuple[float, Fitting | None]:
-            choice, price = self.choice_of(where, backward)
-            plain = Where(where.begin, where.end, pieces=where.pieces, blind=where.blind)
-            if where == plain:
-                small = first_that(choice.grids, lambda g: lesson * self.middle(where, g, backward) <= room)
-            else:  # transfers take room, so that what does not fit without them does not fit with them
-                alone = self.fitting(plain, room, backward, lesson)
-                if alone is None:
-                    return NEVER, None
-                small = alone.place
-            for grid in choice.from_(small, price):
-                cost = taught(self.cost(where, grid, backward), lesson)
-                if cost.bytes <= room:
-                    return cost.bytes, Fitting(grid, cost, small)
-            return NEVER, None
-
-        return self.ladder(where, backward, self.only, lesson).best(room, find)
+        """The fastest grid whose tiles fit into ``room``: rarely the coarsest, as small tiles stay in a cache."""
+        where = self.costed(where)
+        grids = self.grids(where.begin, where.end, self.sees(where))
+        least = first_that(grids, lambda grid: self.middle(where, grid, backward) <= room)
+        for grid in self.fastest_first(where.begin, where.end, where.pieces, where.blind, backward, least):
+            cost = self.cost(where, grid, backward)
+            if cost.bytes <= room:
+                return grid, cost
+        return None
 
     @remembered
     def scan_grids(self, begin: int, end: int) -> list[Grid]:
         reference = self.work_of(begin, end).reference
         return [row_grid(reference, count) for count in SCANS if count <= reference[0]]
 
-    @remembered
-    def scan_least(self, begin: int, end: int, trains: bool) -> float:
-        """Seconds below which no scan of an interval is."""
-        grids = self.scan_grids(begin, end)
-        return self.coster.scan_least(self.work_of(begin, end), grids, trains) if grids else math.inf
-
-    @remembered
-    def scan_ladder(
-        self, where: Where, trains: bool, forth: float, back: float
-    ) -> Ladder[tuple[Grid, Cost, Cost] | None]:  # fmt: skip
-        """The coarsest scans by the room there is."""
-        return Ladder()
-
     def scans(self, where: Where, room: int, trains: bool) -> tuple[Grid, Cost, Cost] | None:
         """The coarsest scan that fits, forward and backward."""
         here = self.costed(where)
-        forth, back = (
-            self.lessons.get((where.begin, where.end, how), 1.0) for how in ("scan forward", "scan backward")
-        )
 
         def needs(grid: Grid, backward: bool) -> tuple[int, int] | None:
             found = self.scan_bytes(here, grid, backward)
-            if found is None:
-                return None
-            most, carried = found
-            return int((back if backward else forth) * most), carried if trains else 0
+            return None if found is None else (found[0], found[1] if trains else 0)
 
-        def find(room: int) -> tuple[float, tuple[Grid, Cost, Cost] | None]:
-            def may_fit(grid: Grid) -> bool:
-                found = needs(grid, trains)
-                return found is not None and found[0] <= room
+        def may_fit(grid: Grid) -> bool:
+            found = needs(grid, trains)
+            return found is not None and found[0] <= room
 
-            grids = self.scan_grids(here.begin, here.end)
-            for grid in grids[first_that(grids, may_fit) :]:
-                both = [needs(grid, False), needs(grid, trains)]
-                if any(found is None or found[1] > room for found in both):
-                    break  # finer ones hand more rows on
-                most = max(sum(found) for found in both if found is not None)
-                if most <= room:
-                    forward, backward = self.scan_cost(here, grid, False), self.scan_cost(here, grid, True)
-                    assert forward is not None and backward is not None
-                    return most, (grid, taught(forward, forth), taught(backward, back))
-            return NEVER, None
-
-        return self.scan_ladder(here, trains, forth, back).best(room, find)
+        grids = self.scan_grids(here.begin, here.end)
+        for grid in grids[first_that(grids, may_fit) :]:
+            both = [needs(grid, False), needs(grid, trains)]
+            if any(found is None or found[1] > room for found in both):
+                break  # finer ones hand more rows on
+            if max(sum(found) for found in both if found is not None) <= room:
+                forward, backward = self.scan_cost(here, grid, False), self.scan_cost(here, grid, True)
+                assert forward is not None and backward is not None
+                return grid, forward, backward
+        return None
 
     # Kept intervals
 
@@ -445,10 +319,3 @@ class Intervals:
 
     def one_tile(self, begin: int) -> Grid:
         return Grid((1,) * len(self.network.order[begin].maps[0].space.extent))
-
-
-def taught(cost: Cost, lesson: float) -> Cost:
-    """A cost as rehearsals have corrected it."""
-    if lesson == 1.0:
-        return cost
-    return replace(cost, bytes=int(cost.bytes * lesson), predicted=cost.bytes)

@@ -11,7 +11,6 @@ from lightning_plugin.graph import Value
 from lightning_plugin.plan import SegmentForecast, SegmentPlan
 from lightning_plugin.planner.costs.lower_maps import NOTHING, LowerMaps
 from lightning_plugin.planner.search.dropped import Dropped, staying, still_needed
-from lightning_plugin.planner.search.ways import Part
 
 #: How many partial plans are carried on from a cut,
 MOST_PARTIAL = 24
@@ -19,15 +18,6 @@ MOST_PARTIAL = 24
 MOST_OPEN = 6
 #: and where they are dropped deeper.
 MOST_OPEN_DEEP = 24
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A segment as the search added it, with what the cost model said of its ``parts``: it is where it stands, and two
-    that decide the same have each their own."""
-
-    segment: SegmentPlan
-    parts: tuple[Part, ...]
 
 
 @dataclass(eq=False)
@@ -46,7 +36,7 @@ class Partial:
     spilled: frozenset[Value] = frozenset()
     lower: LowerMaps = NOTHING
     extra: float = 0.0
-    piece: Callable[[], Piece] | None = None
+    piece: Callable[[], SegmentPlan] | None = None
     before: Partial | None = None
     dropped: tuple[Dropped, ...] = ()
     back: int = 0
@@ -81,8 +71,8 @@ class Partial:
         back = sum(d.size for d in staying(dropped, alive))
         return replace(self, dropped=dropped, back=back, spilled=spilled, lower=lower)
 
-    def pieces(self) -> list[Piece]:
-        found: list[Piece] = []
+    def segments(self) -> list[SegmentPlan]:
+        found: list[SegmentPlan] = []
         step: Partial | None = self
         while step is not None:
             if step.piece is not None:
@@ -172,25 +162,15 @@ def thinned(plans: list[Partial], most: int) -> list[Partial]:
     return [plans[round(i * step)] for i in range(most)]
 
 
-def most_of(pieces: Sequence[Piece]) -> Piece:
-    return max(pieces, key=lambda p: p.segment.forecast.backward_bytes)
-
-
-def merged_counts(segments: Sequence[SegmentPlan]) -> list[int]:
-    """How many segments each of `merge_kept`'s is made of."""
-    counts: list[int] = []
-    for i, s in enumerate(segments):
-        if i and s.keep and segments[i - 1].keep:
-            counts[-1] += 1
-        else:
-            counts.append(1)
-    return counts
-
-
 def merge_kept(segments: Sequence[SegmentPlan]) -> list[SegmentPlan]:
     """Neighbouring kept segments are one."""
-    rest = iter(segments)
-    return [merged([next(rest) for _ in range(count)]) for count in merged_counts(segments)]
+    runs: list[list[SegmentPlan]] = []
+    for s in segments:
+        if runs and s.keep and runs[-1][-1].keep:
+            runs[-1].append(s)
+        else:
+            runs.append([s])
+    return [merged(run) for run in runs]
 
 
 def merged(segments: Sequence[SegmentPlan]) -> SegmentPlan:

@@ -21,8 +21,8 @@ class Policy:
     ``cuts``: everywhere, only where a statistic forces one, or there and where a function of `cuts.Cuts` says.
     ``shape``: tiles, rows of tiles or whole maps. ``keep``: parts run whole with what backward needs left in memory.
     ``spill``: whether maps go to lower tiers, or all that can. ``drop``: how deep stored maps may be dropped
-    (`execute.recompute`). ``recall``: whether backward may read them back (`program.recall`). ``same``: forward and
-    backward on one grid. ``uniform``: all segments on one grid.
+    (`execute.recompute`). ``recall``: whether backward may read them back (`program.recall`). ``same``: a segment's
+    forward and backward on one grid.
     """
 
     cuts: Literal["all", "stages"] | Callable[[Any], Iterable[int]] = "all"
@@ -33,7 +33,6 @@ class Policy:
     drop: int = 3
     recall: bool = True
     same: bool = False
-    uniform: bool = False
 
 
 #: No restriction.

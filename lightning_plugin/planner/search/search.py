@@ -13,15 +13,13 @@ deeper than something after it is made in passing there, and costs its forward o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from lightning_plugin.graph import Value
 from lightning_plugin.plan import Forecast, Plan, SegmentForecast, SegmentPlan
 from lightning_plugin.planner.analysis.network import Network
-from lightning_plugin.planner.costs.grids import COUNTS, ROUNDING
 from lightning_plugin.planner.costs.lower import Lower
 from lightning_plugin.planner.costs.lower_maps import NONE, tier_of, way_back, way_down
 from lightning_plugin.planner.costs.parameters import Copies, Placed
@@ -29,11 +27,10 @@ from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.search.cuts import Cuts
 from lightning_plugin.planner.search.dropped import Dropped, passed, recomputing, still_needed
 from lightning_plugin.planner.search.interval import Intervals, Where
-from lightning_plugin.planner.search.partial import Front, Partial, Piece, levels, merge_kept, merged_counts, most_of
+from lightning_plugin.planner.search.partial import Front, Partial, levels, merge_kept
 from lightning_plugin.planner.search.policies import AUTO, Policy
 from lightning_plugin.planner.search.site import Moves, Placement, Site, Span
-from lightning_plugin.planner.search.ways import Part, Room, Tiled, Ways
-from lightning_plugin.turns import Turn
+from lightning_plugin.planner.search.ways import Room, Tiled, Ways
 
 #: Operators of one segment, beyond those between two cuts: the halo grows with every one of them.
 MOST_OPERATORS = 96
@@ -58,8 +55,6 @@ class Search:
         self.depth = 0
         self.streaming = False
         self.copies = Copies(network, Placed(), rates)
-        #: Of the plan that was found last among those that decide the same, what each segment is made of.
-        self._pieces: dict[Plan, list[list[Piece]]] = {}
         self._stored: dict[tuple[int, int], tuple[Placement, Placement | None]] = {}
         #: What each map takes on a lower tier.
         self.below = lower.sizes(v for n in network.order for v in n.outputs if v.is_map)
@@ -109,7 +104,7 @@ class Search:
                     continue
                 moves = self.moves(before, placement, brought)
                 for ahead in (False, True) if moves else (False,):
-                    depths = self.depths(seen, span, moves, ahead, front)
+                    depths = self.depths(seen, moves, front)
                     for pieces in self.pieces_of(span) if depths else ():
                         yield from self.tiled(seen, span, moves, ahead, pieces, depths, front)
 
@@ -156,21 +151,16 @@ class Search:
             reads = way_back(self.rates, before.lower, {v: self.below[v] for v in brought})
         return Moves(placement, brought, writes, reads)
 
-    def depths(self, before: Partial, span: Span, moves: Moves, ahead: bool, front: Front) -> list[int]:
-        """How deep a segment may drop what it stores, or 0 where it does not: of these all that may not be beaten,
-        however fast its tiles are in any room."""
+    def depths(self, before: Partial, moves: Moves, front: Front) -> list[int]:
+        """How deep a segment may drop what it stores, or 0 where it does not: of these all that are not beaten already,
+        however fast its tiles are."""
         found = []
-        total, forward = self.intervals.least(span.begin, span.end, before.blind, self.intervals.only)
-        if moves:
-            total = moves.both(span.trains).with_work(total, ahead)
-        seconds = before.seconds + (1 - ROUNDING) * self.copies.least(span.begin, span.end, total)
         held = before.keeps + moves.placement.device
-        if not front.beats(held, seconds, before.blind):
+        if not front.beats(held, before.seconds, before.blind):
             found.append(0)
         if self.depth and self.may_drop(moves.placement):
-            seconds += (1 - ROUNDING) * moves.reads.with_work(forward, ahead)
             for depth in range(1, self.depth + 1):
-                if not front.beats(before.keeps, seconds, before.blind, levels(before.keeps, held, depth)):
+                if not front.beats(before.keeps, before.seconds, before.blind, levels(before.keeps, held, depth)):
                     found.append(depth)
         return found
 
@@ -262,11 +252,11 @@ class Search:
 
     def piece(
         self, site: Site, way: Tiled, drop: int, base: int, peak: int, seconds: float, extra: float
-    ) -> Piece:  # fmt: skip
+    ) -> SegmentPlan:  # fmt: skip
         """A tiled segment, where so many bytes lie there already."""
         where, placement = site.where, site.placement
         plain, targets = site.span.plain, site.span.program.targets
-        segment = SegmentPlan(
+        return SegmentPlan(
             targets=tuple(self.network.place[t.node.serial] for t in targets),
             forward=way.forward[0],
             backward=(way.backward or way.forward)[0],
@@ -287,7 +277,6 @@ class Search:
                 copied_bytes=self.copies.copied(where.begin, where.end),
             ),
         )
-        return Piece(segment, tuple(self.ways.parts(where, way, base)))
 
     def kept(self, before: Partial, begin: int, end: int) -> Partial | None:
         """One more segment, run whole."""
@@ -301,7 +290,7 @@ class Search:
         tiled_before = network.trains and before.piece and not before.keep
         ends = intervals.ends(begin, before.spilled) if tiled_before else 0
         work = intervals.kept_peak(begin, end)
-        most = max(base + int(work * intervals.lessons.get((begin, end, "kept"), 1.0)), held) + ends + flight
+        most = max(base + work, held) + ends + flight
         if most + self.fixed > self.budget:
             return None
         brings = way_back(self.rates, before.lower, self.lower.sizes(brought)).times(4 if network.trains else 1)
@@ -309,7 +298,6 @@ class Search:
         seconds = brings.with_work(work_seconds, ahead=False)
         parts = (work_seconds / 3, 2 * work_seconds / 3) if network.trains else (work_seconds, None)
         seconds += self.copies.waiting(begin, end, *parts)
-        peak, part = max(before.peak, most), Part(begin, end, "kept", base + ends + flight + self.fixed, work)
         forecast = SegmentForecast(
             stored_bytes=held - before.held,
             forward_bytes=held + self.fixed,
@@ -321,26 +309,25 @@ class Search:
             before,
             keeps=held - before.back,
             seconds=before.seconds + seconds,
-            peak=peak,
-            piece=partial(self.kept_piece, part, forecast),
+            peak=max(before.peak, most),
+            piece=partial(self.kept_piece, begin, end, forecast),
             before=before,
             keep=True,
             blind=bool(network.background),
         )
         return done.at(intervals.alive(end))
 
-    def kept_piece(self, part: Part, forecast: SegmentForecast) -> Piece:
+    def kept_piece(self, begin: int, end: int, forecast: SegmentForecast) -> SegmentPlan:
         """A kept segment."""
-        network, grid = self.network, self.intervals.one_tile(part.begin)
-        segment = SegmentPlan(
-            targets=tuple(network.place[n.serial] for n in network.order[part.begin : part.end]),
+        network, grid = self.network, self.intervals.one_tile(begin)
+        return SegmentPlan(
+            targets=tuple(network.place[n.serial] for n in network.order[begin:end]),
             forward=grid,
             backward=grid,
             keep=True,
-            path=self.intervals.path(part.begin, part.end),
+            path=self.intervals.path(begin, end),
             forecast=forecast,
         )
-        return Piece(segment, (part,))
 
     # The search
 
@@ -356,17 +343,15 @@ class Search:
         for self.streaming, depth in itertools.product((False, True), range(min(1, deepest), deepest + 1)):
             if self.streaming and not self.network.key_cuts:
                 break
-            self.depth, found = depth, []
-            for only in COUNTS if self.policy.uniform else (None,):
-                self.intervals.only = only
-                found += self.through()
+            self.depth = depth
+            found = self.through()
             if found:
                 return self.finish(min(found, key=lambda p: (p.seconds, p.held)))
         return None
 
     def whole(self, budget: int) -> Plan | None:
         """Everything kept, as plain PyTorch does, where that fits: it is found at once."""
-        if not self.policy.keep or self.policy.uniform:
+        if not self.policy.keep:
             return None
         self.budget = budget
         done = Partial(0, 0.0, 0, lower=self.copies.lower)
@@ -403,26 +388,13 @@ class Search:
                 front.thin()
         return fronts[cuts[-1]].plans
 
-    def learn(self, plan: Plan, turns: Mapping[Any, Turn]) -> None:
-        """Correct what the model says of the intervals of a plan of this search by what its turns have held."""
-        for i, pieces in enumerate(self._pieces[plan]):
-            for piece in pieces:
-                for part in piece.parts:
-                    kept = part.how == "kept"
-                    directions = ("forward", "backward") if kept else (part.how.split()[-1],)
-                    found = [turns[i, direction].peak for direction in directions if (i, direction) in turns]
-                    # A kept segment's peak is one of its pieces'; what the model says of the others is not refuted.
-                    if not found or part.bytes <= 0 or (kept and piece is not most_of(pieces)):
-                        continue
-                    ratio = (max(found) - part.base) / part.bytes
-                    self.intervals.lessons[part.begin, part.end, part.how] = min(2.0, max(0.5, 1.002 * ratio))
-
     def finish(self, best: Partial) -> Plan:
         network = self.network
-        pieces = best.pieces()
-        segments = [piece.segment for piece in pieces]
+        segments = best.segments()
+        at = {network.place[n.serial]: i for i, n in enumerate(network.order)}
+        ends = [1 + max(at[place] for place in s.targets) for s in segments]
         total = self.intervals.plain_work(0, len(network.order))
-        plan = Plan(
+        return Plan(
             segments=tuple(merge_kept(segments)),
             budget=self.budget,
             barriers=tuple(n.label for n in network.barriers),
@@ -437,9 +409,6 @@ class Search:
                 recompute=best.extra / total if total else 0.0,
                 fixed_bytes=self.fixed,
                 streamed_bytes=sum(v.bytes for v in self.copies.tiers),
-                traffic_bytes=self.copies.traffic([(p.begin, p.end) for piece in pieces for p in piece.parts[:1]]),
+                traffic_bytes=self.copies.traffic(itertools.pairwise([0, *ends])),
             ),
         )
-        rest = iter(pieces)
-        self._pieces[plan] = [[next(rest) for _ in range(count)] for count in merged_counts(segments)]
-        return plan

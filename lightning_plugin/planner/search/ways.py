@@ -9,23 +9,11 @@ from typing import NamedTuple
 from lightning_plugin.boxes import Grid
 from lightning_plugin.planner.costs.cost import Cost
 from lightning_plugin.planner.costs.lower_maps import NONE, Transit
-from lightning_plugin.planner.search.interval import Intervals, Where, how_of
+from lightning_plugin.planner.search.interval import Intervals, Where
 from lightning_plugin.planner.search.policies import Policy
 
 #: Halos that cost less than this share of a segment's work are not worth sharing.
 WORTH_SHARING = 0.03
-
-
-@dataclass(frozen=True)
-class Part:
-    """How a segment's figure was made: ``base`` bytes of what lies there, and ``bytes`` that the model predicted
-    without any lesson."""
-
-    begin: int
-    end: int
-    how: str
-    base: int
-    bytes: int
 
 
 @dataclass(slots=True)
@@ -118,10 +106,6 @@ class Ways:
             return
         if recompute is not None and recompute.work < (2 if trains else 1) * plain * (1 + WORTH_SHARING):
             return
-        if recompute is not None and recompute.seconds <= intervals.scan_least(
-            *intervals.first(where.begin, where.end), trains
-        ):
-            return  # it holds no more than a scan either
         found = intervals.scans(where, room.free - max(room.stored, room.ends), trains)
         if found is not None:
             grid, forward, backward = found
@@ -143,15 +127,3 @@ class Ways:
         if self.policy.same and forward[0] != backward[0]:
             forward = backward[0], self.intervals.cost(self.intervals.costed(where), backward[0], False)
         return Tiled("recompute", forward, backward, room.ends, room.stored)
-
-    @staticmethod
-    def parts(where: Where, way: Tiled, base: int) -> Iterator[Part]:
-        """How the figures of a way were made, where so many bytes lie there already."""
-
-        def how(direction: str) -> str:
-            return f"scan {direction}" if way.halo == "share" else how_of(direction, where)
-
-        base += way.carried
-        yield Part(where.begin, where.end, how("forward"), base + way.stored, way.forward[1].untaught)
-        if way.backward is not None:
-            yield Part(where.begin, where.end, how("backward"), base + way.ends, way.backward[1].untaught)

@@ -38,7 +38,6 @@ from lightning_plugin.planner.costs.peak import Books, tile_bytes
 from lightning_plugin.planner.costs.rates import RATES, rates_of
 from lightning_plugin.planner.rehearsal.representative import Candidate, heaviest
 from lightning_plugin.planner.search.dropped import Dropped
-from lightning_plugin.planner.search.ladder import Ladder
 from lightning_plugin.planner.search.partial import (
     MOST_PARTIAL,
     Front,
@@ -167,23 +166,6 @@ def test_what_is_beaten_when_it_comes_is_what_would_be_left_out(plans: list[Part
         return [(p.blind, p.keeps, p.back, p.seconds, p.levels) for p in plans]
 
     assert figures(front.plans) == figures(undominated(plans))
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=6), st.lists(st.integers(-2, 22), max_size=9)
-)
-def test_the_best_in_a_room_does_not_depend_on_the_rooms_asked_before(
-    ways: list[tuple[int, int]], rooms: list[int]
-) -> None:
-    """Ways are bytes and seconds."""
-    ladder = Ladder[tuple[int, int] | None]()
-
-    def find(room: int) -> tuple[float, tuple[int, int] | None]:
-        found = min((way for way in ways if way[0] <= room), key=lambda way: (way[1], way[0]), default=None)
-        return (float("-inf") if found is None else found[0]), found
-
-    for room in rooms:
-        assert ladder.best(room, find) == find(room)[1]
 
 
 @pytest.mark.parametrize("count", [1, MOST_PARTIAL, MOST_PARTIAL + 1, 200])

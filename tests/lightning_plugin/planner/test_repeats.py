@@ -112,4 +112,4 @@ def test_an_interval_costs_what_the_first_like_it_does(part: float) -> None:
             intervals = kind(chooser.network, chooser.rates, chooser.policy)
             chooser.search.intervals = chooser.search.ways.intervals = intervals
             plans.append(chooser.choose(int(network.fixed_bytes + part * network.plain_bytes) + 100_000))
-        assert plans[0] == plans[1] and plans[0].forecasts == plans[1].forecasts
+        assert plans[0] == plans[1] and plans[0].forecast == plans[1].forecast
