@@ -69,6 +69,8 @@ class Interval:
     def counted(self) -> str:
         """The bounds, and of whom they are."""
         events = "" if self.events is None else f", {self.events} of them positive"
+        if self.absent and self.patients < LEAST:  # which says how many there are
+            return self.absent + events
         return f"{self.absent or '95 % interval ' + self.bounds}; {_patients(self.patients)}{events}"
 
     def __str__(self) -> str:
