@@ -53,8 +53,8 @@ def sentence_on_regions(facts: dict[str, Any]) -> str:
         return ""
     mass, area, field = facts["mass_inside"], facts["area_inside"], facts["receptive_field"]
     return (
-        f"{100 * mass:.0f} % of what speaks for {facts['class']!r} lies in the true regions or within one receptive "
-        f"field ({field} px) of them, which are {100 * area:.0f} % of the area (mean over "
+        f"{100 * mass:.0f} % of the map's positive values for {facts['class']!r} lie in the true regions or within one "
+        f"receptive field ({field} px) of them, which are {100 * area:.0f} % of the area (mean over "
         f"{facts['annotated_slides']} slides)"
     )
 

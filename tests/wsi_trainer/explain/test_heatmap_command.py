@@ -38,7 +38,7 @@ def test_writes_a_picture_and_an_array_for_each_slide(
         main(["heatmap", str(folder.path), "--overwrite", f"--regions={lesions}", "--size=64", "--train.budget=64MiB"])
         == 0
     )
-    assert "of what speaks for '1'" in capsys.readouterr().out.replace("\n", " ")
+    assert "of the map's positive values for '1'" in capsys.readouterr().out.replace("\n", " ")
     maps = folder.maps("activation")
     facts = json.loads((maps / "heatmaps.json").read_text())
     assert facts["annotated_slides"] >= 1 and 0 < facts["area_inside"] < 1

@@ -62,7 +62,7 @@ def test_a_slide_on_which_nothing_speaks_for_the_class_does_not_spoil_the_mean(t
     assert sentence_on_regions(facts_of("tumour", MapOptions(), 9, nothing, {}, maps)) == ""
     both = nothing | {"b": {"mass_inside": 0.25, "area_inside": 0.1}}
     said = sentence_on_regions(facts_of("tumour", MapOptions(), 9, both, {}, maps))
-    assert "25 % of what speaks for 'tumour'" in said and "mean over 1 slides" in said
+    assert "25 % of the map's positive values for 'tumour'" in said and "mean over 1 slides" in said
 
 
 def test_the_overlay_is_coloured_where_the_map_is_high_only() -> None:
