@@ -45,7 +45,7 @@ def test_wheel_holds_only_the_two_packages(wheel):
     assert "wsi_trainer/py.typed" in names
     assert "lightning_plugin/py.typed" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
-    shipped = {path.name for path in (ROOT / "configs").glob("*.yaml")}
+    shipped = {path.name for path in (ROOT / "wsi_trainer" / "configs").glob("*.yaml")}
     assert {name.removeprefix("wsi_trainer/configs/") for name in names if "/configs/" in name} == shipped
 
 
@@ -61,7 +61,7 @@ def test_help_works_without_any_requirement(installed, tmp_path):
     assert "usage: wsi-train COMMAND" in run.stdout
 
 
-def test_a_config_of_the_wheel_is_found_where_the_folder_has_none(installed, tmp_path):
+def test_a_config_of_the_package_is_found_where_the_folder_has_none(installed, tmp_path):
     program = "from wsi_trainer.cli.commands import *; print(CONFIG.sub(shipped, '--config=configs/demo.yaml'))"
 
     def word() -> str:
@@ -71,7 +71,10 @@ def test_a_config_of_the_wheel_is_found_where_the_folder_has_none(installed, tmp
         return run.stdout.strip()
 
     path = Path(word().removeprefix("--config="))
-    assert path.is_relative_to(installed.parent) and path.read_text() == (ROOT / "configs" / "demo.yaml").read_text()
+    assert (
+        path.is_relative_to(installed.parent)
+        and path.read_text() == (ROOT / "wsi_trainer" / "configs" / "demo.yaml").read_text()
+    )
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "demo.yaml").touch()
     assert word() == "--config=configs/demo.yaml"

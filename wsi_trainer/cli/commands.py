@@ -225,7 +225,7 @@ CONFIG = re.compile(r"^(--config=)?(configs/[\w-]+\.yaml)$")
 
 
 def shipped(found: re.Match[str]) -> str:
-    """A word that names one of the configs that come with a wheel, where the working folder has none of that name."""
+    """A word that names one of the package's own configs, where the working folder has none of that name."""
     path = Path(__file__).parents[1] / found[2]
     return f"{found[1] or ''}{path}" if path.is_file() and not Path(found[2]).exists() else found[0]
 

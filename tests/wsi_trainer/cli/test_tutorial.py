@@ -15,7 +15,9 @@ from wsi_trainer.synthetic import generate
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "tutorial" / "fine-tune-an-encoder.md"
-MAKES_SLIDES = "python datasets/synthetic/make.py slides --slides 12 --side 256 --seed 1"
+MAKES_SLIDES = (
+    """python -c "from wsi_trainer.synthetic import generate; generate('slides', slides=12, side=256, seed=1)\""""
+)
 
 
 @pytest.mark.slow

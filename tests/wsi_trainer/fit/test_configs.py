@@ -1,4 +1,4 @@
-"""Every config in `configs/` is one that `wsi-train fit` takes, and its network runs."""
+"""Every config in `wsi_trainer/configs/` is one that `wsi-train fit` takes, and its network runs."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ from wsi_trainer.fit.parser import check_settings, instantiate, make_parser, par
 from wsi_trainer.fit.plan import plan_shape
 from wsi_trainer.models import SlideBatch
 
-CONFIGS = sorted((Path(__file__).resolve().parents[3] / "configs").glob("*.yaml"))
+CONFIGS = sorted((Path(__file__).resolve().parents[3] / "wsi_trainer" / "configs").glob("*.yaml"))
 ADDITIONS = {"card-11gib.yaml", "cpu-only.yaml", "multi-gpu.yaml"}
 """Configs that change the machine only, to be put after one with a model."""
 
