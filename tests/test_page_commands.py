@@ -198,6 +198,21 @@ def test_the_code_of_a_page_runs(page: Path, study: Path, monkeypatch: pytest.Mo
     exec(compile(source, str(page), "exec", dont_inherit=True), {"__name__": page.stem})
 
 
+NAMED = re.compile(r"`((?:lightning_plugin|wsi_trainer|tests|docs|benchmarks|containers|datasets|recipe)/[\w./*-]+)`")
+#: Files that a page has its reader write.
+TO_WRITE = {"wsi_trainer/slide/formats/npy.py", "benchmarks/results/NAME.json"}
+
+
+def test_every_file_that_a_page_names_is_there() -> None:
+    tests = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+    wrong = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        files = {name for name in NAMED.findall(text) if name not in TO_WRITE and not list(ROOT.glob(name.rstrip("/")))}
+        wrong += [f"{page.name}: {name}" for name in files | (set(re.findall(r"`(test_\w+\.py)`", text)) - tests)]
+    assert not wrong
+
+
 def anchors(page: Path) -> set[str]:
     """Names of a page's headings, as GitHub and Sphinx make them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
