@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from lightning_plugin import Box
-from tests.wsi_trainer.slides.dicom_files import write_slide as write_dicom
 from wsi_trainer.slide.errors import AbsentResolution, SlideError
 from wsi_trainer.slide.slide import ScaledImage, Slide
 from wsi_trainer.slide.views import Bag, Image
@@ -152,10 +151,10 @@ def _sum(source: Image | Bag) -> int:
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_other_processes_read_the_same(slide: Path, store: Path, tmp_path: Path, method: str) -> None:
+def test_other_processes_read_the_same(slide: Path, store: Path, real_slides: Path, method: str) -> None:
     sources: list[Image | Bag] = [Image(Slide.open(path), threads=2) for path in (store, slide)]
-    write_dicom(tmp_path, "a", levels=1)
-    sources += [Image(Slide.open(slide, "openslide")), Image(Slide.open(tmp_path / "a_0.dcm", "dicom"))]
+    dicom = sorted((real_slides / "CMU-1-Small-Region_dicom").iterdir())[0]
+    sources += [Image(Slide.open(slide, "openslide")), Image(Slide.open(dicom, "dicom"))]
     sources += [Bag(Slide.open(store), np.array([[500, 400], [10, 20]]), 50)]
     expected = [_sum(source) for source in sources]  # the parent has used its threads, files and locks
     with multiprocessing.get_context(method).Pool(2) as pool:
