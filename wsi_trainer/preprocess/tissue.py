@@ -7,7 +7,6 @@ shown instead of the rules' result.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -20,7 +19,7 @@ from rich.console import Console
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.io.display import say
-from wsi_trainer.io.files import remove_half_written, replace_file
+from wsi_trainer.io.files import remove_half_written, write_json
 from wsi_trainer.io.untrusted import read_json
 from wsi_trainer.regions.geojson import PathClass, write_outlines
 from wsi_trainer.regions.shapes import joined, pieces
@@ -136,22 +135,17 @@ def find_one(
     if now is not None and not ours and not overwrite:
         raise SlideError(job.slide, f"{outlines} is another tool's; move it, or give --overwrite true")
     mask, place, entry = _drawn(job, out, settings.drawn_in(outlines) if edited else settings)
-    record.parent.mkdir(parents=True, exist_ok=True)
     if edited:
         entry = replace(entry, note=EDITED)
-        _note(record, {"header": header, "ours": ours, "shown": now, "entry": vars(entry)})
+        write_json(record, {"header": header, "ours": ours, "shown": now, "entry": vars(entry)})
         return entry
     partial = outlines.with_name(f"{outlines.name}.part")
     outlines.parent.mkdir(parents=True, exist_ok=True)
     _write_outlines(partial, mask, place)
     shown = sha256_of(partial)
-    _note(record, {"header": header, "ours": [now, shown], "shown": shown, "entry": vars(entry)})
+    write_json(record, {"header": header, "ours": [now, shown], "shown": shown, "entry": vars(entry)})
     partial.replace(outlines)
     return entry
-
-
-def _note(record: Path, facts: Mapping[str, Any]) -> None:
-    replace_file(record, (json.dumps(facts, indent=1) + "\n").encode())
 
 
 def _read(record: Path) -> Mapping[str, Any]:

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.io.arrays import open_zarr_array
+from wsi_trainer.io.files import write_json
 from wsi_trainer.io.untrusted import read_json
 from wsi_trainer.regions.geojson import PathClass
 from wsi_trainer.slide.geometry import PROVENANCE, SlideTransform
-from wsi_trainer.store.ngff import NGFF, multiscale, write_json
+from wsi_trainer.store.ngff import NGFF, multiscale
 
 CHUNK = 512
 BAND = 4096

@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from wsi_trainer import __version__
-from wsi_trainer.io.files import LOCKS, Locked, lock, remove, sync_folder, sync_tree
+from wsi_trainer.io.files import LOCKS, Locked, lock, remove, sync_folder, sync_tree, write_json
 from wsi_trainer.io.untrusted import read_json
 from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.geometry import KEY, PROVENANCE, Resolution, SlideTransform, resolve, shrink_factors
@@ -27,7 +27,7 @@ from wsi_trainer.store.chunks import StoredLevel, ZstdCodec, pyramid
 from wsi_trainer.store.identity import full_hash, quick_hash
 from wsi_trainer.store.manifest import Journal, read_manifest, sha256_of, write_manifest
 from wsi_trainer.store.mask import OVERLAY, draw_overlay, draw_overview, find_mask, outline_of
-from wsi_trainer.store.ngff import group, image_array, image_attributes, write_json, write_label
+from wsi_trainer.store.ngff import group, image_array, image_attributes, write_label
 from wsi_trainer.store.settings import Settings
 from wsi_trainer.store.writer import ChunkCutter, PyramidWriter, drop_missing
 

@@ -6,14 +6,13 @@ disk; chunks without tissue are absent.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from wsi_trainer.io.files import replace_file
+from wsi_trainer.io.files import replace_file, write_json
 from wsi_trainer.slide.formats.base import CHANNELS, FILL
 from wsi_trainer.slide.geometry import PROVENANCE, SlideTransform
 from wsi_trainer.slide.tissue import LABEL, Mask, TissueMask
@@ -21,12 +20,6 @@ from wsi_trainer.store.chunks import Layout, ZstdCodec, encode_shard
 
 NGFF = "0.5"
 COLOURS = (("red", "FF0000"), ("green", "00FF00"), ("blue", "0000FF"))
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """A JSON file, the same bytes for the same content."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def group(attributes: Mapping[str, Any]) -> dict[str, Any]:

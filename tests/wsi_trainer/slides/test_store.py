@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import zarr
 
+from wsi_trainer.io.files import write_json
 from wsi_trainer.slide.formats.store import is_own_store
 from wsi_trainer.store.chunks import CorruptChunk, Layout, StoredLevel, ZstdCodec, encode_shard, pyramid, read_index
-from wsi_trainer.store.ngff import image_array, write_json
+from wsi_trainer.store.ngff import image_array
 
 LAYOUT = Layout(32, 128)
 
