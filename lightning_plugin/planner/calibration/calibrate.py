@@ -18,8 +18,7 @@ import torch
 
 from lightning_plugin.planner import cache
 from lightning_plugin.planner.calibration.measure import measure
-from lightning_plugin.planner.costs.devices import is_here, kinds
-from lightning_plugin.planner.costs.rates import Rates, rates_of
+from lightning_plugin.planner.costs.rates import Rates, is_here, kinds, rates_of
 
 log = logging.getLogger(__name__)
 

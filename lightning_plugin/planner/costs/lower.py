@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from lightning_plugin.graph import Value
 from lightning_plugin.memory import machine_memory
 from lightning_plugin.options import Options
-from lightning_plugin.planner.costs.devices import is_here
-from lightning_plugin.planner.costs.rates import Rates
+from lightning_plugin.planner.costs.rates import Rates, is_here
 
 #: Host memory for what does not fit the device, where the user does not say; no more than half of what there is.
 HOST = 64 * 2**30

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 #: Maps up to this size, in bytes, stay in a cache and in memory that is used again; from the second on, each lies in
 #: fresh pages, which the system fills with zeros first.
 NEAR, FAR = 4 << 20, 32 << 20
@@ -79,3 +81,15 @@ def rates_of(device: str) -> Rates:
     if kind in RATES and (device == kind or device.split(":")[1].isdigit()):
         return RATES[kind]
     raise ValueError(f"no rates for device {device!r}; known are {', '.join(sorted(RATES))}")
+
+
+def kinds() -> list[str]:
+    """The kinds of devices that this machine has."""
+    accelerators = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    return ["cpu", *(name for name, there in accelerators.items() if there)]
+
+
+def is_here(device: str) -> bool:
+    """Whether a device is this machine's own: a kind that it has, with or without a number, and no card by its name."""
+    kind, _, number = device.partition(":")
+    return kind in kinds() and (not number or number.isdigit())

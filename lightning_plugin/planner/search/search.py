@@ -61,7 +61,7 @@ class Search:
 
     @property
     def free(self) -> dict[int, tuple[int, int]]:
-        """The stages in which images are on their own; see [Note: images] in `images`."""
+        """The stages in which images are on their own; see [Note: images] in `cuts`."""
         return self._cuts.free(self.budget, self.fixed)
 
     @property

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lightning_plugin import make_plan
 from lightning_plugin.planner.analysis.recorded import recorded
 from lightning_plugin.planner.costs.grids import image_counts
-from lightning_plugin.planner.search.images import MANY, carried, few, stages_of
+from lightning_plugin.planner.search.cuts import MANY, carried, few, stages_of
 
 
 class Encoder(nn.Module):
