@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,13 +23,38 @@ from benchmarks.against_plain import step, vgg16
 from benchmarks.calibrated import calibrated
 from benchmarks.keep import keep_case
 from benchmarks.largest_image import largest, planned
-from benchmarks.published import POLICIES
+from benchmarks.published import POLICIES, sft
 from benchmarks.table import table
-from lightning_plugin import BudgetError, TiledModule, make_plan
+from lightning_plugin import BudgetError, Plan, TiledModule, make_plan
+from lightning_plugin.planner.make import rates_for
 
 GIB = 2**30
 #: Sides are multiples of this.
 UNIT = 256
+NAMES = (*POLICIES, "sft")
+
+
+def plan_by(policy: str, net: nn.Module, shape: tuple[int, ...], budget: int) -> Plan:
+    if policy == "sft":
+        return sft(net, shape, budget, rates_for("cpu"))
+    return make_plan(net, shape, budget=budget, policy=POLICIES[policy], device="cpu")
+
+
+def fitting(policy: str) -> Callable[[int], bool]:
+    """A test of a side: true where its step can be planned under 1 GiB."""
+    if policy != "sft":
+        return planned(GIB, policy=POLICIES[policy])
+    with torch.device("meta"):
+        net = vgg16()
+
+    def fits(side: int) -> bool:
+        try:
+            sft(net, (1, 3, side, side), GIB)
+        except BudgetError:
+            return False
+        return True
+
+    return fits
 
 
 def times(policies: Sequence[str], side: int, share: float, rounds: int) -> dict[str, dict[str, Any]]:
@@ -44,7 +69,7 @@ def times(policies: Sequence[str], side: int, share: float, rounds: int) -> dict
     for policy in policies:
         begin = time.process_time()
         try:
-            plan = make_plan(net, (1, 3, side, side), budget=budget, policy=POLICIES[policy], device="cpu")
+            plan = plan_by(policy, net, (1, 3, side, side), budget)
         except BudgetError as error:
             found[policy] = {"needs_bytes": error.smallest, "budget_bytes": budget}
             continue
@@ -54,7 +79,7 @@ def times(policies: Sequence[str], side: int, share: float, rounds: int) -> dict
             "peak_bytes": plan.peak_bytes,
             "plan_seconds": time.process_time() - begin,
             "predicted_seconds": plan.seconds,
-            "recompute_share": plan.recompute,
+            "recompute_share": None if policy == "sft" else plan.recompute,
         }
     seconds: dict[str, list[float]] = {name: [] for name in modules}
     for turn in track(range(rounds + 1), description="steps"):
@@ -74,14 +99,12 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=768, help="side of the image that is timed")
     parser.add_argument("--share", type=float, default=0.25, help="of plain PyTorch's activations, as budget")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--policy", action="append", choices=tuple(POLICIES), help="only these, and plain PyTorch")
+    parser.add_argument("--policy", action="append", choices=NAMES, help="only these, and plain PyTorch")
     parser.add_argument("--only", choices=("largest", "times"), default=None)
     options = parser.parse_args()
-    policies = options.policy or tuple(POLICIES)
+    policies = options.policy or NAMES
     sides = (
-        {p: largest(planned(GIB, policy=POLICIES[p]), options.limit, UNIT, 16) for p in track(policies)}
-        if options.only != "times"
-        else {}
+        {p: largest(fitting(p), options.limit, UNIT, 16) for p in track(policies)} if options.only != "times" else {}
     )
     found: dict[str, dict[str, Any]] = {}
     if options.only != "largest":

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.published import POLICIES
+from benchmarks.published import POLICIES, sft
 from lightning_plugin import BudgetError, Plan, PlanError, TiledModule, make_plan
 from tests.exactness import TOLERANCE, compare
 
@@ -58,14 +58,18 @@ def test_policies_keep_to_what_they_allow() -> None:
     assert all(s.forward.tiles == s.backward.tiles == 1 for s in whole.segments)
 
 
-@pytest.mark.parametrize("policy", list(POLICIES))
+@pytest.mark.parametrize("policy", [*POLICIES, "sft"])
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "batchnorm"])
 def test_every_policy_is_exact_and_keeps_its_budget(policy: str, norm: bool) -> None:
     plain = net(norm)
     other = copy.deepcopy(plain)
     x = torch.randn(SHAPE, dtype=torch.float64)
-    budget = (16 if policy == "checkpoint_sequential" else 8) * 2**20
-    plan = make_plan(other, SHAPE, budget=budget, policy=POLICIES[policy], dtype=torch.float64)
+    budget = {"checkpoint_sequential": 16, "sft": 6}.get(policy, 8) * 2**20
+    if policy == "sft":
+        plan = sft(other, SHAPE, budget, dtype=torch.float64)
+        assert any(s.forward.tiles > 1 for s in plan.segments)
+    else:
+        plan = make_plan(other, SHAPE, budget=budget, policy=POLICIES[policy], dtype=torch.float64)
     tiled = TiledModule(other, plan=plan)
     expected, actual = plain(x), tiled(x)
     expected.square().sum().backward()
