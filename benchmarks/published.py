@@ -82,8 +82,8 @@ plainly = partial(Policy, spill=False, drop=0, recall=False)
 
 POLICIES: dict[str, Policy] = {
     "auto": AUTO,
-    # Everything from one statistic to the next fused, each segment on one grid. Not what SFT does, which fuses and
-    # tiles only maps that do not fit into memory whole, and stores the others.
+    # Everything from one statistic to the next fused, each segment on one grid. `sft` fuses and tiles only maps
+    # that do not fit.
     "fused-stages": plainly(cuts="stages", halos=ONE, keep=False, same=True),
     # Rows with overlapping halos, with and without stored boundaries between (LR-CNN).
     "overl": plainly(cuts="stages", shape="rows", halos=ONE, keep=False),
