@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import zipfile
@@ -13,6 +14,7 @@ import torch
 
 from lightning_plugin import Box, Plan, TiledModule
 from wsi_trainer.cli import main
+from wsi_trainer.cli.commands import COMMANDS
 from wsi_trainer.data.features import FeatureSource
 from wsi_trainer.fit.run import Run
 from wsi_trainer.slide import Slide
@@ -112,3 +114,16 @@ def test_a_checkpoint_goes_on_and_a_config_begins_a_run(old: Path) -> None:
     )
     kept = torch.load("further/checkpoints/last.ckpt", weights_only=False)
     assert kept["epoch"] == 1 and kept["global_step"] == 4
+
+
+def public_names() -> dict[str, list[str]]:
+    """Names that 1.x keeps: of the modules in the reference that say what they export, and of the commands."""
+    modules = ("lightning_plugin", "lightning_plugin.strategy", "wsi_trainer.models", "wsi_trainer.slide")
+    found = {name: sorted(importlib.import_module(name).__all__) for name in modules}
+    return found | {"wsi-train": sorted(command.name for command in COMMANDS if command.target)}
+
+
+def test_names_of_1_0_are_there() -> None:
+    there = public_names()
+    for place, names in json.loads((OLD.parent / "1.0" / "names.json").read_text()).items():
+        assert set(names) <= set(there[place]), f"{place}: a public name is gone (docs/stability.md)"
