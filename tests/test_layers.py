@@ -41,7 +41,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "fakes",
         "memory",
         "progress",
-        "schedule",
         "turns",
         "units",
     ),

@@ -3,7 +3,7 @@
 Forward, the links that are not kept run without grad, and what goes between them is let go, but for what the plan has
 slots for. Each is one function of autograd's, which keeps neither what it reads nor what it makes. Backward comes to
 the last first: what that reads is made again from the nearest slot before it, and on the way the slots that have become
-free are filled anew (`schedule`). Then the link runs once more, with grad, and is pulled back. Whatever the order of
+free are filled anew (`stored`). Then the link runs once more, with grad, and is pulled back. Whatever the order of
 backward, also where a pass ends early or retains the graph: what a link reads is made from what is there.
 
 What draws by positions has a key, and needs nothing. But masks of one number for each channel, or dropout on a vector,
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_plugin.chain import Body, Chain
+from lightning_plugin.chain import Body, Chain, stored
 from lightning_plugin.execute.frame import Frame, Step
 from lightning_plugin.execute.held import Held, rehearsed
 from lightning_plugin.execute.recompute import Inputs
@@ -32,7 +32,6 @@ from lightning_plugin.ops import Barrier, VectorOp
 from lightning_plugin.passes import first_order, retains_graph
 from lightning_plugin.plan import ChainPlan
 from lightning_plugin.recording import Bindings, Capture
-from lightning_plugin.schedule import stored
 
 
 @dataclass(eq=False)

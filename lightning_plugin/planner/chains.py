@@ -15,14 +15,13 @@ from typing import Any
 
 import torch
 
-from lightning_plugin.chain import Body, Chain, chains
+from lightning_plugin.chain import Body, Chain, again, chains, runs
 from lightning_plugin.execute.chain import IN_CHAINS, TURN
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.plan import ChainForecast, ChainPlan, Forecast, Plan, SegmentPlan
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.rehearsal.rehearse import Account
 from lightning_plugin.recording import Bindings, Capture, Recording
-from lightning_plugin.schedule import again, runs
 
 #: A chain has so many slots at the least that no link runs forward more often than this.
 MOST_RUNS = 16

@@ -294,6 +294,38 @@ class Pair(NamedTuple):
     right: Any
 
 
+#: Prints the names of PyTorch's and of Python's that importing the engine changes.
+IMPORTS = """
+import logging, os, sys, warnings
+import torch, torch.utils.data, torch.utils._pytree
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+def state():
+    kinds = (
+        torch, torch.nn, torch.nn.functional, torch.Tensor, torch.nn.Module, torch.nn.Parameter,
+        torch.autograd.Function, torch.optim.Optimizer, torch.utils.data.DataLoader,
+    )
+    found = {f"{kind.__name__}.{name}": thing for kind in kinds for name, thing in vars(kind).items()}
+    return found | {
+        "batches": dict(default_collate_fn_map), "trees": set(torch.utils._pytree.SUPPORTED_NODES),
+        "finders": list(sys.meta_path), "handlers": list(logging.root.handlers), "filters": list(warnings.filters),
+        "environment": dict(os.environ), "threads": torch.get_num_threads(), "dtype": torch.get_default_dtype(),
+        "random": torch.get_rng_state().tolist(), "lightning": {"lightning", "pytorch_lightning"} & set(sys.modules),
+    }
+
+before = state()
+import lightning_plugin
+after = state()
+print(*(k for k in after if k not in before or (after[k] is not before[k] and after[k] != before[k])))
+"""
+
+
+def test_importing_changes_nothing_that_a_constructor_could() -> None:
+    """Users' modules keep `Function.apply` (``relu = ReLU.apply``), so that tensors have to override it before."""
+    done = subprocess.run([sys.executable, "-c", IMPORTS], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["Function.apply"]
+
+
 def test_trees_are_those_of_pytorch() -> None:
     """Also of what is registered, named tuples, results of operators, and leaves that somebody says are some."""
     most = torch.max(torch.eye(2), 1)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_plugin.schedule import again, forwards, runs, split, stored
+from lightning_plugin.chain import again, forwards, runs, split, stored
 
 
 @cache
