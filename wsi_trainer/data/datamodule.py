@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ from wsi_trainer.models.tasks import MultiClassTask, Task
 from wsi_trainer.slide.augment import Augmenter
 from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.views import View
+
+log = logging.getLogger("wsi_trainer")
 
 
 class SlideData(pl.LightningDataModule):
@@ -96,6 +99,11 @@ class SlideData(pl.LightningDataModule):
     def targets_of(self, split: str) -> Tensor:
         """The targets of the slides of a split, one row for each."""
         return torch.cat([self.targets[record.slide] for record in self.of(split)])
+
+    def warn_of_lack(self, split: str) -> None:
+        """Warn where scores that compare classes are not defined on a split."""
+        if self.of(split) and (lack := self.task.lack(self.targets_of(split))):
+            log.warning("the split %s has %s: scores that compare slides are not defined there", split, lack)
 
     def train_dataloader(self) -> DataLoader[SlideBatch]:
         settings, records = self.config, self.of("train")

@@ -23,7 +23,6 @@ from wsi_trainer.explain.slide_map import MapFiles, MapOptions, SlideMap, painte
 from wsi_trainer.fit.config import AUTO, TrainConfig
 from wsi_trainer.fit.evaluate import write_lesions
 from wsi_trainer.fit.run import LESION_SCORES, LESIONS, MAPS, Run
-from wsi_trainer.fit.trainer import tissue_stride
 from wsi_trainer.io.files import write_json
 from wsi_trainer.metrics import MISSED, Marks
 from wsi_trainer.models import SlideClassifier
@@ -103,7 +102,7 @@ def write_heatmaps(
     folder.mkdir(parents=True, exist_ok=True)
     field = receptive_field(model.backbone) if data.patches is None else data.patches.size
     model.to(device_of(config))
-    slides = SlideDataset(records, None, data, LazyImage, None, tissue_stride(model))
+    slides = SlideDataset(records, None, data, LazyImage, None, model.tissue_stride)
     names = result_names([record.slide for record in records])
     maps: dict[str, SlideMap] = {}
     entries: dict[str, dict[str, Any]] = {}

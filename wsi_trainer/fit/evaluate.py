@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +23,16 @@ from wsi_trainer.fit.callbacks import FailureLog
 from wsi_trainer.fit.parser import limits_imports, open_run, run_parser
 from wsi_trainer.fit.process import at_work, logged_to
 from wsi_trainer.fit.run import LESIONS, Run
-from wsi_trainer.fit.trainer import Bar, image_of, make_trainer, tissue_stride
+from wsi_trainer.fit.trainer import Bar, image_of, make_trainer
 from wsi_trainer.io.display import say
 from wsi_trainer.io.files import write_json
 from wsi_trainer.io.tables import write_table
 from wsi_trainer.metrics import FROC_SCORES, Interval, LesionPredictions, Marks, Predictions, summarise
-from wsi_trainer.models import Task
 from wsi_trainer.models.pretrained import encoder_of
 from wsi_trainer.models.tasks import Owners
 from wsi_trainer.models.weights import write_weights
 from wsi_trainer.preprocess.inputs import list_slides
 from wsi_trainer.store.identity import plain_name
-
-log = logging.getLogger("wsi_trainer")
-
 
 # The commands.
 
@@ -177,12 +171,12 @@ def test_split(run: Run, split: str, progress: bool = True) -> dict[str, Any]:
     task = model.task
     run.tell_changes(data, task.columns)
     records = run.slides(split, task.columns, not task.may_be_empty, files=data.features is None)
-    slides = SlideData(data, task, config.seed, partial(image_of, config), tissue_stride(model), records)
+    slides = SlideData(data, task, config.seed, image_of(config), model.tissue_stride, records)
     failures = failure_log(run)
     with at_work(run.path), logged_to(run.log):
         trainer = evaluator(run, progress, failures)
         said = read_outputs(trainer.predict(model, dataloaders=slides.loader(split)))
-        warn_of_lack(task, slides, split)
+        slides.warn_of_lack(split)
     kept = [record for record in slides.of(split) if record.slide in said]
     if not kept:
         raise UserError(f"none of the {len(records)} slides of the split {split} can be read; see {run.failures}")
@@ -199,18 +193,10 @@ def test_split(run: Run, split: str, progress: bool = True) -> dict[str, Any]:
     return scores
 
 
-def warn_of_lack(task: Task, slides: SlideData, split: str) -> None:
-    """Warn where scores that compare classes are not defined on a split."""
-    if slides.of(split) and (lack := task.lack(slides.targets_of(split))):
-        log.warning("the split %s has %s: scores that compare slides are not defined there", split, lack)
-
-
 def predict_records(run: Run, records: Sequence[SlideRecord], progress: bool = True) -> dict[str, np.ndarray]:
     """The outputs of slides without labels, by slide (or patient, with `data.group`); unreadable ones are absent."""
     model, data, config = run.loaded
-    dataset = SlideDataset(
-        grouped(data, records, None), None, data, partial(image_of, config), None, tissue_stride(model)
-    )
+    dataset = SlideDataset(grouped(data, records, None), None, data, image_of(config), None, model.tissue_stride)
     with at_work(run.path), logged_to(run.log):
         trainer = evaluator(run, progress, failure_log(run))
         return read_outputs(trainer.predict(model, dataloaders=in_order(dataset, data.workers)))

@@ -20,7 +20,7 @@ from wsi_trainer.fit.callbacks import Estimate, FailureLog, MemoryWatch, Progres
 from wsi_trainer.fit.compare import Other, fit_compared
 from wsi_trainer.fit.config import Loaded, TrainConfig
 from wsi_trainer.fit.cross_validation import fit_folds
-from wsi_trainer.fit.evaluate import show, test_split, warn_of_lack
+from wsi_trainer.fit.evaluate import show, test_split
 from wsi_trainer.fit.parser import (
     OF_RUN,
     check_settings,
@@ -39,7 +39,6 @@ from wsi_trainer.fit.trainer import (
     check_trackers,
     image_of,
     make_trainer,
-    tissue_stride,
     trackers,
 )
 from wsi_trainer.io.display import say
@@ -181,7 +180,7 @@ def train(
     slides = make_data(run, loaded, resume)
     if lack := model.task.lack(slides.targets_of("train")):
         raise UserError(f"the split train has {lack}: nothing can be learnt; look at the labels, or divide them anew")
-    warn_of_lack(model.task, slides, "val")
+    slides.warn_of_lack("val")
     model.task.prepare(slides.targets_of("train"))
     checkpoint = None if resume is None else start_of(run, resume)
     if isinstance(model.task, SegmentationTask) and model.task.weights.balanced and checkpoint is None:
@@ -210,7 +209,7 @@ def make_data(run: Run, loaded: Loaded, resume: str | None) -> SlideData:
     """The slides with their splits: drawn once, and kept by a run that has begun."""
     model, data, config = loaded
     task, files = model.task, data.features is None
-    make = partial(SlideData, data, task, config.seed, partial(image_of, config), tissue_stride(model))
+    make = partial(SlideData, data, task, config.seed, image_of(config), model.tissue_stride)
     if resume is not None and run.begun and run.splits.is_file():
         if is_first():
             run.tell_changes(data, task.columns)

@@ -28,7 +28,7 @@ from wsi_trainer.data.patches import PatchConfig
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.config import Loaded, TrainConfig
 from wsi_trainer.fit.run import Run
-from wsi_trainer.models import FrozenFeatures, ModelConfig, PatchEncoder, SegmentationTask, SlideModel, make_model
+from wsi_trainer.models import FrozenFeatures, ModelConfig, PatchEncoder, SegmentationTask, SlideModel
 from wsi_trainer.models.encoders import is_encoder
 from wsi_trainer.models.pretrained import load_weights
 from wsi_trainer.renamed import present_key, present_keys, tell
@@ -190,7 +190,9 @@ def instantiate(parser: ArgumentParser, options: Namespace) -> Loaded:
     pl.seed_everything(options.train.seed, workers=True, verbose=False)
     try:
         objects = parser.instantiate(options)
-        return Loaded(make_model(objects.model), objects.data, objects.train)
+        dense = isinstance(objects.model.task, SegmentationTask)
+        model = models.SlideSegmenter(objects.model) if dense else models.SlideClassifier(objects.model)
+        return Loaded(model, objects.data, objects.train)
     except (ValueError, TypeError) as error:  # how classes refuse arguments, those of this package and any other
         raise UserError(about_refusal(error)) from error
 

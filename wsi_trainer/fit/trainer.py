@@ -15,23 +15,19 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.callbacks import Callback, RichProgressBar
 from pytorch_lightning.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.utilities import rank_zero_only
-from torch import Tensor
 
-from lightning_plugin import LazyImage, SFTDDPStrategy, SFTStrategy, TileSource, WholeCheckpoints
-from wsi_trainer.data.dataset import dense
+from lightning_plugin import LazyImage, SFTDDPStrategy, SFTStrategy, WholeCheckpoints
+from wsi_trainer.data.dataset import ToImage, dense
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.config import AUTO, Tracker, TrainConfig
 from wsi_trainer.fit.run import Run
 from wsi_trainer.io.untrusted import read_yaml
-from wsi_trainer.models import SlideModel
 from wsi_trainer.models.weights import read_checkpoint
 
 
-def image_of(config: TrainConfig, source: TileSource) -> Tensor:
-    """The image of a batch: lazy where a budget is given, else read whole."""
-    if config.budget is None:
-        return dense(source)
-    return LazyImage(source)
+def image_of(config: TrainConfig) -> ToImage:
+    """Makes the image of a batch: lazy where a budget is given, else read whole."""
+    return dense if config.budget is None else LazyImage
 
 
 def make_trainer(
@@ -95,11 +91,6 @@ def precision_of(config: TrainConfig) -> str:
         return config.precision
     gpu = config.accelerator in (AUTO, "cuda", "gpu") and torch.cuda.is_available()
     return "bf16-mixed" if gpu and torch.cuda.is_bf16_supported() else "32-true"
-
-
-def tissue_stride(model: SlideModel) -> int | None:
-    """Pixels for one position of the map of tissue, where the model asks for one."""
-    return model.stride if model.wants_tissue else None
 
 
 @contextmanager

@@ -264,6 +264,11 @@ class SlideModel(pl.LightningModule):
         """True where the network needs a map of tissue."""
         return "tissue" in (self.pool_over, self.config.batchnorm_over)
 
+    @property
+    def tissue_stride(self) -> int | None:
+        """Pixels for one position of the map of tissue, where the network needs one."""
+        return self.stride if self.wants_tissue else None
+
     def train(self, mode: bool = True) -> SlideModel:
         super().train(mode)
         for stage in self.frozen:
