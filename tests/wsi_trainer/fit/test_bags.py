@@ -28,8 +28,8 @@ def config(bag_stores: Path, tmp_path: Path) -> Path:
         "model": {"backbone": resnet(4, 8), "head": "wsi_trainer.models.AttentionPooling", "learning_rate": 0.01},
         "data": {
             "manifest": str(bag_stores / "manifest.csv"),
-            "turn": False,
-            "patches": {"size": SIZE, "stride": STRIDE, "min_tissue": SHARE, "turn": False},
+            "flip_rotate": False,
+            "patches": {"size": SIZE, "stride": STRIDE, "min_tissue": SHARE, "flip_rotate": False},
         },
         "train": {"epochs": EPOCHS, "accelerator": "cpu", "precision": "64-true", "resamples": 20, "loggers": ["csv"]},
     }

@@ -21,7 +21,7 @@ def losses(folder: Run) -> list[float]:
 def test_losses_and_predictions_are_those_of_plain_pytorch(
     square_slides: Path, words: list[str], tmp_path: Path
 ) -> None:
-    common = [*words, f"--data.manifest={square_slides}", "--train.precision=64-true", "--train.epochs=9"]
+    common = [*words, f"--data.manifest={square_slides}", "--train.precision=64-true", "--train.epochs=4"]
     assert main(["fit", *common]) == 0
     assert main(["fit", *common, f"--out={tmp_path / 'tiled'}", "--train.budget=3MiB"]) == 0
     plain, tiled = Run(tmp_path / "run"), Run(tmp_path / "tiled")
@@ -30,7 +30,7 @@ def test_losses_and_predictions_are_those_of_plain_pytorch(
     for column in ("train_loss", "val_loss"):
         np.testing.assert_allclose(curves[1][column], curves[0][column], rtol=1e-8, err_msg=column)
     steps = [losses(folder) for folder in (plain, tiled)]
-    assert len(steps[0]) >= 50 and steps[0][0] != steps[0][-1]
+    assert len(steps[0]) >= 20 and steps[0][0] != steps[0][-1]
     np.testing.assert_allclose(steps[1], steps[0], rtol=1e-8)
     predictions = [ClassPredictions.read(folder.predictions("test")) for folder in (plain, tiled)]
     np.testing.assert_allclose(predictions[1].probabilities, predictions[0].probabilities, rtol=1e-8)

@@ -27,7 +27,7 @@ def config(bag_stores: Path, tmp_path: Path) -> Path:
         "model": {
             "backbone": resnet(4, 8),
             "head": "wsi_trainer.models.AttentionPooling",
-            "trained": "last",
+            "finetune": "last",
             "last_stages": 1,
             "pretrained": str(tmp_path / "encoder.pt"),
         },

@@ -30,7 +30,7 @@ def run(tmp_path: Path) -> tuple[Run, SlideClassifier]:
         "model": {
             "backbone": vit(SIZE, SMALL),
             "head": "wsi_trainer.models.AttentionPooling",
-            "trained": "lora",
+            "finetune": "lora",
         },
         "data": {"manifest": "manifest.csv", "patches": {"size": SIZE}},
     }

@@ -34,8 +34,8 @@ def config(bag_stores: Path, tmp_path: Path) -> Iterator[Path]:
         "data": {
             "manifest": str(tmp_path / "manifest.csv"),
             "group": "patient",
-            "turn": False,
-            "patches": {"size": SIZE, "stride": STRIDE, "over": "slide", "turn": False},
+            "flip_rotate": False,
+            "patches": {"size": SIZE, "stride": STRIDE, "over": "slide", "flip_rotate": False},
         },
         "train": {"epochs": 2, "accelerator": "cpu", "precision": "64-true", "resamples": 20, "loggers": ["csv"]},
     }

@@ -35,13 +35,13 @@ def test_steps_of_a_fit_are_those_of_plain_pytorch(
             "backbone": vit(SIZE, SMALL),
             "head": "wsi_trainer.models.AttentionPooling",
             "learning_rate": RATE,
-            "trained": what,
+            "finetune": what,
             **WHAT[what],
         },
         "data": {
             "manifest": str(bag_stores / "manifest.csv"),
-            "turn": False,
-            "patches": {"size": SIZE, "stride": STRIDE, "over": "slide", "turn": False},
+            "flip_rotate": False,
+            "patches": {"size": SIZE, "stride": STRIDE, "over": "slide", "flip_rotate": False},
         },
         "train": {"epochs": epochs, "accelerator": "cpu", "precision": "64-true", "resamples": 20, "loggers": ["csv"]},
     }
@@ -49,7 +49,7 @@ def test_steps_of_a_fit_are_those_of_plain_pytorch(
     assert main(["fit", f"--config={tmp_path / 'config.yaml'}", "--train.budget=300KiB"]) == 0
 
     torch.manual_seed(0)  # train.seed
-    settings = {"trained": what, **WHAT[what]}
+    settings = {"finetune": what, **WHAT[what]}
     backbone = PatchEncoder(VIT, SIZE, SMALL)
     model = SlideClassifier(backbone=backbone, head=AttentionPooling, **settings).double().train()
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -151,11 +151,11 @@ def test_is_planned_and_pools_over_tissue() -> None:
     torch.testing.assert_close(vector, model.backbone(model.normalise(IMAGE))[:, :, :20, :20].mean(dim=(2, 3)))
 
 
-def test_what_makes_no_task_beside() -> None:
-    with pytest.raises(ValueError, match="beside is SegmentationTask; it must be a task with one target"):
+def test_tasks_that_cannot_be_auxiliary() -> None:
+    with pytest.raises(ValueError, match="auxiliary is SegmentationTask; it must be a task with one target"):
         SegmentationTask(CLASSES, auxiliary=SegmentationTask(CLASSES))
     for weight in (0, -1, float("nan")):
         with pytest.raises(ValueError, match="auxiliary_weight is"):
             SegmentationTask(CLASSES, auxiliary=BinaryTask(), auxiliary_weight=weight)
-    with pytest.raises(ValueError, match=r"model\.levels"):
+    with pytest.raises(ValueError, match=r"model\.magnifications"):
         SlideSegmenter(backbone=UNet((4,)), task=SegmentationTask(CLASSES, auxiliary=BinaryTask()), magnifications=2)

@@ -181,6 +181,6 @@ def test_arguments_that_make_no_task(arguments: dict, message: str) -> None:
 def test_what_pools_is_refused() -> None:
     from wsi_trainer.models import MaxPooling
 
-    for key, value in (("head", MaxPooling), ("levels", 2), ("pool_over", "tissue")):
+    for key, value in (("head", MaxPooling), ("magnifications", 2), ("pool_over", "tissue")):
         with pytest.raises(ValueError, match=f"model.{key}"):
             SlideSegmenter(backbone=UNet((4,)), task=SegmentationTask(CLASSES), **{key: value})

@@ -86,7 +86,7 @@ def test_the_statistics_are_those_of_the_tissue_at_every_stride(size: tuple[int,
     [
         {"pool_over": "tissue"},
         {"head": ClassAttentionPooling},
-        {"levels": 2},
+        {"magnifications": 2},
         {"magnifications": 2, "share_backbone": True, "pool_over": "tissue"},
         {"frozen_stages": 1},
     ],
@@ -97,7 +97,7 @@ def test_tile_by_tile_is_the_same(options: dict[str, object]) -> None:
     network = copy.deepcopy(plain)
     tiled = TiledModule(network, tiles=(3, 2))
     for seed in (1, 2):  # the second step starts from the running statistics that the first has left
-        shown = [slide(side, side - 14, plain.stride, seed) for side in (97, 49)[: plain.levels]]
+        shown = [slide(side, side - 14, plain.stride, seed) for side in (97, 49)[: plain.magnifications]]
         images, tissue = [image for image, _ in shown], [cells for _, cells in shown]
         expected = plain.train()(images[0], images[1:], tissue)
         network.train()

@@ -101,9 +101,9 @@ def test_each_block_of_a_vit_has_its_own_rate() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"trained": "last", "last_stages": 9}, "last_stages is 9; the backbone PatchEncoder has 5 stages"),
-        ({"trained": "none", "frozen_stages": 1}, "leave out model.frozen_stages"),
-        ({"trained": "lora", "lora_rank": 0}, "lora_rank must be 1 or more"),
+        ({"finetune": "last", "last_stages": 9}, "last_stages is 9; the backbone PatchEncoder has 5 stages"),
+        ({"finetune": "none", "frozen_stages": 1}, "leave out model.frozen_stages"),
+        ({"finetune": "lora", "lora_rank": 0}, "lora_rank must be 1 or more"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], message: str) -> None:
