@@ -67,7 +67,7 @@ def step(folder: Path, widths: list[int], budget: str) -> dict[str, Any]:
     slides = SlideData(
         DataConfig(manifest=folder / "manifest.csv", test=0),
         model.task,
-        to_image=lambda source: image_of(config, source),
+        to_image=image_of(config),
     )
     trainer: Any = make_trainer(config, folder, progress=False)
     trainer.limit_val_batches = 0

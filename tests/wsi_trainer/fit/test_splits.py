@@ -34,7 +34,7 @@ def test_what_is_wrong_is_named(words: dict[str, Any], message: str) -> None:
 def test_the_strategy_is_given_what_the_config_says(tmp_path: Path) -> None:
     config = TrainConfig(
         halo="stochastic_split",
-        splits=3,
+        split_grid=3,
         split_depth="layer2",
         split_jitter=0.1,
         budget="1GiB",
