@@ -43,8 +43,8 @@ def test_the_strategy_is_given_what_the_config_says(tmp_path: Path) -> None:
     )
     strategy = make_trainer(config, tmp_path, progress=False).strategy
     assert isinstance(strategy, SFTStrategy)
-    found = strategy.settings.splitting
-    assert strategy.settings.options.compile == "tiles"
+    found = strategy.engine.options.splitting
+    assert strategy.engine.options.compile == "tiles"
     assert found is not None and (found.counts, found.depth, found.wobble) == ((3,), "layer2", 0.1)
 
 
