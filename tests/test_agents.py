@@ -159,7 +159,9 @@ def test_a_barrier_is_named_by_the_plan(tmp_path: Path) -> None:
 def test_the_command_of_the_section_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "mine.py").write_text("from torch import nn\ndef net():\n    return nn.Conv2d(3, 4, 3, padding=1)\n")
+    (tmp_path / "small_net.py").write_text(
+        "from torch import nn\ndef net():\n    return nn.Conv2d(3, 4, 3, padding=1)\n"
+    )
     monkeypatch.chdir(tmp_path)
-    assert main(["plan", "--model=mine:net", "--image=1024x768", "--budget=8MiB"]) == 0
+    assert main(["plan", "--model=small_net:net", "--image=1024x768", "--budget=8MiB"]) == 0
     assert "on the device" in capsys.readouterr().out

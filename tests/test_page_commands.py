@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,14 @@ NOT_RUN = {
 }
 #: Programs of this repository; the files are looked for.
 SCRIPT = re.compile(r"python (?:-m )?([\w/.]+)")
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    """Forget the module that a page has its reader save as `mine.py`: other tests have others of that name."""
+    sys.modules.pop("mine", None)
+    yield
+    sys.modules.pop("mine", None)
 
 
 class Parsed(BaseException):
