@@ -190,9 +190,7 @@ def instantiate(parser: ArgumentParser, options: Namespace) -> Loaded:
     pl.seed_everything(options.train.seed, workers=True, verbose=False)
     try:
         objects = parser.instantiate(options)
-        dense = isinstance(objects.model.task, SegmentationTask)
-        model = models.SlideSegmenter(objects.model) if dense else models.SlideClassifier(objects.model)
-        return Loaded(model, objects.data, objects.train)
+        return Loaded(models.make_model(objects.model), objects.data, objects.train)
     except (ValueError, TypeError) as error:  # how classes refuse arguments, those of this package and any other
         raise UserError(about_refusal(error)) from error
 

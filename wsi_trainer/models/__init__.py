@@ -68,4 +68,10 @@ __all__ = [
     "TransMILPooling",
     "TransformerPooling",
     "UNet",
+    "make_model",
 ]
+
+
+def make_model(config: ModelConfig) -> SlideModel:
+    """The segmenter where the task has a class for each pixel, else the classifier."""
+    return SlideSegmenter(config) if isinstance(config.task, SegmentationTask) else SlideClassifier(config)
