@@ -186,6 +186,7 @@ ELSEWHERE = {
     "add-a-rule": "test_pages.py",
     "add-a-slide-format": "test_pages.py",
     "any-huge-image": "test_pages.py",
+    "predict-in-blocks": "test_pages.py",
     "fine-tune-an-encoder": "wsi_trainer/cli/test_tutorial.py",
     "design": "pseudo-code: names of the engine without their arguments",
 }

@@ -57,7 +57,8 @@ def test_the_page_on_huge_images_trains_on_a_scene_and_on_a_volume(
 ) -> None:
     monkeypatch.chdir(tmp_path)  # where the page writes its images
     names: dict[str, Any] = {"__name__": __name__}
-    exec(code_of(PAGES / "any-huge-image.md"), names)
+    for page in ("any-huge-image", "predict-in-blocks"):  # the second continues the first
+        exec(code_of(PAGES / f"{page}.md"), names)
     for kind, steps, budget in (("scene", 20, 6), ("volume", 4, 4)):
         trainer, report = names[f"{kind}_trainer"], names[f"{kind}_report"]
         assert trainer.global_step == steps
