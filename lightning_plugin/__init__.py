@@ -8,7 +8,7 @@ from lightning_plugin.capture.answers import answer_calls
 from lightning_plugin.capture.lazy import LazyImage
 from lightning_plugin.capture.materialize import materialize
 from lightning_plugin.check import check
-from lightning_plugin.errors import BarrierError, BudgetError, EngineError, PlanError, RecordingError
+from lightning_plugin.errors import BarrierError, BudgetError, EngineError, PixelsError, PlanError, RecordingError
 from lightning_plugin.module import TiledModule
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.calibration.calibrate import calibrate, calibrated
@@ -28,6 +28,7 @@ __all__ = [
     "EngineError",
     "Grid",
     "LazyImage",
+    "PixelsError",
     "Plan",
     "PlanError",
     "Rates",

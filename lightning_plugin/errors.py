@@ -19,6 +19,10 @@ class PlanError(EngineError):
     """A plan does not fit the network it is used for."""
 
 
+class PixelsError(PlanError):
+    """A network reads values while it is recorded for planning, on an image without pixels."""
+
+
 class BudgetError(EngineError):
     """No plan keeps the budget.
 

@@ -77,6 +77,9 @@ class Estimate(Callback):
             )
         say(Console(), "planning a step on the largest slide, to say what the run costs")
         plan = plan_shape(pl_module, largest, budget or UNLIMITED, pl_module.device.type, factors_of(data))
+        if plan is None:
+            say(Console(), "there is no estimate: the network reads values while it runs, and is planned as it does")
+            return
         facts = estimate(plan, shapes, largest, budget, self.config.devices, checkpoint_bytes(pl_module))
         facts["patches"] = None if data.patches is None else largest[0]
         write_json(self.run.estimate, facts)
@@ -365,7 +368,8 @@ def memory_facts(watch: MemoryWatch, model: SlideModel, data: DataConfig, config
     facts: dict[str, Any] = {"process_peak_bytes": process_peak(), "image_shape": list(watch.image_shape)}
     if watch.plan is None:
         plan = plan_shape(model, watch.image_shape, UNLIMITED, model.device.type, factors_of(data))
-        return facts | {"engine": "plain PyTorch", "plain_bytes": plan.plain_bytes}
+        plain = {} if plan is None else {"plain_bytes": plan.plain_bytes}
+        return facts | {"engine": "plain PyTorch", **plain}
     return facts | {
         "engine": "SFTStrategy, tile by tile",
         "budget": config.budget,

@@ -19,7 +19,7 @@ from rich.progress import track
 from rich.text import Text
 from torch import Tensor, nn
 
-from lightning_plugin import BudgetError, LazyImage, Plan, make_plan, sweep
+from lightning_plugin import BudgetError, LazyImage, PixelsError, Plan, make_plan, sweep
 from lightning_plugin.options import Words
 from lightning_plugin.planner.analysis.recorded import Blank
 from wsi_trainer import models
@@ -321,9 +321,15 @@ def plan_shape(
     budget: str | int,
     device: str = "cpu",
     factors: Sequence[float] = (),
-) -> Plan:
-    """The plan of a training step on an image, (1, 3, height, width), or on a bag, (patches, 3, size, size)."""
+) -> Plan | None:
+    """The plan of a training step on an image, (1, 3, height, width), or on a bag, (patches, 3, size, size).
+
+    None for a network that reads values while it runs, as a BatchNorm over tissue does that two magnifications share:
+    its step is planned in parts, each where it runs.
+    """
     try:
         return make_plan(step_of(model, factors), shape, budget=budget, device=device, dtype=torch.uint8)
+    except PixelsError:
+        return None
     finally:
         model.train()

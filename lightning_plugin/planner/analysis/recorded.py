@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.capture.lazy import LazyImage, LazyTensor
-from lightning_plugin.errors import PlanError
+from lightning_plugin.errors import PixelsError, PlanError
 from lightning_plugin.options import Chains
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.analysis.optimizers import state_for
@@ -35,7 +35,10 @@ class Blank(TileSource):
         return likely_instances(self.shape)
 
     def read(self, box: Box) -> Tensor:
-        raise PlanError("this image has a shape and no pixels: it was made for planning")
+        raise PixelsError(
+            "this image has a shape and no pixels: it was made for planning, and the network reads a value of it while "
+            "it runs. Such a step is planned in parts, each where it runs."
+        )
 
 
 @contextmanager

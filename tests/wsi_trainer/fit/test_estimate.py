@@ -61,3 +61,17 @@ def test_a_missing_slide_is_named_before_anything_runs(
     error = capsys.readouterr().err
     assert "2 of 2 slides are missing" in error and "gone.svs" in error and error.count("\n") == 1
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("budget", ["null", "16MiB"])
+def test_a_run_that_cannot_be_estimated_says_so_and_trains(
+    words: list[str], square_slides: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], budget: str
+) -> None:
+    """The second magnification reads running statistics that the first has still to write."""
+    shared = ["--model.backbone.norm=batch", "--model.batchnorm_over=tissue", "--model.share_backbone=true"]
+    scales = ["--model.magnifications=2", "--data.extra_downsamples=[2]", "--train.epochs=1"]
+    options = [f"--data.manifest={square_slides}", *shared, *scales, f"--train.budget={budget}"]
+    assert main(["fit", *words, *options]) == 0
+    assert "there is no estimate: the network reads values while it runs" in capsys.readouterr().out
+    assert not (tmp_path / "run" / "estimate.json").exists()
+    assert any((tmp_path / "run" / "checkpoints").glob("*.ckpt"))
