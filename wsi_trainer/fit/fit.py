@@ -146,6 +146,8 @@ def run_fit(
         if first:
             _check_free(run, resume)  # from another, which has ended meanwhile
         loaded = instantiate(parser, options)
+        if resume is not None and run.splits.is_file():
+            run = run.below(loaded.data.stores or loaded.data.root)
         if first:
             _write_config(run, parser.dump(with_whole_paths(options)), resume)
         grace = MOMENT if SERVICES & set(loaded.train.loggers) else GRACE

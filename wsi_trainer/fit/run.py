@@ -314,7 +314,8 @@ class Run:
         if absent:
             raise UserError(
                 f"{len(absent)} of {len(records)} slides are missing, the first is {absent[0].path}; if they were "
-                f"moved, give --data-root, the folder that now holds what was in {common_folder(records)}"
+                f"moved, give --data-root, the folder that now holds what was in {common_folder(records)} (of fit: "
+                "--data.stores or --data.root)"
             )
         check_files(records)
         known = {} if self.cohort is not None else self.fingerprints
@@ -345,6 +346,11 @@ class Run:
         if not name or Path(name).name != name or name.startswith("."):
             raise UserError(f"--name is {name!r}; it is the name of a folder, as external-1")
         return self._with(cohort=name, data_root=None)
+
+    def below(self, folder: Path | None) -> Run:
+        """The run with its slides below a folder, if they have gone from where they were."""
+        gone = folder is not None and not all(record.path.exists() for record in self.kept())
+        return self._with(data_root=folder) if gone else self
 
     def _with(self, **changes: Any) -> Run:
         """The same run otherwise; what was loaded stays loaded."""

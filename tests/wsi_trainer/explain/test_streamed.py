@@ -108,7 +108,7 @@ def test_glass_is_explained_once(method: Method, monkeypatch: pytest.MonkeyPatch
         assert tiled.peak_bytes <= 12 * MiB
         positions[knows] = source.positions
     # Around tissue, gradients differ from tile to tile, and each tile is read for its own.
-    assert positions[True] < 0.55 * positions[False], positions
+    assert positions[True] < 0.6 * positions[False], positions
 
 
 def test_several_magnifications_and_tissue_are_explained_too() -> None:
