@@ -213,21 +213,28 @@ class Planner:
         if drawn(recording.nodes) or any(chains(recording.nodes)):
             plan = choose_plan(network, self.rates, budget, lower, policy, calls)
             return marked(replace(plan, shape=shape), recording)
-        about = shelf.key_of(
+        network_key = (
             recording_key(recording, not self.accumulates, sized=False),
             [(t.shape, t.dtype) for t in recording.tensors if isinstance(t, nn.Parameter)],
             self.accumulates, budget, calls, repr((self.rates, lower, policy)), background(recording),
-            tuple(network.below.get(id(t)) for t in recording.tensors),
             tuple(map(network.owes, network.captured)),
         )  # fmt: skip
-        recipes = self._recipes.get(about)
-        recipes = put_last(self._recipes, about, shelf.load(about) if recipes is None else recipes, MOST_PLANS)
-        found = known_for(recipes, network, lower, budget, calls)
+        tiers = tuple(network.below.get(id(t)) for t in recording.tensors)
+        found = known_for(self._recipes_of(network_key, tiers), network, lower, budget, calls)
         if found is None:
-            recipes.append(choose_recipe(network, self.rates, budget, lower, policy, calls))
-            found = recipes[-1].plan
-            shelf.keep(about, recipes)
+            recipe = choose_recipe(network, self.rates, budget, lower, policy, calls)
+            found = recipe.plan
+            for where in dict.fromkeys((tiers, tiers_after(found, recording))):  # the next step finds tensors moved
+                recipes = self._recipes_of(network_key, where)
+                recipes.append(recipe)
+                shelf.keep(shelf.key_of(network_key, where), recipes)
         return marked(replace(found, shape=shape), recording)
+
+    def _recipes_of(self, network_key: tuple[Any, ...], tiers: tuple[str | None, ...]) -> list[Recipe]:
+        """The recipes for a network whose tensors live on these tiers."""
+        about = shelf.key_of(network_key, tiers)
+        recipes = self._recipes.get(about)
+        return put_last(self._recipes, about, shelf.load(about) if recipes is None else recipes, MOST_PLANS)
 
     def reserve(self, size: int, anew: bool = False) -> None:
         """Leave so much of the budget to optimizers, or more if more was left before, but for a fit that begins
@@ -285,6 +292,14 @@ def whole_call(recording: Recording, plain: int, owed: Mapping[int, int], worksp
     weights = {id(t): t.nbytes * (2 if t.requires_grad else 1) + owed.get(id(t), 0) for t in tensors}
     here = sum(t.nbytes for image in recording.images if (t := image.here) is not None)
     return CallBytes(weights, max(0, plain - here), image_gradient_bytes(recording), workspaces)
+
+
+def tiers_after(plan: Plan, recording: Recording) -> tuple[str | None, ...]:
+    """The tier of each tensor once a plan has run; None for the device."""
+    captures, below = recording.bindings.captures, dict[int, str]()
+    for tier, places in (("host", plan.on_host), ("disk", plan.on_disk)):
+        below |= {id(captures[recording.nodes[place].outputs[0]].tensor): tier for place in places}
+    return tuple(below.get(id(t)) for t in recording.tensors)
 
 
 def background(recording: Recording) -> tuple[int, ...]:

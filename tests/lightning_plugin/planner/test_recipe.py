@@ -177,3 +177,27 @@ def test_rows_that_are_handed_on_are_made_shorter_where_another_size_leaves_less
     shorter = [(s, was) for s, was in zip(plan.segments, free.segments, strict=True) if s.halo == "share" and s != was]
     assert any(s.forward.sides < was.forward.sides for s, was in shorter)
     assert all(s.forward == s.backward for s, _ in shorter)
+
+
+def test_one_search_serves_sizes_also_where_parameters_move_to_a_lower_tier(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan is found for tensors on the device; the steps after it find some of them below."""
+    searches: list[int] = []
+
+    def counting(network: Network, *rest: Any) -> Recipe:
+        searches.append(len(network.below))
+        return choose_recipe(network, *rest)
+
+    monkeypatch.setattr(lightning_plugin.plans, "choose_recipe", counting)
+    wide = [nn.Flatten(), nn.Linear(128, 2048), nn.ReLU(), nn.Linear(2048, 256), nn.Linear(256, 2)]
+    net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(4), *wide).double()
+    plain, tiled = copy.deepcopy(net), TiledModule(net, budget="10MiB")
+    for side in (96, 92, 100, 94):
+        x = torch.randn(1, 3, side, 96, dtype=torch.float64)
+        for module, network in ((plain, plain), (tiled, net)):
+            network.zero_grad()
+            module(x).square().sum().backward()
+        for ours, theirs in zip(net.parameters(), plain.parameters(), strict=True):
+            assert ours.grad is not None and theirs.grad is not None
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-9, atol=1e-9)
+    assert searches == [0]
+    assert any(plan.on_host or plan.on_disk for kept in tiled.engine.planner.plans.values() for plan in kept)
