@@ -41,7 +41,7 @@ PLENTY = 1 << 62
 #: How often the search is asked.
 ROUNDS = 4
 #: A plan that leaves more than this part of a limit is not taken for the best, where a reserve made it smaller.
-LEFT = 0.05
+LEFT = 0.15
 #: How often, where only the smallest budget is sought.
 FEW = 3
 #: How often the interval in which the smallest budget lies is halved.

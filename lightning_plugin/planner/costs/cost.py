@@ -250,6 +250,16 @@ class Coster(Peaks):
         _, vectors = self.sizes[node.serial]
         return p.flops / rates.flops + p.traffic * byte, rates.call + vectors * rates.byte(vectors, rates.memory)
 
+    def least(self, node: Node) -> tuple[float, float]:
+        """Seconds below which a node is in no tiles: of forward, and of both passes."""
+        forward = sum(self.whole_and_each(node, 0))
+        if not self.network.trains:
+            return forward, forward
+        times = 1 if is_unread(node) else 2
+        times += any(v.requires_grad for v in node.maps)
+        times += self.network.profiles[node.serial].flops > 0 and any(v.requires_grad for v in node.vectors)
+        return forward, times * forward
+
     def back(self, node: Node, share: float, tiles: int) -> float:
         """Seconds of the way back."""
         return self.pulled(node, share, tiles).all

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Mapping
+from functools import cached_property
 from typing import NamedTuple
 
 from lightning_plugin.boxes import Grid, pieces_of
@@ -226,6 +228,19 @@ class Intervals:
         """The grids of an interval from number ``least`` on by the seconds that they take, wherever its maps lie."""
         grids = self.grids(begin, end, self.sees(Where(begin, end, blind=blind)))[least:]
         return sorted(grids, key=lambda grid: self.passed(begin, end, pieces, blind, grid, backward)[0])
+
+    @cached_property
+    def least_until(self) -> list[tuple[float, float]]:
+        """Of all operators before each place in the order the least seconds, of forward and of both passes."""
+        each = zip(*map(self.coster.least, self.network.order), strict=True)
+        return list(zip(*(itertools.accumulate(seconds, initial=0.0) for seconds in each), strict=True))
+
+    def least(self, begin: int, end: int, blind: bool) -> tuple[float, float]:
+        """Seconds below which no tiled segment is: of forward, and of both passes. Of background little is computed."""
+        if self.sees(Where(begin, end, blind=blind)):
+            return 0.0, 0.0
+        (forward, both), (forward_before, both_before) = self.least_until[end], self.least_until[begin]
+        return forward - forward_before, both - both_before
 
     def cheapest(self, where: Where, room: int, backward: bool) -> tuple[Grid, Cost] | None:
         """The fastest grid whose tiles fit into ``room``: rarely the coarsest, as small tiles stay in a cache."""

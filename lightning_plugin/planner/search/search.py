@@ -36,6 +36,8 @@ from lightning_plugin.planner.search.ways import Room, Tiled, Ways
 MOST_OPERATORS = 96
 #: Pieces in which keys are read: a piece is to be about as large as a tile of queries.
 PIECES = (4, 16, 64, 256)
+#: A bound is lower by this part: sums that are added up in another order differ in their last digits.
+ROUNDING = 1e-9
 #: Where fewer tiles than this share are different, identical ones are evaluated once.
 WORTH_SHARING = 0.95
 
@@ -104,7 +106,7 @@ class Search:
                     continue
                 moves = self.moves(before, placement, brought)
                 for ahead in (False, True) if moves else (False,):
-                    depths = self.depths(seen, moves, front)
+                    depths = self.depths(seen, span, moves, front)
                     for pieces in self.pieces_of(span) if depths else ():
                         yield from self.tiled(seen, span, moves, ahead, pieces, depths, front)
 
@@ -151,16 +153,19 @@ class Search:
             reads = way_back(self.rates, before.lower, {v: self.below[v] for v in brought})
         return Moves(placement, brought, writes, reads)
 
-    def depths(self, before: Partial, moves: Moves, front: Front) -> list[int]:
+    def depths(self, before: Partial, span: Span, moves: Moves, front: Front) -> list[int]:
         """How deep a segment may drop what it stores, or 0 where it does not: of these all that are not beaten already,
         however fast its tiles are."""
         found = []
         held = before.keeps + moves.placement.device
-        if not front.beats(held, before.seconds, before.blind):
+        once, both = self.intervals.least(span.begin, span.end, before.blind)
+        seconds = before.seconds + (1 - ROUNDING) * both
+        if not front.beats(held, seconds, before.blind):
             found.append(0)
         if self.depth and self.may_drop(moves.placement):
+            seconds += (1 - ROUNDING) * once
             for depth in range(1, self.depth + 1):
-                if not front.beats(before.keeps, before.seconds, before.blind, levels(before.keeps, held, depth)):
+                if not front.beats(before.keeps, seconds, before.blind, levels(before.keeps, held, depth)):
                     found.append(depth)
         return found
 
