@@ -133,11 +133,6 @@ class Scene:
     def __bool__(self) -> bool:
         return bool(self.background)
 
-    @cached_property
-    def tissue(self) -> float:
-        """No more of any image is known to be constant than the rest of this."""
-        return min((float((background.known.cells <= VARIED).mean()) for background in self.background), default=1.0)
-
     def distinct(self, program: Program, grid: Grid) -> float:
         """The share of a program's tiles that are different."""
         if not self.background or grid.tiles < 2 or not all(node.op.uniform for node in program.steps):

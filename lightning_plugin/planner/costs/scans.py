@@ -20,7 +20,7 @@ from lightning_plugin.program.program import Program, Target
 from lightning_plugin.program.scan import Needs, Rows, axis_of
 
 
-class Held(NamedTuple):
+class TilePart(NamedTuple):
     """A node's part in one tile: the box that the tile holds of the result, the boxes that it needs of the maps that
     are read, and the bytes that it has ``twice`` if what is fresh is saved apart from what it is joined to."""
 
@@ -36,7 +36,7 @@ class Part:
 
     share: float
     kept: tuple[int, ...]
-    held: tuple[Held, ...]
+    held: tuple[TilePart, ...]
 
 
 class Scans:
@@ -93,13 +93,14 @@ class Scans:
             held,
         )
 
-    def held(self, node: Node, rows: Rows, i: int) -> Held:
+    def held(self, node: Node, rows: Rows, i: int) -> TilePart:
         """A node's part in the tile with a number."""
         if isinstance(node.op, ReduceOp):
-            return Held(None, rows.wanted[i], 0)
+            return TilePart(None, rows.wanted[i], 0)
         fresh, given = rows.fresh[i], rows.carried[i]
         twice = tile_bytes(node.outputs[0], fresh) if fresh is not None and given is not None else 0
-        return Held(fresh if given is None else given if fresh is None else given.hull(fresh), rows.wanted[i], twice)
+        box = fresh if given is None else given if fresh is None else given.hull(fresh)
+        return TilePart(box, rows.wanted[i], twice)
 
 
 def held(program: Program, parts: Sequence[Part], stand_in: int) -> dict[Value, Box]:

@@ -37,10 +37,6 @@ class Moves:
     def __bool__(self) -> bool:
         return self.placement.below > 0 or bool(self.brought)
 
-    def both(self, trains: bool) -> Transit:
-        """What all passes of a segment take, as `ways.with_transfers` counts them."""
-        return self.writes.times(2) + self.reads.times(4) if trains else self.writes + self.reads
-
 
 @dataclass(frozen=True)
 class Span:
