@@ -14,8 +14,8 @@ import torch
 
 from lightning_plugin import Box
 from wsi_trainer.cli import main
+from wsi_trainer.errors import SlideError
 from wsi_trainer.slide import Slide
-from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.formats import opening
 
 PAGES = Path(__file__).resolve().parents[1] / "docs" / "how-to"

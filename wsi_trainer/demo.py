@@ -16,8 +16,8 @@ from wsi_trainer.explain.heatmaps import write_heatmaps
 from wsi_trainer.explain.outputs import sentence_on_regions
 from wsi_trainer.fit.callbacks import process_peak
 from wsi_trainer.fit.compare import NAMES
+from wsi_trainer.fit.config import make_parser
 from wsi_trainer.fit.fit import run_fit
-from wsi_trainer.fit.parser import make_parser
 from wsi_trainer.fit.run import Run, read_json
 from wsi_trainer.io.display import format_bytes, say
 from wsi_trainer.io.files import write_json

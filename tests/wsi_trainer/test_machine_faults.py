@@ -20,16 +20,15 @@ from PIL import Image
 
 from tests.warm import start
 from wsi_trainer.cli.commands import as_user_error
-from wsi_trainer.errors import UserError
-from wsi_trainer.fit.process import LogFile
+from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.fit.run import Run
+from wsi_trainer.fit.trainer import LogFile
 from wsi_trainer.io.files import machine, remove_half_written, replace_file, save_array, save_picture
 from wsi_trainer.io.tables import write_table
 from wsi_trainer.models.weights import write_weights
-from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.signals import Stopped, end_with_parent, ends_at_once, stops_once
 from wsi_trainer.slide.formats.base import read_at
 from wsi_trainer.slide.formats.tiff import TiffReader
-from wsi_trainer.stopping import Stopped, end_with_parent, ends_at_once, stops_once
 
 
 def full(*args: object, **kwargs: object) -> Any:

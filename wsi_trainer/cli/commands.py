@@ -32,7 +32,7 @@ from typing import Any
 from wsi_trainer import __version__
 from wsi_trainer.errors import ASKED, UserError, about_disk
 from wsi_trainer.io.display import clean, speakable
-from wsi_trainer.stopping import stops_once
+from wsi_trainer.signals import stops_once
 
 
 @dataclass(frozen=True)

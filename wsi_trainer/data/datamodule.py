@@ -20,10 +20,10 @@ from wsi_trainer.data.dataset import DataConfig, SlideDataset, ToImage, Visit, d
 from wsi_trainer.data.features import check_one_each
 from wsi_trainer.data.manifest import SlideRecord, check_files
 from wsi_trainer.data.splits import apply_splits, complete_splits
+from wsi_trainer.errors import SlideError
 from wsi_trainer.models.slide_model import SlideBatch
 from wsi_trainer.models.tasks import MultiClassTask, Task
 from wsi_trainer.slide.augment import Augmenter
-from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.views import View
 
 log = logging.getLogger("wsi_trainer")

@@ -23,13 +23,12 @@ from wsi_trainer.data.features import FeatureSource, features_of
 from wsi_trainer.data.manifest import SlideRecord, by_patient, read_manifest
 from wsi_trainer.data.patches import PatchConfig, augmented, augmenter_of, open_bag
 from wsi_trainer.data.splits import By
-from wsi_trainer.errors import UserError
+from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.models.segmentation import SegmentationTask
 from wsi_trainer.models.slide_model import SlideBatch
 from wsi_trainer.models.tasks import Task
 from wsi_trainer.regions.target import counted, open_target
 from wsi_trainer.slide.augment import AS_IT_IS, Augmentation, Augmented, Augmenter
-from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.formats.base import FILL
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.tissue import TissueMask

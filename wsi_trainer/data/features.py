@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from lightning_plugin import Box
-from wsi_trainer.errors import UserError
+from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.io.arrays import open_hdf5, own
 from wsi_trainer.io.untrusted import Unreadable
 from wsi_trainer.models.weights import read_weights
-from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.views import View
 from wsi_trainer.store.identity import plain_name
 

@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wsi_trainer.data.positions import chosen_patches
-from wsi_trainer.errors import UserError
+from wsi_trainer.errors import AbsentResolution, SlideError, UserError
 from wsi_trainer.io.display import clean
 from wsi_trainer.slide.augment import Augmentation, Augmented, Augmenter, PatchAugmentations, moved
-from wsi_trainer.slide.errors import AbsentResolution, SlideError
 from wsi_trainer.slide.geometry import is_plausible
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.tissue import TissueMask

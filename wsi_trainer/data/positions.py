@@ -12,12 +12,11 @@ import shapely
 from numpy.typing import NDArray
 from shapely.geometry import shape
 
-from wsi_trainer.errors import UserError
+from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.io.arrays import open_hdf5, own
 from wsi_trainer.io.tables import read_table
 from wsi_trainer.io.untrusted import Unreadable, read_json
 from wsi_trainer.regions.outlines import geometries
-from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.geometry import SlideTransform
 from wsi_trainer.slide.views import Positions
 from wsi_trainer.store.identity import plain_name

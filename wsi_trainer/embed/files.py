@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.data.patches import PatchConfig
 from wsi_trainer.data.positions import chosen_patches
-from wsi_trainer.errors import UserError
+from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.io.arrays import import_h5py, open_hdf5, own
 from wsi_trainer.io.untrusted import Unreadable
-from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.formats.store import is_own_store
 from wsi_trainer.store.identity import quick_hash
 from wsi_trainer.store.manifest import read_manifest

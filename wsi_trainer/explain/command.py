@@ -13,10 +13,10 @@ from wsi_trainer.explain.attribution import folder_of
 from wsi_trainer.explain.heatmaps import write_heatmaps
 from wsi_trainer.explain.outputs import sentence_on_regions
 from wsi_trainer.explain.slide_map import MapOptions
+from wsi_trainer.fit.config import limits_imports, open_run, run_parser
 from wsi_trainer.fit.evaluate import add_overwrite
-from wsi_trainer.fit.parser import limits_imports, open_run, run_parser
-from wsi_trainer.fit.process import at_work
 from wsi_trainer.fit.run import MAPS
+from wsi_trainer.fit.trainer import at_work
 from wsi_trainer.io.display import say
 from wsi_trainer.models import SlideClassifier
 

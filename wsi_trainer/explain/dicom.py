@@ -15,11 +15,10 @@ from pydicom import Dataset
 from pydicom.sr.coding import Code
 
 from wsi_trainer import __version__
-from wsi_trainer.errors import UserError
+from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.explain.slide_map import DICOM, MapFiles, MapOptions, SlideMap
 from wsi_trainer.io.display import clean
 from wsi_trainer.regions.geojson import PathClass, PathObject, objects_of, rectangle
-from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.formats.dicom import is_dicom, series_of
 from wsi_trainer.slide.geometry import SlideTransform
 

@@ -16,6 +16,7 @@ from lightning_plugin import LazyImage
 from wsi_trainer.data.datamodule import opened
 from wsi_trainer.data.dataset import SlideDataset, Visit
 from wsi_trainer.data.manifest import SlideRecord
+from wsi_trainer.errors import SlideError
 from wsi_trainer.explain.attribution import attribute, folder_of, index_of, receptive_field, targets_of
 from wsi_trainer.explain.dicom import need_highdicom, results_as_dicom
 from wsi_trainer.explain.outputs import write_script
@@ -30,7 +31,6 @@ from wsi_trainer.preprocess.stores import Originals
 from wsi_trainer.regions.geojson import PathClass
 from wsi_trainer.regions.outlines import Region, read_regions
 from wsi_trainer.regions.shapes import Outline, Rings, hits, regions_joined
-from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.views import Bag, Image
 from wsi_trainer.store.identity import result_names
 

@@ -1,4 +1,4 @@
-"""Callbacks of a run: the estimate before it, its status, slides left out, memory, and reading ahead."""
+"""Callbacks of a run: estimate, status, slides left out, memory, checkpoints between epochs, and reading ahead."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ from lightning_plugin import Plan, SFTDDPStrategy, SFTStrategy
 from wsi_trainer.data.datamodule import SlideData, TrainLoader
 from wsi_trainer.data.dataset import DataConfig, SlideDataset, Visit
 from wsi_trainer.data.manifest import SlideRecord
-from wsi_trainer.errors import UserError
+from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.fit.config import TrainConfig
 from wsi_trainer.fit.plan import factors_of, plan_shape
-from wsi_trainer.fit.process import StatusFile
 from wsi_trainer.fit.run import Run
+from wsi_trainer.fit.status import StatusFile
 from wsi_trainer.io.display import clean, duration, format_bytes, say
 from wsi_trainer.io.files import replace_file, write_json
 from wsi_trainer.io.tables import append_row
 from wsi_trainer.models import SlideBatch, SlideModel
-from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.views import AHEAD
 
 log = logging.getLogger("wsi_trainer")
@@ -321,6 +320,48 @@ class MemoryWatch(Callback):
         """Writes the plan down, where there is one and a place for it."""
         if self.file is not None and self.plan is not None:
             replace_file(self.file, (self.plan.to_json() + "\n").encode())
+
+
+class StepCheckpoint(Callback):
+    """Writes last.ckpt every so many steps of the optimizer, also in the middle of an epoch.
+
+    Only where no gradient waits to be accumulated, since a checkpoint has none, and not after the last slide of an
+    epoch: the one that follows validation would have to be taken for one before it.
+    """
+
+    def __init__(self, path: Path, every: int) -> None:
+        self.path = path
+        self.every = every
+        self._written = 0
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
+        loop = trainer.fit_loop.epoch_loop
+        step = trainer.global_step
+        due = self.every and step != self._written and step % self.every == 0
+        if due and not loop._should_accumulate() and not loop.batch_progress.is_last_batch:
+            self._written = step
+            trainer.save_checkpoint(self.path)
+
+
+class RandomState(Callback):
+    """Keeps the state of PyTorch's generators, from which dropout draws. The tiled strategies do so themselves."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, Any] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._loaded = state_dict
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._loaded is None:
+            return
+        torch.set_rng_state(self._loaded["cpu"].cpu())
+        if len(self._loaded["cuda"]) == torch.cuda.device_count():
+            torch.cuda.set_rng_state_all([state.cpu() for state in self._loaded["cuda"]])
+        self._loaded = None
 
 
 class ReadAhead(Callback):

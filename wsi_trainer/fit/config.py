@@ -1,15 +1,92 @@
-"""Training of a run: the keys under `train` in a config."""
+"""The config of a run: keys under `train`, former keys, options of `fit` and of commands that open a run, allowed code.
+
+A config comes with a run, from a colleague or from the web, and a class or a function that it names is called. So the
+words of the command line alone decide whether names lead out of this package, never the config itself.
+"""
 
 from __future__ import annotations
 
+import logging
+import re
+import sys
+from argparse import ArgumentError
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
+import pytorch_lightning as pl
+from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, set_parsing_settings  # type: ignore[attr-defined]
+from jsonargparse._common import parsing_settings
+from torch import nn
+
+from wsi_trainer import models
+from wsi_trainer.cli.parsing import Parser, about_refusal, explain, read_texts_safely, refuse_empty, suggest
+from wsi_trainer.data.dataset import DataConfig
+from wsi_trainer.data.patches import PatchConfig
 from wsi_trainer.errors import UserError
+from wsi_trainer.fit.run import Run
+from wsi_trainer.models import FrozenFeatures, ModelConfig, PatchEncoder, SegmentationTask, SlideModel
+from wsi_trainer.models.encoders import is_encoder
+from wsi_trainer.models.pretrained import load_weights
 
-if TYPE_CHECKING:
-    from wsi_trainer.data.dataset import DataConfig
-    from wsi_trainer.models import SlideModel
+KEYS = {
+    "model.levels": "magnifications",
+    "model.share_levels": "share_backbone",
+    "model.trained": "finetune",
+    "model.statistics": "batchnorm_over",
+    "model.task.beside": "auxiliary",
+    "model.task.beside_weight": "auxiliary_weight",
+    "model.task.init_args.beside": "auxiliary",
+    "model.task.init_args.beside_weight": "auxiliary_weight",
+    "data.context": "extra_downsamples",
+    "data.turn": "flip_rotate",
+    "data.patches.turn": "flip_rotate",
+    "train.splits": "split_grid",
+    "train.wobble": "split_jitter",
+}
+"""The last part of the present name of each former key."""
+
+
+def present_key(key: str) -> str:
+    """The present name of a key, which may go on behind a former one: `model.task.beside.classes`."""
+    for old, new in KEYS.items():
+        if key == old or key.startswith(f"{old}."):
+            return f"{old.rpartition('.')[0]}.{new}{key[len(old) :]}"
+    return key
+
+
+def present_keys(content: Any, path: str = "", told: dict[str, str] | None = None) -> Any:
+    """A config, or the part of one at a path, with present keys.
+
+    Args:
+        content: What was read.
+        path: The keys that lead to it, with a dot at the end.
+        told: Is given the former keys that were found, with their present names.
+    """
+    if not isinstance(content, Mapping):
+        return content
+    found = {}
+    for key, value in content.items():
+        written = f"{path}{key}"
+        name = present_key(written)
+        if name != written:
+            key = name.removeprefix(path)
+            if told is not None:
+                told[written] = name
+        found[key] = present_keys(value, f"{name}.", told)
+    return found
+
+
+def tell(told: Mapping[str, str]) -> None:
+    """Print which former keys were read."""
+    if told:
+        listed = ", ".join(f"{old} is now {new.rpartition('.')[2]}" for old, new in told.items())
+        print(f"wsi-train: keys of an earlier version: {listed}", file=sys.stderr)
+
 
 AUTO = "auto"
 Halo = Literal["auto", "recompute", "share", "split", "stochastic_split"]
@@ -106,3 +183,383 @@ class Loaded(NamedTuple):
     model: SlideModel
     data: DataConfig
     train: TrainConfig
+
+
+log = logging.getLogger("wsi_trainer")
+
+Command = Callable[[Sequence[str]], int]
+CLASSES: dict[str, tuple[type[nn.Module], ...]] = {
+    "model.backbone": (models.Backbone, models.TimmBackbone, models.PatchEncoder, models.FrozenFeatures),
+    "model.head": (models.Pooling,),
+    "model.task": (models.Task,),
+}
+"""Of what kind the classes are that a key may name."""
+ABSTRACT = (models.Backbone, models.Pooling, models.Task, models.ClassTask, models.SurvivalTask)
+KEPT = ("out", "model", "data", "train")
+PATHS = ("data.manifest", "data.root", "data.stores", "data.splits", "data.features", "model.pretrained")
+"""Keys with paths, which a run keeps as absolute ones."""
+OF_RUN = ("data.manifest", "data.root", "data.splits", "data.fold", "data.validation", "data.test", "data.split_by")
+"""Keys that say which slides a run has: the run keeps these."""
+
+
+# The options of `fit`.
+
+
+SHORT = {
+    "backbone": {"features": "FrozenFeatures", "patches": "PatchEncoder"},
+    "head": {
+        "abmil": "AttentionPooling", "mean": "AveragePooling", "max": "MaxPooling", "gem": "GeneralisedMeanPooling",
+        "topk": "TopKPooling", "clam": "ClassAttentionPooling", "dsmil": "DualStreamPooling",
+        "transmil": "TransMILPooling", "transformer": "TransformerPooling",
+    },
+    "task": {
+        "binary": "BinaryTask", "multiclass": "MultiClassTask", "multilabel": "MultiLabelTask",
+        "ordinal": "OrdinalTask", "regression": "RegressionTask", "segmentation": "SegmentationTask",
+        "survival": "HazardTask", "cox": "CoxTask",
+    },
+}  # fmt: skip
+"""Names of classes as the field says them; the names of the classes themselves serve too, in any case."""
+
+
+def spelled_out(key: str, value: Any) -> Any:
+    """The class that a short name under `model` means: `abmil`, or `{name: abmil, hidden: 128}`.
+
+    Any other name of a backbone is a network of timm.
+    """
+    if isinstance(value, Mapping) and "name" in value:
+        arguments = {name: argument for name, argument in value.items() if name != "name"}
+        return {"class_path": spelled_out(key, value["name"]), "init_args": arguments}
+    if not isinstance(value, str) or value == "null" or set(value) & set(".:{["):
+        return value
+    own = {found.__name__.lower(): found.__name__ for found in own_classes(f"model.{key}")}
+    known = own | SHORT[key]
+    if found := known.get(value.lower()):
+        return f"{models.__name__}.{found}"
+    if key == "backbone":
+        return f"timm:{value}"
+    raise UserError(f"model.{key}: there is no {value!r}; {suggest(value.lower(), sorted(SHORT[key]))}")
+
+
+def config_of(content: Any) -> Any:
+    """A config with present keys, and with the classes that it names in short spelled out."""
+    if not isinstance(content, Mapping):
+        return content
+    told: dict[str, str] = {}
+    content = present_keys(content, "model.task." if _is_segmentation(content) else "", told)
+    tell(told)
+    if isinstance(content.get("model"), Mapping):
+        model = content["model"]
+        return {**content, "model": {k: spelled_out(k, v) if k in SHORT else v for k, v in model.items()}}
+    return content
+
+
+def _is_segmentation(content: Mapping[str, Any]) -> bool:
+    """True for the value of `--model.task` on the command line."""
+    return str(content.get("class_path", "")).endswith(SegmentationTask.__name__)
+
+
+read_texts_safely(config_of)
+
+
+class RunParser(Parser):
+    """A parser whose configs hold what a run is, not what one command was asked to do with it.
+
+    So a config that `fit --print-config` printed is one for `plan` and `embed` too.
+    """
+
+    whole_run = False  # the parsers of nested classes are of this class too
+
+    def dump(self, cfg: Namespace, **options: Any) -> str:  # type: ignore[override]
+        if self.whole_run:  # null is a value: `train.budget: null` is not the default
+            cfg, options = Namespace(**{key: cfg[key] for key in KEPT if key in cfg}), {"skip_unset": False, **options}
+        return super().dump(cfg, **options)
+
+
+def make_parser(name: str, description: str) -> ArgumentParser:
+    """The parser of a command that takes a whole config."""
+    parser = RunParser(
+        prog=f"wsi-train {name}", description=description, epilog=TRUST, exit_on_error=False, allow_abbrev=False
+    )
+    parser.whole_run = True
+    parser.add_argument("--config", action=ActionConfigFile, help="a YAML file with any of the options below")
+    if name != "plan":
+        parser.add_argument("--out", type=Path, required=True, help="the folder that is written")
+    else:
+        parser.add_argument("--out", type=Path, default=None, help="not written to: a config may name it")
+    parser.add_class_arguments(ModelConfig, "model")
+    parser.add_class_arguments(DataConfig, "data")
+    parser.add_class_arguments(TrainConfig, "train")
+    for action in parser._actions:
+        if action.dest in CLASSES:  # by default every torch module that was ever imported is listed
+            action.extra_help = partial(_listed, action.dest)  # type: ignore[attr-defined]
+    return parser
+
+
+def own_classes(key: str) -> list[type[nn.Module]]:
+    """The classes of this package that a key may name."""
+    found = (getattr(models, name) for name in models.__all__)
+    return [
+        c for c in found if isinstance(c, type) and issubclass(c, CLASSES[key]) and c not in ABSTRACT
+    ]  # fmt: skip
+
+
+def _listed(key: str) -> str:
+    return ", classes of wsi_trainer.models: " + ", ".join(c.__name__ for c in own_classes(key))
+
+
+def parse(parser: ArgumentParser, words: Sequence[str]) -> Namespace:
+    """The options, not yet instantiated; what the parser refuses becomes one clear line."""
+    refuse_empty(words)
+    try:
+        return parser.parse_args(list(_present(words)))
+    except (ArgumentError, UnicodeDecodeError) as error:
+        if path := denied(error):
+            key = next((key for key in CLASSES if f'"{key}' in str(error)), "the config")
+            raise UserError(about(key, path)) from error
+        raise explain(parser, error, list(words)) from error
+
+
+def _present(words: Sequence[str]) -> Iterator[str]:
+    """The words with present keys, and with the classes that they name in short spelled out."""
+    before, told = "", dict[str, str]()
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name.startswith("--") and (key := present_key(name[2:])) != name[2:]:
+            told[name[2:]] = key
+            name, word = f"--{key}", f"--{key}{equals}{value}"
+        of_model = re.fullmatch(r"--model\.(\w+)", name if equals else before)
+        if of_model is not None and of_model[1] in SHORT:
+            yield f"{name}={spelled_out(of_model[1], value)}" if equals else spelled_out(of_model[1], word)
+        else:
+            yield word
+        before = word
+    tell(told)
+
+
+def instantiate(parser: ArgumentParser, options: Namespace) -> Loaded:
+    """The model with its seeded initial weights, and the configs."""
+    check_backbone(options.model.backbone)
+    pl.seed_everything(options.train.seed, workers=True, verbose=False)
+    try:
+        objects = parser.instantiate(options)
+        return Loaded(models.make_model(objects.model), objects.data, objects.train)
+    except (ValueError, TypeError) as error:  # how classes refuse arguments, those of this package and any other
+        raise UserError(about_refusal(error)) from error
+
+
+def with_whole_paths(options: Namespace) -> Namespace:
+    """The options with absolute paths, so that they mean the same from any folder."""
+    kept = options.clone()
+    for key in PATHS:
+        if kept.get(key) is not None:
+            kept[key] = Path(kept[key]).absolute()
+    return kept
+
+
+def check_settings(model: SlideModel, data: DataConfig, config: TrainConfig) -> None:
+    """Refuse settings that do not go together, before anything is read."""
+    monitors = ["val_loss", *(f"val_{name}" for name in model.task.scores)]
+    if config.monitor not in monitors:
+        raise UserError(
+            f"train.monitor is {config.monitor!r}; with {type(model.task).__name__} it is one of {', '.join(monitors)}"
+        )
+    if model.magnifications != (whole := 1 + len(data.extra_downsamples)):
+        raise UserError(
+            f"data.extra_downsamples has {whole - 1} further magnifications and model.magnifications is "
+            f"{model.magnifications}; set it to {whole}"
+        )
+    check_bags(model, data)
+    if config.devices > 1 and data.on_error == "skip":
+        raise UserError("data.on_error is skip with several devices, which would wait for each other; use stop")
+
+
+def check_bags(model: SlideModel, data: DataConfig) -> None:
+    """Refuse bags for a network that takes images, images for one that takes bags, and what bags have no use for."""
+    encoder = model.backbone if isinstance(model.backbone, PatchEncoder) else None
+    prepared = isinstance(model.backbone, FrozenFeatures)
+    if prepared != (data.features is not None):
+        raise UserError("model.backbone FrozenFeatures and data.features go together: give both, or neither")
+    if prepared:
+        if model.task.dense or model.wants_tissue:
+            raise UserError(
+                "data.features has a vector for each patch and no map of the slide; leave out what needs one"
+            )
+        return
+    if data.patches is None:
+        if encoder is not None:
+            raise UserError("model.backbone is PatchEncoder, which takes patches, and data.patches is not given")
+        return
+    if encoder is None:
+        raise UserError(
+            f"data.patches makes a bag of each slide, and model.backbone {type(model.backbone).__name__} takes an "
+            "image; set model.backbone to PatchEncoder, with this one as its network"
+        )
+    if encoder.size != data.patches.size:
+        raise UserError(
+            f"data.patches.size is {data.patches.size} and model.backbone.size is {encoder.size}; give both one value"
+        )
+    if encoder.published is not None and not _near(encoder.published.mpp, data.patches.resolution):
+        log.warning(
+            "data.patches.mpp is %s, and %s was trained at about %g; give that, unless you mean it",
+            data.patches.mpp, encoder.published.name, encoder.published.mpp,
+        )  # fmt: skip
+    if model.task.dense:
+        raise UserError(f"{type(model.task).__name__} has a class for each pixel of an image; leave out data.patches")
+    if model.wants_tissue:
+        key = "pool_over" if model.pool_over == "tissue" else "batchnorm_over"
+        raise UserError(f"model.{key} is tissue, which is for whole images; data.patches.over: tissue chooses patches")
+
+
+def _near(meant: float, given: float | None) -> bool:
+    """True if patches of this resolution look as those that an encoder was trained on; unknown is taken to."""
+    return given is None or 0.66 <= given / meant <= 1.5
+
+
+# The words of commands that open a run.
+
+
+def run_parser(name: str, description: str) -> ArgumentParser:
+    """The parser of a command that opens a run."""
+    note = (
+        "Keys of the run's config that say how fast and where, such as --train.budget 8GiB or --data.workers 4, may be "
+        f"given too. {TRUST}"
+    )
+    parser = Parser(
+        prog=f"wsi-train {name}", description=description, epilog=note, exit_on_error=False, allow_abbrev=False
+    )
+    parser.add_argument("run", type=Path, help="the folder of the run, --out of `wsi-train fit`")
+    parser.add_argument("--checkpoint", type=str, default="best", help="best, last, or a path")
+    parser.add_argument(
+        "--data_root", type=Path, default=None, help="the folder that holds the slides now, if they were moved"
+    )
+    return parser
+
+
+def open_run(parser: ArgumentParser, words: Sequence[str]) -> tuple[Run, Namespace]:
+    """The run that the words of a command name, and the other options."""
+    own, overrides = parted(words)
+    for word in overrides:
+        key = word.partition("=")[0].removeprefix("--")
+        if key.startswith("model.") or key in OF_RUN:
+            raise UserError(
+                f"{key} is part of what the run is, and it keeps that; leave it out. Other slides are tested with "
+                "--cohort MANIFEST.csv --name NAME, and --data-root says where slides were moved"
+            )
+    options = parse(parser, own)
+    makes_one = options.get("cohort") is not None or options.get("slides") is not None
+    cohort = None if makes_one else options.get("name")
+    run = Run.open(options.run, options.checkpoint, cohort, options.data_root, overrides)
+    return run, options
+
+
+def load(run: Run) -> Loaded:
+    """The model with the weights of the run's checkpoint, and the configs."""
+    parser = make_parser("fit", "")
+    with limited(run.trust) if _trusted.get() is None else nullcontext():
+        options = parse(parser, [f"--config={run.config}", f"--out={run.path}", *run.overrides])
+        checkpoint = run.checkpoint()
+        loaded = instantiate(parser, options)
+    load_weights(loaded.model, checkpoint)
+    return loaded
+
+
+def parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words of a command, and those that change keys of the config, each as `--KEY=VALUE`."""
+    own: list[str] = []
+    keys: list[str] = []
+    left = iter(words)
+    for word in left:
+        if not re.match(r"--(model|data|train)\.", word):
+            own.append(word)
+        else:
+            keys.append(word if "=" in word else f"{word}={next(left, '')}")
+    return own, keys
+
+
+# Which code a config may name.
+
+FLAG = "--trust"
+TRUST = (
+    f"{FLAG}, which only the command line can give, lets the config name classes and functions beyond this package: "
+    "naming code in a config runs it."
+)
+WHY = f"a config that names other code runs it; read the config, and give {FLAG} if you trust who wrote it"
+INNER = ("network", "encoder")
+"""Arguments of backbones that name a network."""
+_trusted: ContextVar[bool | None] = ContextVar("trusted", default=None)  # None outside of commands
+_DENIED = re.compile(r"Importing '(?P<path>[^']+)' is not allowed")
+_POLICY = ("import_path_verdicts", "import_paths_enforced")
+
+
+def own_paths() -> list[str]:
+    """The import paths of all classes that a config may name."""
+    classes = {name: getattr(models, name) for name in models.__all__}
+    made = {name: found for name, found in classes.items() if isinstance(found, type)}
+    paths = [f"{models.__name__}.{name}" for name in made]
+    return [*paths, *(f"{found.__module__}.{found.__qualname__}" for found in made.values())]
+
+
+def settings_paths() -> list[str]:
+    """The import paths of settings that may be left out, which the parser looks up by name like classes."""
+    return [f"{PatchConfig.__module__}.{PatchConfig.__qualname__}"]
+
+
+@contextmanager
+def limited(trusted: bool) -> Iterator[None]:
+    """In this context names in a config lead to the classes of this package only, or anywhere."""
+    before = {name: parsing_settings[name] for name in _POLICY}
+    token = _trusted.set(trusted)
+    try:
+        parsing_settings["import_path_verdicts"] = {}
+        if not trusted:
+            set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=[*own_paths(), *settings_paths()])
+        yield
+    finally:
+        parsing_settings.update(before)
+        _trusted.reset(token)
+
+
+def limits_imports(command: Command) -> Command:
+    """A command that reads configs: the code that they name is limited, unless the flag is among its words."""
+
+    @wraps(command)
+    def limited_command(words: Sequence[str]) -> int:
+        if any(word.startswith(f"{FLAG}=") for word in words):
+            raise UserError(f"{FLAG} takes no value: give it, or leave it out")
+        with limited(trusted=FLAG in words):
+            return command([word for word in words if word != FLAG])
+
+    return limited_command
+
+
+def trust_words() -> list[str]:
+    """The flag, where it was given: for a command that starts another."""
+    return [FLAG] if _trusted.get() else []
+
+
+def check_backbone(named: Any) -> None:
+    """Refuse a backbone, or a network in one, that is given as the import path of something else than a class of this
+    package.
+    """
+    if named is None:
+        return
+    if isinstance(named, Namespace):
+        arguments = named.get("init_args") or Namespace()
+        for key in INNER:
+            check_backbone(arguments.get(key))
+        return
+    own = not isinstance(named, str) or named.startswith(("timm:", "transformers:")) or "." not in named
+    own = own or is_encoder(named) or named in own_paths()
+    if not own and _trusted.get() is False:
+        raise UserError(about("model.backbone", named))
+
+
+def about(key: str, named: str) -> str:
+    """The refusal of a name that leads out of this package."""
+    return f"{key}: {named} is not a class of wsi_trainer.models, and {WHY}"
+
+
+def denied(error: Exception) -> str | None:
+    """The import path that the parser was not allowed to follow, if that is what an error is about."""
+    found = _DENIED.search(str(error))
+    return found["path"] if found else None

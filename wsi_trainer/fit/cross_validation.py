@@ -16,7 +16,7 @@ from rich.table import Table
 from wsi_trainer.data.dataset import DataConfig, target_of
 from wsi_trainer.data.splits import folds, read_splits, write_folds
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit.parser import instantiate, trust_words, with_whole_paths
+from wsi_trainer.fit.config import instantiate, trust_words, with_whole_paths
 from wsi_trainer.fit.run import Run
 from wsi_trainer.io.display import cell
 from wsi_trainer.io.files import write_json

@@ -20,10 +20,9 @@ from wsi_trainer.data.manifest import SlideRecord, check_files, read_manifest
 from wsi_trainer.data.splits import first_names
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.callbacks import FailureLog
-from wsi_trainer.fit.parser import limits_imports, open_run, run_parser
-from wsi_trainer.fit.process import at_work, logged_to
+from wsi_trainer.fit.config import limits_imports, open_run, run_parser
 from wsi_trainer.fit.run import LESIONS, Run
-from wsi_trainer.fit.trainer import Bar, image_of, make_trainer
+from wsi_trainer.fit.trainer import Bar, at_work, image_of, logged_to, make_trainer
 from wsi_trainer.io.display import say
 from wsi_trainer.io.files import write_json
 from wsi_trainer.io.tables import write_table

@@ -16,39 +16,41 @@ from rich.console import Console
 from wsi_trainer.data.datamodule import SlideData
 from wsi_trainer.data.dataset import pixels_of
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit.callbacks import Estimate, FailureLog, MemoryWatch, Progress, ReadAhead, memory_facts
+from wsi_trainer.fit.callbacks import (
+    Estimate,
+    FailureLog,
+    MemoryWatch,
+    Progress,
+    RandomState,
+    ReadAhead,
+    StepCheckpoint,
+    memory_facts,
+)
 from wsi_trainer.fit.compare import Other, fit_compared
-from wsi_trainer.fit.config import Loaded, TrainConfig
-from wsi_trainer.fit.cross_validation import fit_folds
-from wsi_trainer.fit.evaluate import show, test_split
-from wsi_trainer.fit.parser import (
+from wsi_trainer.fit.config import (
     OF_RUN,
+    Loaded,
+    TrainConfig,
     check_settings,
     instantiate,
     limits_imports,
     make_parser,
     parse,
+    present_keys,
     with_whole_paths,
 )
-from wsi_trainer.fit.process import at_work, logged_to, recorded
+from wsi_trainer.fit.cross_validation import fit_folds
+from wsi_trainer.fit.evaluate import show, test_split
 from wsi_trainer.fit.run import Run, as_written
-from wsi_trainer.fit.trainer import (
-    Bar,
-    RandomState,
-    StepCheckpoint,
-    check_trackers,
-    image_of,
-    make_trainer,
-    trackers,
-)
+from wsi_trainer.fit.status import recorded
+from wsi_trainer.fit.trainer import Bar, at_work, check_trackers, image_of, logged_to, make_trainer, trackers
 from wsi_trainer.io.display import say
 from wsi_trainer.io.files import write_json, write_text
 from wsi_trainer.io.untrusted import read_yaml, yaml_of
 from wsi_trainer.metrics import LOWER_IS_BETTER
 from wsi_trainer.models import SegmentationTask, SlideModel
 from wsi_trainer.models.weights import read_checkpoint
-from wsi_trainer.renamed import present_keys
-from wsi_trainer.stopping import GRACE
+from wsi_trainer.signals import GRACE
 
 SERVICES = {"wandb", "mlflow"}
 MOMENT = 3.0

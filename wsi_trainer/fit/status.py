@@ -1,21 +1,138 @@
-"""The command `status`: reads `status.json`, which the process of a run keeps up to date."""
+"""Status of a run: `status.json`, which its process keeps up to date, and the command that reads it."""
 
 from __future__ import annotations
 
 import json as json_format
+import logging
 import platform
+import threading
 import time
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import psutil
 from rich.console import Console
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit.process import RunStatus
 from wsi_trainer.fit.run import Run, as_written, read_json
 from wsi_trainer.io.display import duration, format_bytes, say
+from wsi_trainer.io.files import write_json
+from wsi_trainer.signals import Stopped
+
+log = logging.getLogger("wsi_trainer")
+
+LOGGERS = ("pytorch_lightning", "lightning_fabric", "wsi_trainer", "lightning_plugin")
+
+LAST = 5
+"""Warnings that are kept."""
+LONGEST = 2000
+"""Characters of a warning or an error."""
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """One run, as its process last described it."""
+
+    run: str
+    state: str
+    """`running`, `died` (its process is gone and did not say why), `elsewhere` (on another host, so that only the time
+    of its last word tells), `waiting` (not begun), or an outcome: `done`, `stopped`, `failed`."""
+    host: str | None = None
+    pid: int | None = None
+    created: float | None = None
+    """When the system made the process, which tells it from a later one of this number."""
+    user: str | None = None
+    began: str | None = None
+    heard: str | None = None
+    """When the process last wrote."""
+    silent_seconds: float | None = None
+    """Seconds since then."""
+    epoch: int | None = None
+    epochs: int | None = None
+    step: int | None = None
+    loss: float | None = None
+    progress: float | None = None
+    """Of the training, from 0 to 1."""
+    seconds_left: float | None = None
+    """Of the training, while it goes on."""
+    memory: int | None = None
+    device_memory: int | None = None
+    scores: dict[str, float | None] | None = None
+    last_error: str | None = None
+    not_finite: int = 0
+    """Losses that were no finite numbers; the log names the first ones."""
+    first_lost: str | None = None
+    """The operator and the tile that first made one."""
+    warnings: Sequence[str] = ()
+    """The last ones."""
+
+
+class StatusFile:
+    """Writes the file anew whenever something changes; the run goes on without it where the disk refuses it."""
+
+    def __init__(self, path: Path) -> None:
+        process = psutil.Process()
+        self.path = path
+        self.status = RunStatus(
+            path.parent.resolve().name, "running", platform.node(), process.pid, process.create_time(),
+            process.username(), _now(),
+        )  # fmt: skip
+        self._lock = threading.RLock()  # warnings come from any thread, and from here
+        self._said = False
+
+    def update(self, **fields: Any) -> None:
+        """Change these fields of the status."""
+        with self._lock:
+            self.status = replace(self.status, heard=_now(), **fields)
+            try:
+                write_json(self.path, asdict(self.status))
+            except OSError as error:
+                if not self._said:
+                    self._said = True
+                    log.warning("the run goes on without an up-to-date %s: %s", self.path.name, error.strerror)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+class _Warnings(logging.Handler):
+    """Puts warnings of the libraries into the status."""
+
+    def __init__(self, file: StatusFile) -> None:
+        super().__init__(logging.WARNING)
+        self.file = file
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.file.update(warnings=(*self.file.status.warnings, record.getMessage()[:LONGEST])[-LAST:])
+
+
+@contextmanager
+def recorded(path: Path) -> Iterator[StatusFile]:
+    """In this context the status of a run is kept: who runs it, what warns, and how it ends."""
+    file = StatusFile(path)
+    file.update()
+    handler = _Warnings(file)
+    for name in LOGGERS:
+        logging.getLogger(name).addHandler(handler)
+    try:
+        yield file
+    except Stopped:
+        file.update(state="stopped")
+        raise
+    except BaseException as error:
+        file.update(state="failed", last_error=f"{type(error).__name__}: {' '.join(str(error).split())}"[:LONGEST])
+        raise
+    else:
+        file.update(state="done")
+    finally:
+        for name in LOGGERS:
+            logging.getLogger(name).removeHandler(handler)
+
 
 COLOURS = {"running": "green", "done": "green", "failed": "bold red", "died": "bold red", "stopped": "yellow"}
 LEFT = ("died", "done", "stopped", "failed")

@@ -1,8 +1,11 @@
-"""The Trainer of a run: plain PyTorch or tile by tile, its loggers, and its checkpoints."""
+"""The Trainer of a run and its surroundings: loggers, checkpoint files, log file, end of the process."""
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -18,11 +21,14 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from lightning_plugin import LazyImage, SFTDDPStrategy, SFTStrategy, WholeCheckpoints
 from wsi_trainer.data.dataset import ToImage, dense
-from wsi_trainer.errors import UserError
+from wsi_trainer.errors import UserError, explain_full_disk
 from wsi_trainer.fit.config import AUTO, Tracker, TrainConfig
 from wsi_trainer.fit.run import Run
+from wsi_trainer.fit.status import LOGGERS
+from wsi_trainer.io.display import CleanFormatter, clean
 from wsi_trainer.io.untrusted import read_yaml
 from wsi_trainer.models.weights import read_checkpoint
+from wsi_trainer.signals import GRACE, Stopped, ends_at_once
 
 
 def image_of(config: TrainConfig) -> ToImage:
@@ -167,43 +173,82 @@ class Checkpoints(WholeCheckpoints):
         Path(path).unlink(missing_ok=True)
 
 
-class StepCheckpoint(Callback):
-    """Writes last.ckpt every so many steps of the optimizer, also in the middle of an epoch.
+# Process.
 
-    Only where no gradient waits to be accumulated, since a checkpoint has none, and not after the last slide of an
-    epoch: the one that follows validation would have to be taken for one before it.
-    """
-
-    def __init__(self, path: Path, every: int) -> None:
-        self.path = path
-        self.every = every
-        self._written = 0
-
-    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
-        loop = trainer.fit_loop.epoch_loop
-        step = trainer.global_step
-        due = self.every and step != self._written and step % self.every == 0
-        if due and not loop._should_accumulate() and not loop.batch_progress.is_last_batch:
-            self._written = step
-            trainer.save_checkpoint(self.path)
+_KNOWN = (
+    ".*does not have many workers.*",  # one slide is read while the step computes: workers would not help
+    ".*isinstance\\(treespec, LeafSpec\\).*",  # Lightning and torch, not the user, have to settle this
+    ".*estimate number of stepping batches.*",
+    ".*exists and is not empty.*",
+    ".*deprecated in v4.49.0.*",
+    ".*recommended to use `self.log.*sync_dist.*",  # every device computes the scores of all slides
+    ".*`training_step` returned `None`.*",  # a slide was left out, which is said in other words
+)
 
 
-class RandomState(Callback):
-    """Keeps the state of PyTorch's generators, from which dropout draws. The tiled strategies do so themselves."""
+class LogFile(logging.FileHandler):
+    """The log of a run; where it cannot be written the run goes on without it, and says so once."""
 
-    def __init__(self) -> None:
-        self._loaded: dict[str, Any] | None = None
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._loaded = state_dict
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if self._loaded is None:
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
             return
-        torch.set_rng_state(self._loaded["cpu"].cpu())
-        if len(self._loaded["cuda"]) == torch.cuda.device_count():
-            torch.cuda.set_rng_state_all([state.cpu() for state in self._loaded["cuda"]])
-        self._loaded = None
+        self.setLevel(logging.CRITICAL + 1)
+        said = clean(f"wsi-train: warning: the run goes on without {self.baseFilename}: {error.strerror}")
+        print(said, file=sys.stderr)
+
+    def close(self) -> None:
+        try:
+            super().close()
+        except OSError:  # of what could not be written: that was said
+            self.stream = None  # type: ignore[assignment]  # closed all the same
+
+
+@contextmanager
+def logged_to(path: Path) -> Iterator[None]:
+    """In this context Lightning's messages go to a file; only warnings also go to the console."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = LogFile(path, encoding="utf-8")
+    handler.setFormatter(CleanFormatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    consoles = [(h, h.level) for logger in loggers for h in logger.handlers]
+    for console, _ in consoles:
+        console.setLevel(logging.WARNING)
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        with warnings.catch_warnings():
+            for message in _KNOWN:
+                warnings.filterwarnings("ignore", message=message)
+            yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
+        for console, level in consoles:
+            console.setLevel(level)
+        handler.close()
+
+
+@contextmanager
+def at_work(run: Path, grace: float = GRACE) -> Iterator[None]:
+    """In this context signals end the command soon, and a full disk or a killed reader of slides is one clear error.
+
+    Args:
+        run: The folder whose disk is named where it is full.
+        grace: Seconds to unwind after a signal. Lightning alone would finish the step, and end as if all were well.
+    """
+    with ends_at_once(grace), explain_full_disk(run):
+        try:
+            yield
+        except SystemExit as stop:
+            if isinstance(stop.__context__, Stopped):
+                raise stop.__context__ from None
+            raise
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):
+                raise
+            raise UserError(
+                "a process that opens slides ahead (data.workers) has ended: it was killed, or memory is short; "
+                "try data.workers 0"
+            ) from error

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
-from wsi_trainer.errors import UserError
+from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.metrics import PredictionsError
 from wsi_trainer.models.backbones import describe, make_backbone
 from wsi_trainer.models.finetune import FineTune, freeze, parameter_groups, train_only, warmup_cosine
@@ -25,7 +25,6 @@ from wsi_trainer.models.layers import BranchLinear
 from wsi_trainer.models.pretrained import Match, load_pretrained
 from wsi_trainer.models.tasks import BinaryTask, Owners, Task
 from wsi_trainer.models.tissue_norm import TissueCells, over_tissue
-from wsi_trainer.slide.errors import SlideError
 
 COLOURS = (0.8, 0.7, 0.8), (0.2, 0.2, 0.2)
 """Mean and standard deviation of each colour of stained tissue and background, about."""

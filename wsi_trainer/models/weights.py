@@ -20,7 +20,6 @@ import torch
 
 from lightning_plugin import WholeCheckpoints
 from wsi_trainer.errors import UserError
-from wsi_trainer.renamed import present_weights
 
 SAFETENSORS = ".safetensors"
 _CODE = re.compile(r"(?:GLOBAL|Unsupported global:|class) `?([\w.]+\.[\w.]+)")
@@ -120,3 +119,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
         raise UserError(f"{path} is no checkpoint of a run: it has no state_dict; `wsi-train fit` writes them")
     return content | {"state_dict": present_weights(content["state_dict"])}
+
+
+def present_weights(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The weights of a checkpoint, those of earlier versions under their present names."""
+    return {re.sub(r"^(task\.)?beside\.", r"\1auxiliary.", name): value for name, value in state.items()}

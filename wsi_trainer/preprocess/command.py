@@ -11,11 +11,10 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from wsi_trainer.errors import UserError
+from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.io.display import is_text, say
 from wsi_trainer.io.files import Locked, lock, remove_half_written
-from wsi_trainer.slide.errors import SlideError
-from wsi_trainer.stopping import Stopped, ends_at_once
+from wsi_trainer.signals import Stopped, ends_at_once
 from wsi_trainer.store.convert import ASSOCIATED, NGFF04, THUMBNAILS, Converted, Job, convert
 from wsi_trainer.store.export import export_ngff04, save_associated
 from wsi_trainer.store.identity import source_bytes

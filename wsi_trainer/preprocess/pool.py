@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.stopping import end_children, end_with_parent
+from wsi_trainer.signals import end_children, end_with_parent
 from wsi_trainer.store.convert import Job
 
 _POLL = 0.3  # seconds between looks at the progress

@@ -17,18 +17,17 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from wsi_trainer.errors import UserError
+from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.io.display import say
 from wsi_trainer.io.files import remove_half_written, write_json
 from wsi_trainer.io.untrusted import read_json
 from wsi_trainer.regions.geojson import PathClass, write_outlines
 from wsi_trainer.regions.shapes import joined, pieces
-from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.signals import ends_at_once
 from wsi_trainer.slide.geometry import SlideTransform, resolve
 from wsi_trainer.slide.rules import RULES
 from wsi_trainer.slide.slide import ScaledImage, Slide
 from wsi_trainer.slide.tissue import REMOVED, Mask, TissueMask
-from wsi_trainer.stopping import ends_at_once
 from wsi_trainer.store.convert import THUMBNAILS, Job
 from wsi_trainer.store.identity import quick_hash, source_bytes
 from wsi_trainer.store.manifest import sha256_of

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.io.display import say
-from wsi_trainer.stopping import ends_at_once
+from wsi_trainer.signals import ends_at_once
 from wsi_trainer.store.manifest import Damage, find_damage
 
 from .results import slide_bar

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from wsi_trainer.errors import SlideError
 from wsi_trainer.io.untrusted import Unreadable, read_json
 from wsi_trainer.io.untrusted import read_xml as elements_of
 from wsi_trainer.regions.shapes import Ring
-from wsi_trainer.slide.errors import SlideError
 
 FARTHEST = 1e8
 """Pixels; no slide reaches so far."""

@@ -11,9 +11,9 @@ from rich.console import Console
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.explain.heatmaps import budget_of, device_of
+from wsi_trainer.fit.config import limits_imports, open_run, run_parser
 from wsi_trainer.fit.evaluate import add_overwrite, name_of, records_in
-from wsi_trainer.fit.parser import limits_imports, open_run, run_parser
-from wsi_trainer.fit.process import at_work
+from wsi_trainer.fit.trainer import at_work
 from wsi_trainer.io.display import say
 from wsi_trainer.io.files import write_json
 from wsi_trainer.metrics import Interval

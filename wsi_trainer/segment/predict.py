@@ -18,7 +18,7 @@ from lightning_plugin import Box, LazyImage, TiledModule, TileSource, materializ
 from wsi_trainer.data.datamodule import opened
 from wsi_trainer.data.dataset import DataConfig, SlideDataset, Visit, drawn_on
 from wsi_trainer.data.manifest import SlideRecord
-from wsi_trainer.errors import UserError
+from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.models import SegmentationTask, SlideSegmenter
 from wsi_trainer.regions.geojson import PathClass, write_outlines
 from wsi_trainer.regions.ngff import add_levels, create_labels
@@ -26,7 +26,6 @@ from wsi_trainer.regions.shapes import joined, pieces
 from wsi_trainer.regions.target import blocks_of
 from wsi_trainer.segment.scores import Judged, Points, highest, judge
 from wsi_trainer.slide.augment import Augmented
-from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.views import Image
 from wsi_trainer.store.identity import result_names
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from wsi_trainer.errors import AbsentResolution, SlideError, UnknownResolution
 from wsi_trainer.io.untrusted import read_json
-from wsi_trainer.slide.errors import AbsentResolution, SlideError, UnknownResolution
 from wsi_trainer.slide.formats.base import SlideInfo
 
 Pair = tuple[float, float]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import label, maximum_filter, median_filter
 
-from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.errors import SlideError
 from wsi_trainer.slide.formats.base import Pixels
 
 Mask = NDArray[np.bool_]

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_plugin import Box, TileSource
+from wsi_trainer.errors import SlideError
 from wsi_trainer.slide.cache import LoadingCache
-from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.formats.base import CHANNELS, FILL, room
 from wsi_trainer.slide.geometry import SlideTransform
 from wsi_trainer.slide.slide import ScaledImage, Slide

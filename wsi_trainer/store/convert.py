@@ -17,9 +17,9 @@ import numpy as np
 from PIL import Image
 
 from wsi_trainer import __version__
+from wsi_trainer.errors import SlideError
 from wsi_trainer.io.files import LOCKS, Locked, lock, remove, sync_folder, sync_tree, write_json
 from wsi_trainer.io.untrusted import read_json
-from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.geometry import KEY, PROVENANCE, Resolution, SlideTransform, resolve, shrink_factors
 from wsi_trainer.slide.slide import ScaledImage, Slide
 from wsi_trainer.slide.tissue import TissueMask

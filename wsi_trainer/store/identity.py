@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from wsi_trainer.errors import UserError
+from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.io.untrusted import read_json, what_is
-from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.formats import dicom, omezarr
 from wsi_trainer.slide.geometry import PROVENANCE
 from wsi_trainer.store.manifest import NAME

@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from wsi_trainer.errors import SlideError
 from wsi_trainer.io.files import replace_file
 from wsi_trainer.io.untrusted import json_of, read_bytes, read_json, read_text
-from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.geometry import PROVENANCE
 
 

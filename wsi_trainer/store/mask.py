@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageFilter
 
+from wsi_trainer.errors import SlideError
 from wsi_trainer.io.files import save_picture
-from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.formats.base import Pixels
 from wsi_trainer.slide.rules import RULES, Overview, Rule, apply_rules, finest
 from wsi_trainer.slide.slide import LONGEST, ScaledImage, Slide

@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 from matplotlib import colormaps
 
-from wsi_trainer.errors import UserError
+from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.explain.maps import MapFile
 from wsi_trainer.explain.outputs import peaks
 from wsi_trainer.regions.outlines import read_regions
 from wsi_trainer.regions.shapes import outlines
 from wsi_trainer.slide.cache import LoadingCache
-from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.formats.base import PLAIN, ReadOptions
 from wsi_trainer.slide.geometry import SlideTransform, is_plausible
 from wsi_trainer.slide.slide import Slide

@@ -16,9 +16,9 @@ from torch.utils.data import Dataset
 from lightning_plugin import Box, LazyImage
 from wsi_trainer.data.datamodule import EpochSampler, TrainLoader
 from wsi_trainer.data.dataset import Visit
+from wsi_trainer.errors import SlideError
 from wsi_trainer.models import SlideBatch
 from wsi_trainer.slide import views
-from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.views import View
 
 MOST = 1 << 20

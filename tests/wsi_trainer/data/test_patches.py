@@ -19,8 +19,7 @@ from lightning_plugin import Box
 from wsi_trainer.data.dataset import DataConfig
 from wsi_trainer.data.patches import PatchConfig, open_bag, over_slide, over_tissue
 from wsi_trainer.data.positions import Chosen
-from wsi_trainer.errors import UserError
-from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.slide.geometry import SlideTransform
 from wsi_trainer.slide.tissue import TissueMask
 from wsi_trainer.store.convert import Job, convert

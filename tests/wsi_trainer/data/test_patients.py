@@ -16,8 +16,7 @@ from wsi_trainer.data.datamodule import SlideData
 from wsi_trainer.data.dataset import DataConfig, Joined
 from wsi_trainer.data.manifest import SlideRecord, by_patient
 from wsi_trainer.data.patches import PatchConfig
-from wsi_trainer.errors import UserError
-from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.slide.views import View
 
 

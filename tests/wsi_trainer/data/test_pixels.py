@@ -19,11 +19,11 @@ from lightning_plugin import Box, TileSource
 from wsi_trainer.cli import main
 from wsi_trainer.data.dataset import DataConfig, pixels_of
 from wsi_trainer.data.manifest import read_manifest
+from wsi_trainer.errors import SlideError
 from wsi_trainer.fit.run import Run
 from wsi_trainer.models import SegmentationTask
 from wsi_trainer.regions import target
 from wsi_trainer.regions.target import IGNORED, counted
-from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.synthetic import generate
 
 

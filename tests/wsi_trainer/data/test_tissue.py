@@ -11,10 +11,9 @@ import zarr
 from lightning_plugin import Box
 from wsi_trainer.data.datamodule import SlideData
 from wsi_trainer.data.dataset import DataConfig, TissueMap, open_image, tissue_of
-from wsi_trainer.errors import UserError
+from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.preprocess.command import preprocess
 from wsi_trainer.slide.augment import Augmentation
-from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.tissue import TissueMask
 
 WHOLE = (330, 270)

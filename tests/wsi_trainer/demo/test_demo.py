@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from wsi_trainer.cli import main
-from wsi_trainer.fit.parser import make_parser, parse
+from wsi_trainer.fit.config import make_parser, parse
 from wsi_trainer.fit.run import Run, read_json
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from wsi_trainer.fit.parser import check_settings, instantiate, make_parser, parse
+from wsi_trainer.fit.config import check_settings, instantiate, make_parser, parse
 from wsi_trainer.fit.plan import plan_shape
 from wsi_trainer.models import SlideBatch
 

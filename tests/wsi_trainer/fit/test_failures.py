@@ -15,11 +15,11 @@ from torch.utils.data import DataLoader
 from lightning_plugin import Box, LazyImage, SFTStrategy, TileSource
 from wsi_trainer.cli import main
 from wsi_trainer.data.manifest import read_manifest
+from wsi_trainer.errors import SlideError
 from wsi_trainer.fit.callbacks import FailureLog
 from wsi_trainer.fit.run import Run, read_json
 from wsi_trainer.models import ResNet, SlideClassifier
 from wsi_trainer.slide.augment import Augmented
-from wsi_trainer.slide.errors import SlideError
 
 
 @pytest.fixture

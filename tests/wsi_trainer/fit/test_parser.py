@@ -8,7 +8,7 @@ from jsonargparse import ArgumentParser
 
 from wsi_trainer.cli import main
 from wsi_trainer.cli.parsing import keys_of
-from wsi_trainer.fit.parser import CLASSES, make_parser, own_classes
+from wsi_trainer.fit.config import CLASSES, make_parser, own_classes
 from wsi_trainer.models import ModelConfig
 
 PARSER = make_parser("fit", "")

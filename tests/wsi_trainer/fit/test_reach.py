@@ -15,7 +15,7 @@ import torch
 
 from wsi_trainer.cli import main
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit.parser import limited
+from wsi_trainer.fit.config import limited
 from wsi_trainer.fit.run import Run
 from wsi_trainer.models import SlideClassifier
 from wsi_trainer.models.weights import read_checkpoint, read_weights

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from wsi_trainer.fit.parser import make_parser, parse
+from wsi_trainer.fit.config import make_parser, parse
 from wsi_trainer.models import BinaryTask, SegmentationTask, SlideSegmenter, UNet
 from wsi_trainer.models.pretrained import load_weights
 

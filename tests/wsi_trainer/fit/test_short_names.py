@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from wsi_trainer.cli import main
-from wsi_trainer.fit.parser import SHORT, instantiate, make_parser, own_classes, parse
+from wsi_trainer.fit.config import SHORT, instantiate, make_parser, own_classes, parse
 from wsi_trainer.models import AttentionPooling, MultiClassTask, ResNet
 
 

@@ -16,11 +16,10 @@ from torch import Tensor
 from wsi_trainer.cli import main
 from wsi_trainer.data.manifest import read_manifest
 from wsi_trainer.fit.callbacks import time_left
-from wsi_trainer.fit.process import recorded
 from wsi_trainer.fit.run import Run
-from wsi_trainer.fit.status import status_of
+from wsi_trainer.fit.status import recorded, status_of
 from wsi_trainer.models import SlideClassifier
-from wsi_trainer.stopping import Stopped
+from wsi_trainer.signals import Stopped
 
 
 def test_a_disk_that_refuses_the_status_does_not_end_the_run(
@@ -72,7 +71,7 @@ def test_a_killed_process_has_died_and_one_on_another_host_is_elsewhere(tmp_path
     code = f"""
 import os
 from pathlib import Path
-from wsi_trainer.fit.process import recorded
+from wsi_trainer.fit.status import recorded
 with recorded(Path({str(tmp_path / "status.json")!r})):
     os.kill(os.getpid(), 9)
 """

@@ -20,7 +20,7 @@ from lightning_plugin import Box
 from wsi_trainer.data.features import FeatureSource
 from wsi_trainer.data.positions import read_coords
 from wsi_trainer.embed.files import Written, write
-from wsi_trainer.errors import UserError
+from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.io.arrays import load_array, open_zarr_array
 from wsi_trainer.io.untrusted import (
     DECODED,
@@ -36,7 +36,6 @@ from wsi_trainer.io.untrusted import (
 )
 from wsi_trainer.models.weights import read_weights, write_weights
 from wsi_trainer.regions.target import open_labels
-from wsi_trainer.slide.errors import SlideError
 
 ROWS = np.random.default_rng(3).normal(size=(30, 16)).astype(np.float32)
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wsi_trainer.errors import SlideError
 from wsi_trainer.preprocess.stores import Originals
-from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.geometry import SlideTransform, place_of_store
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.views import Image

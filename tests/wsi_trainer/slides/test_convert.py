@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import zarr
 
+from wsi_trainer.errors import SlideError, UnknownResolution
 from wsi_trainer.io import files
-from wsi_trainer.slide.errors import SlideError, UnknownResolution
 from wsi_trainer.slide.slide import ScaledImage, Slide
 from wsi_trainer.store.convert import STAGING, Busy, Job, convert
 from wsi_trainer.store.settings import Settings

@@ -16,8 +16,8 @@ from PIL import Image as Picture
 from lightning_plugin import Box
 from wsi_trainer.data.dataset import open_image
 from wsi_trainer.data.patches import PatchConfig, open_bag
+from wsi_trainer.errors import SlideError
 from wsi_trainer.report.pictures import slide_picture
-from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.views import Image
 from wsi_trainer.view.contents import of_slides

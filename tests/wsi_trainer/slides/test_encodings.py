@@ -10,7 +10,7 @@ import openslide
 import pytest
 import tifffile
 
-from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.errors import SlideError
 from wsi_trainer.slide.slide import Slide
 
 RGB = np.random.default_rng(6).integers(0, 256, (300, 410, 3), np.uint8)

@@ -18,9 +18,8 @@ import zarr
 from PIL import Image
 
 from tests.wsi_trainer.slides.dicom_files import write_slide
-from wsi_trainer.errors import UserError
+from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.io.untrusted import DECODED
-from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.formats.base import GIGAPIXELS
 from wsi_trainer.slide.formats.openslide import check_finest
 from wsi_trainer.slide.slide import ScaledImage, Slide

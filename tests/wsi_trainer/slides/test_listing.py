@@ -17,9 +17,8 @@ from pydicom.uid import JPEG2000
 
 from tests.wsi_trainer.slides import dicom_files
 from wsi_trainer.cli import main
-from wsi_trainer.errors import UserError
+from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.preprocess.inputs import list_slides
-from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.formats.dicom import WsiDicomReader
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.store.convert import Job, convert

@@ -15,8 +15,8 @@ import pytest
 from lightning_plugin import Box
 from wsi_trainer.cli import main
 from wsi_trainer.data.dataset import open_image
+from wsi_trainer.errors import SlideError
 from wsi_trainer.preprocess.verify import check_store, verify
-from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.views import Image
 from wsi_trainer.store import manifest

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lightning_plugin import Box, TileSource
-from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.errors import SlideError
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.views import Bag, along_blocks
 

@@ -14,7 +14,7 @@ import tifffile
 from PIL import Image
 
 from wsi_trainer.cli import main
-from wsi_trainer.slide.errors import SlideError, UnknownResolution
+from wsi_trainer.errors import SlideError, UnknownResolution
 from wsi_trainer.slide.formats.base import Range, ReadOptions
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.store.convert import Job, convert

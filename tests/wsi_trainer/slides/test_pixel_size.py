@@ -13,7 +13,7 @@ import tifffile
 
 from wsi_trainer.cli import main
 from wsi_trainer.data.dataset import open_image
-from wsi_trainer.slide.errors import SlideError, UnknownResolution
+from wsi_trainer.errors import SlideError, UnknownResolution
 from wsi_trainer.slide.formats.base import Level, SlideInfo
 from wsi_trainer.slide.geometry import resolve, shrink_factor
 from wsi_trainer.slide.slide import Slide

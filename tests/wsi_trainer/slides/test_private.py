@@ -10,7 +10,7 @@ import tifffile
 from PIL import Image
 
 from wsi_trainer.cli import main
-from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.errors import SlideError
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.store.export import save_associated
 

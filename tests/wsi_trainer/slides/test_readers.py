@@ -12,7 +12,7 @@ import pytest
 import tifffile
 import zarr
 
-from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.errors import SlideError
 from wsi_trainer.slide.formats.base import level_downsample
 from wsi_trainer.slide.slide import Slide
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from lightning_plugin import Box
-from wsi_trainer.slide.errors import AbsentResolution, SlideError
+from wsi_trainer.errors import AbsentResolution, SlideError
 from wsi_trainer.slide.slide import ScaledImage, Slide
 from wsi_trainer.slide.views import Bag, Image
 

@@ -11,8 +11,7 @@ import pytest
 import tifffile
 import zarr
 
-from wsi_trainer.errors import UserError
-from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.slide.formats.base import Range, ReadOptions
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.store.chunks import StoredLevel

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wsi_trainer.errors import UserError
+from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.io.untrusted import DECODED, Limit
-from wsi_trainer.slide.errors import SlideError
 
 Pixels = NDArray[np.uint8]
 """Height, width, RGB."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from wsi_trainer.slide.errors import SlideError, UnsupportedSlide
+from wsi_trainer.errors import SlideError, UnsupportedSlide
 from wsi_trainer.slide.formats.base import (
     PLAIN,
     Level,

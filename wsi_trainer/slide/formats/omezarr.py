@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from wsi_trainer.errors import UserError
+from wsi_trainer.errors import SlideError, UnsupportedSlide, UserError
 from wsi_trainer.io.arrays import CODECS, codecs_of
-from wsi_trainer.slide.errors import SlideError, UnsupportedSlide
 from wsi_trainer.slide.formats.base import (
     PLAIN,
     Level,

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from wsi_trainer.errors import SlideError, UnsupportedSlide
 from wsi_trainer.io.untrusted import Unreadable, open_file
-from wsi_trainer.slide.errors import SlideError, UnsupportedSlide
 from wsi_trainer.slide.formats import dicom
 from wsi_trainer.slide.formats.base import PLAIN, Reader, ReadOptions, check_size
 from wsi_trainer.slide.formats.openslide import check_parts

@@ -11,8 +11,8 @@ import openslide
 import tifffile
 from PIL import Image
 
+from wsi_trainer.errors import SlideError, UnsupportedSlide
 from wsi_trainer.io.untrusted import read_bytes
-from wsi_trainer.slide.errors import SlideError, UnsupportedSlide
 from wsi_trainer.slide.formats.base import (
     PLAIN,
     WHITE,

@@ -13,7 +13,7 @@ import PIL
 from numpy.typing import NDArray
 from PIL import Image
 
-from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.errors import SlideError
 from wsi_trainer.slide.formats.base import (
     PLAIN,
     WHITE,

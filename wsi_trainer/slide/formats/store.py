@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from wsi_trainer.errors import SlideError, UnsupportedSlide
 from wsi_trainer.io.untrusted import read_json
-from wsi_trainer.slide.errors import SlideError, UnsupportedSlide
 from wsi_trainer.slide.formats.base import CHANNELS, PLAIN, Level, Pixels, Reader, ReadOptions, SlideInfo
 from wsi_trainer.slide.geometry import place_of_store
 from wsi_trainer.store.chunks import CorruptChunk, Layout, StoredLevel, ZstdCodec, codec_of

@@ -20,8 +20,7 @@ import tifffile
 from PIL import Image
 from tifffile.tifffile import jpeg_decode_colorspace
 
-from wsi_trainer.errors import UserError
-from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.slide.formats.base import (
     PLAIN,
     READ_ONLY,

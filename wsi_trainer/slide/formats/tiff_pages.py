@@ -13,8 +13,8 @@ import numpy as np
 import tifffile
 from numpy.typing import NDArray
 
+from wsi_trainer.errors import SlideError, UnsupportedSlide
 from wsi_trainer.io.untrusted import Unreadable, parse_xml
-from wsi_trainer.slide.errors import SlideError, UnsupportedSlide
 from wsi_trainer.slide.formats.base import (
     WHITE,
     Pixels,

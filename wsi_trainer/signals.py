@@ -1,4 +1,4 @@
-"""Prompt shutdown on SIGINT, SIGTERM and SIGHUP, and when the parent process is gone.
+"""Prompt shutdown on SIGINT, SIGTERM, SIGHUP, and when the parent process dies.
 
 All work is kept in such a way that a process may die at any moment. So on a signal the command unwinds, and where a
 library does not return in time the process ends without it.
