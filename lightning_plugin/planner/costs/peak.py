@@ -213,18 +213,22 @@ class Peaks:
         return 0
 
     def buffers(self, tile: Tile, backward: bool) -> int:
-        """What transfers to and from lower tiers borrow, which is there as long as the pass: see [Note: pool] in
+        """Bytes that transfers to and from lower tiers borrow, which are there as long as the pass: see [Note: pool] in
         `residency.transfer`.
 
-        That is a tile's input and, in backward, its cotangent: what is sent goes through the buffers that these have
+        They hold a tile's input and, in backward, its cotangent; what is sent goes through the buffers that these have
         left. Where tiles travel beside the work on others, they have not left them: the next tile's come on top, and
-        the last tile's result or, in backward, the gradient of its input and what that is added to.
+        the last tile's result or, in backward, the gradient of its input and the sum that it is added to. Of these six
+        buffers in backward, a small request may have taken a large one, so that up to three are as large as a
+        cotangent.
         """
         reads = sum(size for key, size in tile.reads.items() if key in self.spilled) if self.spilled else 0
         written = tile.writes if self.leaving else 0
-        if backward:
-            return 4 * reads + 2 * written if self.ahead else reads + written
-        return 2 * reads + written if self.ahead else max(reads, written)
+        if not backward:
+            return 2 * reads + written if self.ahead else max(reads, written)
+        if not self.ahead:
+            return reads + written
+        return max(4 * reads + 2 * written, 3 * (reads + written) if reads else 0)
 
     def prefetched(self, program: Program, held: Held) -> int:
         """The pixels of the next tile, where a source reads them ahead into the device's own memory. What has no
