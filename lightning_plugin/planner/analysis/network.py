@@ -197,16 +197,6 @@ class Network:
         """The part of `plain_bytes` that is neither a map nor the input: pooling indices, masks."""
         return sum(self.profiles[n.serial].extra for n in self.order if self.saves(n))
 
-    def kept_look(self, begin: int, end: int) -> Hashable:
-        """What intervals have in common that hold the same where they are kept."""
-        alive = set(self.alive[end])
-
-        def apart(n: Node) -> Hashable:
-            written = n.inplace is not None and self.root(n.outputs[0]) is not n.outputs[0]
-            return n.serial in self.fused, written, tuple(v in alive for v in n.outputs)
-
-        return self.repeats.kept(self.order[begin:end], alive, apart)
-
     def saved_bytes(self, begin: int, end: int) -> int:
         """What keeping the nodes ``[begin, end)`` holds: maps made there that anybody saves, and extras."""
         return sum(v.bytes for v in self.kept_maps(begin, end)) + sum(

@@ -7,7 +7,7 @@ described once, and of those with equal descriptions only the first is costed. W
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence, Set
+from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
 from lightning_plugin.graph import Node, Value
@@ -46,29 +46,14 @@ class Repeats:
     def look(self, program: Program) -> Hashable:
         """What programs have in common that compute the same on maps of the same sizes."""
         place = {v: i for i, v in enumerate((*program.reads, *program.vectors))}
-        steps = self.steps(program.steps, place, lambda n: n.serial in program.overwrite)
-        targets = tuple((place[t.node.outputs[0]], t.stored is not None) for t in program.targets)
-        return "tiled", tuple(map(origin, program.reads)), len(program.vectors), steps, targets
-
-    def kept(self, nodes: Sequence[Node], alive: Set[Value], apart: Callable[[Node], Hashable]) -> Hashable:
-        """The same for nodes that are kept: ``alive`` is what is read after them, and ``apart`` what else tells such
-        nodes from each other."""
-        place: dict[Value, int] = {}
-        for n in nodes:
-            for v in n.inputs:
-                place.setdefault(v, len(place))
-        # A map that is read here and after counts to the end, whoever made it.
-        read_on = tuple(i for key, i in place.items() if key in alive)
-        return "kept", tuple(origin(v) for n in nodes for v in n.maps), self.steps(nodes, place, apart), read_on
-
-    def steps(self, nodes: Iterable[Node], place: dict[Value, int], more: Callable[[Node], Hashable]) -> Hashable:
-        """Nodes with what they read and make, by its place."""
-        found = []
-        for n in nodes:
+        steps = []
+        for n in program.steps:
             for v in n.outputs:
                 place.setdefault(v, len(place))
-            found.append((self.number(n), tuple([place[v] for v in (*n.inputs, *n.outputs)]), more(n)))
-        return tuple(found)
+            hung = tuple([place[v] for v in (*n.inputs, *n.outputs)])
+            steps.append((self.number(n), hung, n.serial in program.overwrite))
+        targets = tuple((place[t.node.outputs[0]], t.stored is not None) for t in program.targets)
+        return tuple(map(origin, program.reads)), len(program.vectors), tuple(steps), targets
 
 
 def of_operator(node: Node) -> Hashable:

@@ -12,7 +12,7 @@ from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.costs.peak import Peaks, Tile
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.costs.scans import Scans, held
-from lightning_plugin.planner.costs.tiles import Diagonal, carried
+from lightning_plugin.planner.costs.tiles import Diagonal
 from lightning_plugin.program.program import Program
 from lightning_plugin.program.recall import InBackward, is_unread
 from lightning_plugin.rules.attention import Attention
@@ -40,12 +40,6 @@ class Spent:
     maps: float = 0.0
     vectors: float = 0.0
 
-    def __add__(self, other: Spent) -> Spent:
-        return Spent(self.maps + other.maps, self.vectors + other.vectors)
-
-    def times(self, count: int) -> Spent:
-        return Spent(count * self.maps, count * self.vectors)
-
     @property
     def all(self) -> float:
         return self.maps + self.vectors
@@ -70,8 +64,6 @@ class Coster(Peaks):
     def __init__(self, network: Network, rates: Rates) -> None:
         super().__init__(network)
         self.rates = rates
-        #: The axes that every operator of a program carries.
-        self._carried: dict[Program, frozenset[int]] = {}
         self._found: dict[Hashable, tuple[Spent, float]] = {}
         #: The tiles that stand for a scan's: asked for both directions, and for every surroundings.
         self._scanned: dict[Hashable, list[Tile]] = {}
@@ -128,37 +120,13 @@ class Coster(Peaks):
         seconds, work = self.passed(Diagonal(left.program, tiles.grid), True, distinct)
         return seconds + RECALLED * size * self.rates.byte(size / tiles.grid.tiles, self.rates.memory), work
 
-    def no_overlap(self, tiles: Diagonal) -> bool:
-        """Whether all tiles together compute everything once, as it can be seen without looking at them."""
-        program = tiles.program
-        if program not in self._carried:
-            self._carried[program] = carried(program.steps)
-        return {a for a, count in enumerate(tiles.grid.counts) if count > 1} <= self._carried[program]
-
     def found(self, tiles: Diagonal, backward: bool) -> tuple[Spent, float]:
         """(seconds, operations) of all tiles' nodes, forward or the way back: asked for both directions, and for every
         amount of background before them."""
         key = tiles, backward, self.pieces, bool(self.strips)
         if key not in self._found:
-            find = self.once if self.no_overlap(tiles) else self.shared
-            self._found[key] = find(tiles, backward)
+            self._found[key] = self.work(tiles.program, tiles.shares, tiles.grid.tiles, backward)
         return self._found[key]
-
-    def once(self, tiles: Diagonal, backward: bool) -> tuple[Spent, float]:
-        """(seconds, operations) of all tiles' nodes, each computed once; those alike are asked for together."""
-        program, count = tiles.program, tiles.grid.tiles
-        alike: dict[int, list[Node]] = {}
-        for node in program.steps:
-            alike.setdefault(self.network.repeats.number(node), []).append(node)
-        spent, flops = Spent(), 0.0
-        for nodes in alike.values():
-            spent += self.spent(nodes[0], 1.0, count, backward).times(len(nodes))
-            flops += len(nodes) * self.network.profiles[nodes[0].serial].work
-        return spent, flops
-
-    def shared(self, tiles: Diagonal, backward: bool) -> tuple[Spent, float]:
-        """The same where tiles overlap."""
-        return self.work(tiles.program, tiles.shares, tiles.grid.tiles, backward)
 
     def unread(self, program: Program, tiles: int) -> tuple[float, float]:
         """(seconds, operations) of the results that backward does not make, since nobody reads them: what is stored is

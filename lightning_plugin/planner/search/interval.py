@@ -285,9 +285,6 @@ class Intervals:
 
     @remembered
     def kept_peak(self, begin: int, end: int) -> int:
-        first = self.looks.setdefault(self.network.kept_look(begin, end), (begin, end))
-        if first != (begin, end):
-            return self.kept_peak(*first)
         self.surround(Where(begin, end))
         return self.coster.kept_peak(begin, end)
 

@@ -9,6 +9,11 @@ from torch import Tensor, nn
 
 from lightning_plugin import LazyImage, TiledModule, TileSource
 from lightning_plugin.boxes import Box
+from lightning_plugin.planner.analysis.recorded import recorded
+from lightning_plugin.planner.choose import Chooser
+from lightning_plugin.planner.costs.lower import Lower
+from lightning_plugin.planner.costs.rates import RATES
+from tests.zoo import ZOO
 
 
 class Watching(nn.Module):
@@ -139,3 +144,14 @@ def test_a_plan_has_room_for_what_a_source_reads_of_other_images() -> None:
         assert tiled.plan is not None
         assert 0.99 * tiled.peak_bytes - 1024 <= tiled.plan.peak_bytes <= free.peak_bytes + 2**16
     assert peaks[Both] - peaks[Either] >= 4 * 32 * 4 * 100 * 90
+
+
+def test_maps_on_the_disk_take_the_buffers_that_the_search_counts() -> None:
+    """A bottleneck reads a narrow map and writes a wide one, both beside the work on other tiles."""
+    with torch.device("meta"):
+        net = ZOO["resnet50"].published()
+    with recorded(net, (1, 3, 20480, 20480), torch.float32) as (network, _):
+        chooser = Chooser(network, RATES["cuda:a100"], Lower(64 << 30))
+        plan = chooser.choose(11 << 30)
+    assert any(s.ahead and s.tier == "disk" for s in plan.segments)
+    assert len(chooser.rehearsed) == 1, "the first plan of the search keeps the budget"
