@@ -13,8 +13,7 @@ from lightning_plugin.module import TiledModule
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.calibration.calibrate import calibrate, calibrated
 from lightning_plugin.planner.costs.rates import Rates
-from lightning_plugin.planner.make import make_plan
-from lightning_plugin.planner.sweep import Sweep, sweep
+from lightning_plugin.planner.make import Sweep, make_plan, sweep
 from lightning_plugin.rules.pointwise import elementwise
 from lightning_plugin.source import TensorSource, TileSource
 

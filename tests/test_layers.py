@@ -53,14 +53,13 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 #: The layers within the planner, from the top.
 PLANNER: tuple[tuple[str, ...], ...] = (
     ("__init__",),
-    ("sweep",),  # plans from the smallest budget to plain PyTorch's
-    ("make",),  # a plan of a module
+    ("make",),  # plans of a module, for one budget or for many
     ("choose",),  # asks until a plan that was rehearsed keeps the budget
     ("chains", "recalls", "recipes", "calibration"),
     ("search", "rehearsal"),
     ("costs",),
     ("analysis",),
-    ("cache", "remembered", "uncollected"),  # the user's folder; answers that are kept; Python's collector
+    ("cache", "overhead"),  # the user's folder; answers that are kept, and Python's collector
 )
 
 

@@ -25,12 +25,12 @@ from lightning_plugin.planner.chains import Chains, Way, with_peaks
 from lightning_plugin.planner.costs.lower import Lower
 from lightning_plugin.planner.costs.parameters import Copies, Placed, placements
 from lightning_plugin.planner.costs.rates import Rates
+from lightning_plugin.planner.overhead import uncollected
 from lightning_plugin.planner.recalls import recalls
 from lightning_plugin.planner.recipes.recipe import Recipe, with_account
 from lightning_plugin.planner.rehearsal.rehearse import Account, rehearse
 from lightning_plugin.planner.search.policies import AUTO, Policy
 from lightning_plugin.planner.search.search import Search
-from lightning_plugin.planner.uncollected import uncollected
 from lightning_plugin.recording import image_gradient_bytes
 from lightning_plugin.units import exact_bytes, format_bytes
 

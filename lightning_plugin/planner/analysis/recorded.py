@@ -16,7 +16,7 @@ from lightning_plugin.errors import PixelsError, PlanError
 from lightning_plugin.options import Chains
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.analysis.optimizers import state_for
-from lightning_plugin.planner.uncollected import uncollected
+from lightning_plugin.planner.overhead import uncollected
 from lightning_plugin.private import version
 from lightning_plugin.recording import Rewriting
 from lightning_plugin.source import TileSource, likely_instances

@@ -9,10 +9,10 @@ from functools import cached_property
 from lightning_plugin.graph import Node
 from lightning_plugin.planner.analysis.background import ALL
 from lightning_plugin.planner.analysis.network import Network
+from lightning_plugin.planner.costs.grids import Diagonal
 from lightning_plugin.planner.costs.peak import Peaks, Tile
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.costs.scans import Scans, held
-from lightning_plugin.planner.costs.tiles import Diagonal
 from lightning_plugin.program.program import Program
 from lightning_plugin.program.recall import InBackward, is_unread
 from lightning_plugin.rules.attention import Attention

@@ -1,10 +1,17 @@
-"""The grids that are tried for an interval, from coarse to fine."""
+"""Tile grids that are tried for an interval, from coarse to fine, and the tiles that stand for all tiles of a grid."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
-from lightning_plugin.boxes import Grid, pieces_of
+from lightning_plugin.boxes import Box, Grid, pieces_of
+from lightning_plugin.graph import Node, Value
+from lightning_plugin.ops import ReduceOp, TileOp
+from lightning_plugin.program.program import Program
+from lightning_plugin.rules.uncut import Entire
 
 #: Tiles on the longest axis that are tried; more come in steps of a third, as a finer choice changes little.
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -54,3 +61,95 @@ def first_that(grids: list[Grid], fits: Callable[[Grid], bool]) -> int:
         else:
             low = middle + 1
     return low
+
+
+def stand_ins(count: int) -> list[tuple[int, int]]:
+    """(index, how many it stands for) along one axis: the first, a middle one, the last."""
+    if count <= 3:
+        return [(i, 1) for i in range(count)]
+    return [(0, 1), (count // 2, count - 2), (count - 1, 1)]
+
+
+@dataclass(frozen=True)
+class Diagonal:
+    """The first, a middle and the last tile on all axes at once.
+
+    What a box is on one axis depends on nothing but the tile's index on that axis, so three tiles know all extents that
+    nine (or, in a volume, 27) have: the sum over all tiles of a box's positions is a product of sums.
+    """
+
+    program: Program
+    grid: Grid
+
+    @cached_property
+    def picks(self) -> list[list[tuple[int, int]]]:
+        return [stand_ins(count) for count in self.grid.counts]
+
+    @cached_property
+    def ends(self) -> list[list[tuple[int, ...]]]:
+        return self.program.ends(self.grid)
+
+    @cached_property
+    def count(self) -> int:
+        """How many tiles stand for all: as many as on the axis that has most."""
+        return max(map(len, self.picks))
+
+    @cached_property
+    def known(self) -> dict[Hashable, Any]:
+        """What somebody has found of each tile. Its boxes are not kept: there are many, and they are found again."""
+        return {}
+
+    def need(self, i: int) -> dict[Value, Box] | None:
+        """What one of the tiles holds of every map; None where it has no share in any target."""
+        index = [picks[min(i, len(picks) - 1)][0] for picks in self.picks]
+        owned = self.grid.owned(self.ends, index)
+        return None if all(b.empty for b in owned) else self.program.boxes(owned)
+
+    @cached_property
+    def shares(self) -> Mapping[int, float]:
+        """For every node by its serial: how often all tiles together compute it, 1 where nothing is computed twice."""
+        needs = [need for need in map(self.need, range(self.count)) if need is not None]
+        return {node.serial: self.total(node, needs) for node in self.program.steps}
+
+    def total(self, node: Node, needs: Sequence[Mapping[Value, Box]]) -> float:
+        v = node.maps[0] if isinstance(node.op, ReduceOp) else node.outputs[0]
+        boxes = [need.get(v) for need in needs]
+        product = 1.0
+        for a, size in enumerate(v.space.extent):
+            picks = self.picks[a] if a < len(self.picks) else [(0, 1)]
+            lengths = 0
+            for i, (_, times) in enumerate(picks):
+                box = boxes[min(i, len(boxes) - 1)]
+                if box is not None and box.hi[a] > box.lo[a]:
+                    lengths += times * (box.hi[a] - box.lo[a])
+            product *= lengths / max(1, size)
+        return product
+
+
+def carried(nodes: Sequence[Node]) -> frozenset[int]:
+    """The axes of several positions that every operator carries: to make one, it needs one."""
+    axes: frozenset[int] | None = None
+    for node in nodes:
+        if isinstance(node.op, Entire):
+            continue  # another name for what is stored
+        here = carried_by(node)
+        axes = here if axes is None else axes & here
+        if not axes:
+            break
+    return axes or frozenset()
+
+
+def carried_by(node: Node) -> frozenset[int]:
+    op = node.op
+    assert isinstance(op, (TileOp, ReduceOp))
+    made = node.maps[0].space.extent if isinstance(op, ReduceOp) else node.outputs[0].space.extent
+    needed = op.need(Box.whole(made))
+    last = op.need(Box.of((size - 1, size) for size in made))
+    found = set()
+    for a, size in enumerate(made):
+        if size > 1 and all(
+            whole.hi[a] == v.space.extent[a] and one.hi[a] - one.lo[a] <= -(-v.space.extent[a] // size)
+            for v, whole, one in zip(node.maps, needed, last, strict=True)
+        ):
+            found.add(a)
+    return frozenset(found)

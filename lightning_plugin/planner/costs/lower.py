@@ -1,13 +1,24 @@
-"""The tiers below the device, as far as planning needs to know them."""
+"""The tiers below the device: room, what a plan has put there segment by segment, and the time of transfers.
+
+[Note: hosted] The host holds each map that is put there from where it is made until backward has used it, and the
+gradients of some: while a segment is pulled back, those of what is alive at its end are complete, and those of what is
+alive at its beginning are collected. So it holds most while a segment that has put a map there is pulled back: all maps
+so far, and the cotangents at both ends. Parameters that live on the host are there all the time. Where several calls of
+a step wait for one backward, each holds its own maps, and one is pulled back at a time.
+
+[Note: files] A map on the disk is a file, and the system keeps in memory the files written last, beside the memory that
+the budget counts: as long as all files together are no larger than `Rates.cache`, neither way touches the disk.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from lightning_plugin.graph import Value
 from lightning_plugin.memory import machine_memory
 from lightning_plugin.options import Options
+from lightning_plugin.planner.analysis.network import Network, cotangent_bytes, is_given
 from lightning_plugin.planner.costs.rates import Rates, is_here
 
 #: Host memory for what does not fit the device, where the user does not say; no more than half of what there is.
@@ -76,3 +87,96 @@ def lower_tiers(device: str | None, options: Options) -> Lower:
     return Lower(
         None if alone else host, bool(options.disk), options.half, options.calls, parameters[options.parameters]
     )
+
+
+@dataclass(frozen=True)
+class LowerMaps:
+    """The maps on the ``host`` that are alive; the bytes of all maps that were put there and on the disk,
+    and those of parameters on the host, with what goes with them: on the host, those of the blocks that they lie in."""
+
+    host: frozenset[Value] = frozenset()
+    host_bytes: int = 0
+    disk_bytes: int = 0
+    parameter_bytes: int = 0
+
+    def more(self, tier: str, maps: frozenset[Value], size: int) -> LowerMaps:
+        """With what one more segment puts on a tier."""
+        if tier == "host":
+            taken = pinned(size) if len(maps) == 1 else 2 * size  # of several maps, at most
+            return replace(self, host=self.host | maps, host_bytes=self.host_bytes + taken)
+        return replace(self, disk_bytes=self.disk_bytes + size) if tier == "disk" else self
+
+    def at(self, alive: frozenset[Value]) -> LowerMaps:
+        """The same where these maps are alive: the others stay until backward has used them."""
+        host = self.host & alive
+        return self if host == self.host else replace(self, host=host)
+
+
+NOTHING = LowerMaps()
+
+
+def beside_parameters(network: Network, places: Iterable[int]) -> LowerMaps:
+    """Nothing yet, beside the parameters that live on the host, by the places of their nodes."""
+    return LowerMaps(parameter_bytes=sum(weight_on_host(network, place) for place in places))
+
+
+def weight_on_host(network: Network, place: int) -> int:
+    """The bytes of the blocks that a parameter and what goes with it lie in on the host."""
+    v = network.nodes[place].outputs[0]
+    return network.weight(v) * pinned(v.bytes) // max(1, v.bytes)
+
+
+def tier_of(
+    lower: Lower, before: LowerMaps, maps: frozenset[Value], size: int, network: Network, begin: int, end: int
+) -> str | None:
+    """Where the maps of an interval go that leave the device: to the host, if there is room for all that is there then
+    with the cotangents at both ends, else to the disk, if there is one."""
+    if lower.host is None:
+        return lower.tier(0, 0)
+    after = before.more("host", maps, size)
+    ends = {v for cut in (begin, end) for v in network.alive[cut] if v in after.host and not is_given(v)}
+    cotangents = sum(pinned(cotangent_bytes([v])) for v in ends) if network.trains else 0
+    return lower.tier(after.parameter_bytes + lower.calls * after.host_bytes, cotangents)
+
+
+@dataclass(slots=True)
+class Transit:
+    """The seconds of transfers: those in which the processors that compute are ``busy`` with them, and those in which
+    somebody else is, so that they pass beside the work on other tiles.
+
+    A file in the system's memory is copied by the processor, and where all of a CPU's compute, that is never beside
+    their work.
+    """
+
+    busy: float = 0.0
+    beside: float = 0.0
+
+    def __add__(self, other: Transit) -> Transit:
+        return Transit(self.busy + other.busy, self.beside + other.beside)
+
+    def times(self, count: int) -> Transit:
+        return Transit(count * self.busy, count * self.beside)
+
+    def with_work(self, work: float, ahead: bool) -> float:
+        """The seconds of a pass that works for so long, with these transfers ahead of it or in turns with it."""
+        return self.busy + (max(work, self.beside) if ahead else work + self.beside)
+
+
+#: No transfers.
+NONE = Transit()
+
+
+def way_down(rates: Rates, before: LowerMaps, tier: str, size: int) -> Transit:
+    """What so many bytes of maps take to a tier, where others have gone before."""
+    if tier == "host":
+        return Transit(beside=size / rates.host)
+    cached = min(size, max(0, rates.cache - before.disk_bytes))
+    return Transit(cached / rates.file, (size - cached) / rates.disk)
+
+
+def way_back(rates: Rates, there: LowerMaps, sizes: Mapping[Value, int]) -> Transit:
+    """What maps, whose bytes are known, take from where they are below the device."""
+    host = sum(size for key, size in sizes.items() if key in there.host)
+    disk = sum(sizes.values()) - host
+    cached = disk * min(1.0, rates.cache / max(1, there.disk_bytes))
+    return Transit(cached / rates.file, host / rates.host + (disk - cached) / rates.disk)

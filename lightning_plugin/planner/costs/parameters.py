@@ -16,10 +16,9 @@ from lightning_plugin.execute.streams import derived
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import Captured, Spread, VectorOp
 from lightning_plugin.planner.analysis.network import Network
-from lightning_plugin.planner.costs.lower import Lower, one_way
-from lightning_plugin.planner.costs.lower_maps import beside_parameters, weight_on_host
+from lightning_plugin.planner.costs.lower import Lower, beside_parameters, one_way, weight_on_host
 from lightning_plugin.planner.costs.rates import Rates
-from lightning_plugin.planner.remembered import remembered
+from lightning_plugin.planner.overhead import remembered
 from lightning_plugin.residency.disk import fills_its_memory
 from lightning_plugin.rules.reductions import wide
 

@@ -18,8 +18,7 @@ from lightning_plugin.graph import Node
 from lightning_plugin.ops import Source
 from lightning_plugin.plan import Plan, SegmentForecast, SegmentPlan
 from lightning_plugin.planner.analysis.network import Network
-from lightning_plugin.planner.costs.lower import Lower
-from lightning_plugin.planner.costs.lower_maps import beside_parameters, tier_of
+from lightning_plugin.planner.costs.lower import Lower, beside_parameters, tier_of
 from lightning_plugin.planner.rehearsal.rehearse import Account, rehearse
 from lightning_plugin.program.program import resolve
 

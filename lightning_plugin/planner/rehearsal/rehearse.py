@@ -25,8 +25,8 @@ from lightning_plugin.layout import Layout
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.analysis.network import Network
+from lightning_plugin.planner.overhead import uncollected
 from lightning_plugin.planner.rehearsal.representative import effort, representative
-from lightning_plugin.planner.uncollected import uncollected
 from lightning_plugin.program.program import Program
 from lightning_plugin.recording import Bindings, Capture, Image
 from lightning_plugin.residency.disk import DiskFile

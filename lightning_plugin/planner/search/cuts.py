@@ -13,9 +13,9 @@ from functools import cached_property
 
 from lightning_plugin.boxes import Grid
 from lightning_plugin.planner.analysis.network import Network, is_given
+from lightning_plugin.planner.costs.grids import carried
 from lightning_plugin.planner.costs.lower import Lower
 from lightning_plugin.planner.costs.rates import Rates
-from lightning_plugin.planner.costs.tiles import carried
 from lightning_plugin.planner.search.interval import Intervals, Where
 from lightning_plugin.planner.search.policies import Policy
 from lightning_plugin.program.fixed import is_entire

@@ -14,11 +14,10 @@ from lightning_plugin.ops import ReduceOp
 from lightning_plugin.planner.analysis.background import ALL
 from lightning_plugin.planner.analysis.network import Network, cotangent_bytes, is_given
 from lightning_plugin.planner.costs.cost import Cost, Coster
-from lightning_plugin.planner.costs.grids import COUNTS, SCANS, first_that, image_counts, nested, row_grid
+from lightning_plugin.planner.costs.grids import COUNTS, SCANS, Diagonal, first_that, image_counts, nested, row_grid
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.costs.scans import Scans
-from lightning_plugin.planner.costs.tiles import Diagonal
-from lightning_plugin.planner.remembered import remembered
+from lightning_plugin.planner.overhead import remembered
 from lightning_plugin.planner.search.policies import Policy
 from lightning_plugin.program.pieces import Strip, strips
 from lightning_plugin.program.program import Program, Target

@@ -9,7 +9,7 @@ from functools import cached_property, reduce
 
 from lightning_plugin.graph import Value
 from lightning_plugin.plan import SegmentForecast, SegmentPlan
-from lightning_plugin.planner.costs.lower_maps import NOTHING, LowerMaps
+from lightning_plugin.planner.costs.lower import NOTHING, LowerMaps
 from lightning_plugin.planner.search.dropped import Dropped, staying, still_needed
 
 #: How many partial plans are carried on from a cut,

@@ -11,11 +11,10 @@ from lightning_plugin.plan import Plan, SegmentPlan
 from lightning_plugin.planner.analysis.background import ALL
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.costs.cost import Coster
-from lightning_plugin.planner.costs.lower import Lower
-from lightning_plugin.planner.costs.lower_maps import NONE, NOTHING, LowerMaps, Transit, way_back, way_down
+from lightning_plugin.planner.costs.grids import Diagonal
+from lightning_plugin.planner.costs.lower import NONE, NOTHING, Lower, LowerMaps, Transit, way_back, way_down
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.costs.scans import Scans
-from lightning_plugin.planner.costs.tiles import Diagonal
 from lightning_plugin.planner.search.dropped import Dropped, passed, still_needed
 from lightning_plugin.planner.search.ways import with_transfers
 from lightning_plugin.program.program import Program, Target, programs

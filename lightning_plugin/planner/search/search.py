@@ -20,8 +20,7 @@ from functools import partial
 from lightning_plugin.graph import Value
 from lightning_plugin.plan import Forecast, Plan, SegmentForecast, SegmentPlan
 from lightning_plugin.planner.analysis.network import Network
-from lightning_plugin.planner.costs.lower import Lower
-from lightning_plugin.planner.costs.lower_maps import NONE, tier_of, way_back, way_down
+from lightning_plugin.planner.costs.lower import NONE, Lower, tier_of, way_back, way_down
 from lightning_plugin.planner.costs.parameters import Copies, Placed
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.search.cuts import Cuts
@@ -29,8 +28,7 @@ from lightning_plugin.planner.search.dropped import Dropped, passed, recomputing
 from lightning_plugin.planner.search.interval import Intervals, Where
 from lightning_plugin.planner.search.partial import Front, Partial, levels, merge_kept
 from lightning_plugin.planner.search.policies import AUTO, Policy
-from lightning_plugin.planner.search.site import Moves, Placement, Site, Span
-from lightning_plugin.planner.search.ways import Room, Tiled, Ways
+from lightning_plugin.planner.search.ways import Moves, Placement, Room, Site, Span, Tiled, Ways
 
 #: Operators of one segment, beyond those between two cuts: the halo grows with every one of them.
 MOST_OPERATORS = 96

@@ -1,16 +1,18 @@
-"""The ways to run one interval tile by tile, with grids that fit into the room there is."""
+"""Ways to run one interval tile by tile in its surroundings: grids that fit the room that is left."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from lightning_plugin.boxes import Grid
+from lightning_plugin.graph import Value
 from lightning_plugin.planner.costs.cost import Cost
-from lightning_plugin.planner.costs.lower_maps import NONE, Transit
+from lightning_plugin.planner.costs.lower import NONE, Transit
 from lightning_plugin.planner.search.interval import Intervals, Where
 from lightning_plugin.planner.search.policies import Policy
+from lightning_plugin.program.program import Program
 
 #: Halos that cost less than this share of a segment's work are not worth sharing.
 WORTH_SHARING = 0.03
@@ -127,3 +129,68 @@ class Ways:
         if self.policy.same and forward[0] != backward[0]:
             forward = backward[0], self.intervals.cost(self.intervals.costed(where), backward[0], False)
         return Tiled("recompute", forward, backward, room.ends, room.stored)
+
+
+class Placement(NamedTuple):
+    """Where a segment puts what it stores (also as a set, and how many bytes): the tier, and the bytes there and on
+    the device."""
+
+    stored: tuple[Value, ...]
+    maps: frozenset[Value]
+    size: int
+    tier: str
+    device: int
+    below: int
+
+
+@dataclass(slots=True)
+class Moves:
+    """Where a segment puts what it stores, the maps that are ``brought`` from lower tiers, and what each takes once."""
+
+    placement: Placement
+    brought: Sequence[Value]
+    writes: Transit
+    reads: Transit
+
+    def __bool__(self) -> bool:
+        return self.placement.below > 0 or bool(self.brought)
+
+
+@dataclass(frozen=True)
+class Span:
+    """An interval of the order, and what all ways to run it have in common.
+
+    Attributes:
+        program: What it computes in tiles.
+        read: The maps that it reads.
+        trains: Whether anything that it makes requires grad.
+        before: The maps that are alive at its beginning.
+        after: The maps that are alive at its end.
+        flight: The bytes of its copies of streamed tensors, and of their gradients.
+        plain: The operations of its forward.
+    """
+
+    begin: int
+    end: int
+    program: Program
+    read: frozenset[Value]
+    trains: bool
+    before: frozenset[Value]
+    after: frozenset[Value]
+    flight: int
+    plain: float
+
+
+class Site(NamedTuple):
+    """A tiled segment's surroundings: its interval, the room there is, the bytes of tiles that make again what it
+    reads, and what its maps take to where they are put and from where they lie; of these the ``keys``, of which each
+    tile of queries reads all."""
+
+    span: Span
+    where: Where
+    placement: Placement
+    room: Room
+    again: int
+    writes: Transit
+    reads: Transit
+    keys: Transit

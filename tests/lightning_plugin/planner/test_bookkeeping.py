@@ -31,8 +31,18 @@ from lightning_plugin.planner.analysis.recorded import recorded
 from lightning_plugin.planner.calibration import calibrate
 from lightning_plugin.planner.choose import Chooser, choose_plan
 from lightning_plugin.planner.costs import lower as lower_module
-from lightning_plugin.planner.costs.lower import HOST, Lower, lower_tiers, one_way
-from lightning_plugin.planner.costs.lower_maps import NONE, NOTHING, LowerMaps, Transit, way_back, way_down
+from lightning_plugin.planner.costs.lower import (
+    HOST,
+    NONE,
+    NOTHING,
+    Lower,
+    LowerMaps,
+    Transit,
+    lower_tiers,
+    one_way,
+    way_back,
+    way_down,
+)
 from lightning_plugin.planner.costs.parameters import Copies, Placed, captured
 from lightning_plugin.planner.costs.peak import Books, tile_bytes
 from lightning_plugin.planner.costs.rates import RATES, rates_of

@@ -10,7 +10,7 @@ from torch import nn
 
 from lightning_plugin import BudgetError, Plan, Sweep, make_plan, sweep
 from lightning_plugin.plan import Forecast
-from lightning_plugin.planner.sweep import never_slower, spaced
+from lightning_plugin.planner.make import never_slower, spaced
 
 SHAPE = (1, 3, 256, 256)
 
