@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 NOTEBOOKS = sorted((Path(__file__).resolve().parents[1] / "docs" / "notebooks").glob("*.ipynb"))
-#: Notebooks that run here in some ten seconds; the others start commands, and run with `--full`.
+#: Notebooks of Python alone, whose cells run here; with `--full` all run in a kernel of their own.
 SHORT = ("does-it-fit", "plan-by-hand")
 
 
@@ -22,11 +22,16 @@ def test_no_notebook_has_outputs_or_is_large() -> None:
         assert path.stat().st_size < 10_000, path.name
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, id=path.stem, marks=() if path.stem in SHORT else (pytest.mark.full,)) for path in NOTEBOOKS],
-)
+@pytest.mark.parametrize("name", SHORT)
+def test_the_cells_of_a_notebook_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    cells = json.loads(next(path for path in NOTEBOOKS if path.stem == name).read_text())["cells"]
+    program = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    exec(compile(program, name, "exec", dont_inherit=True), {"__name__": name})
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")

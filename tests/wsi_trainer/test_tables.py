@@ -115,14 +115,3 @@ def test_a_slide_that_is_there_twice(tmp_path: Path) -> None:
     path.write_text("slide\nx/s.svs\n./x/s.svs\n")
     with pytest.raises(UserError, match=r"line 3: slide \./x/s\.svs is in line 2 already"):
         list_slides(str(path))
-
-
-def test_many_rows_are_listed_in_time_that_grows_with_their_number(
-    tmp_path: Path, count: object, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """No time is asserted; a list whose time grew with its square would not end here."""
-    path = tmp_path / "m.csv"
-    path.write_text("slide,label\n" + "".join(f"s{number}.svs,1\n" for number in range(20_000)))
-    assert main(["preprocess", str(path), str(tmp_path / "out")]) == 1
-    assert "20000 failed" in capsys.readouterr().out
-    assert len(read_table(tmp_path / "out" / "failures.csv").rows) == 20_000

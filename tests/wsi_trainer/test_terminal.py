@@ -77,12 +77,6 @@ def test_strange_names_are_reported_and_end_nothing(tmp_path: Path, capsys: pyte
     assert any(name.endswith("M\\xfcller.svs") for name in failures)
 
 
-def test_damage_of_a_store_with_such_a_name_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "[" / "x].zarr").mkdir(parents=True)
-    assert main(["verify", str(tmp_path)]) == 1
-    assert "damaged" in (shown := capsys.readouterr().out) and "[/x].zarr" in shown
-
-
 def test_an_error_is_clean_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(tmp_path / "a\x1b[31m[/x]")]) == 2
     assert "a\\x1b[31m[/x] is not a folder" in capsys.readouterr().err

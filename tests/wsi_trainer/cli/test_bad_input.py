@@ -5,7 +5,6 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Literal
 
 import pytest
@@ -249,17 +248,3 @@ def test_more_of_ctrl_c_does_not_break_off_what_is_said(slide, capsys, monkeypat
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def test_a_budget_too_small_is_one_line(slide, capsys, monkeypatch):
-    class BudgetError(Exception):
-        pass
-
-    def refuse(*_: object) -> None:
-        raise BudgetError("the smallest budget that works is 3.0 GiB")
-
-    engine = SimpleNamespace(BudgetError=BudgetError)
-    monkeypatch.setitem(sys.modules, "lightning_plugin", engine)
-    monkeypatch.setattr(entry, "call", refuse)
-    assert main(["cook", str(slide)]) == 2
-    assert "the smallest budget that works is 3.0 GiB" in one_line(capsys)

@@ -20,7 +20,7 @@ MAKES_SLIDES = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.full  # `fit --compare` is tested in fit/test_compare.py
 @pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is absent")
 def test_the_tutorial_on_encoders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = PAGE.read_text(encoding="utf-8")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +17,6 @@ from wsi_trainer.data.datamodule import EpochSampler, TrainLoader
 from wsi_trainer.data.dataset import Visit
 from wsi_trainer.errors import SlideError
 from wsi_trainer.models import SlideBatch
-from wsi_trainer.slide import views
 from wsi_trainer.slide.views import View
 
 MOST = 1 << 20
@@ -79,67 +77,6 @@ def test_an_error_is_raised_where_the_box_is_asked_for() -> None:
     never_asked = Noise(broken=B)
     never_asked.begin(B, MOST)
     assert torch.equal(never_asked.read(A), Noise().pixels[:, :, :8, :8])
-
-
-def test_a_box_begun_for_nothing_is_let_go() -> None:
-    source = image = Noise()
-    source.begin(B, MOST)
-    source.begin(A, MOST)  # one is enough
-    source.read(A)
-    assert not source._waiting
-    source.begin(B, MOST)  # its step has begun: what it needs next, it says itself
-    assert not source._waiting
-    twice = Noise()
-    twice.begin(A, MOST)
-    twice.prefetch([B])
-    assert torch.equal(twice.read(A), image.pixels[:, :, :8, :8])
-    assert list(twice._waiting) == [B]  # what the step announced stays
-
-
-def test_where_there_is_no_thread_boxes_are_read_when_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    source = image = Noise()
-    source.begin(A, MOST)
-    source.prefetch([A, B])
-    assert not image.boxes and torch.equal(source.read(A), image.pixels[:, :, :8, :8])
-
-
-def test_no_more_is_read_ahead_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(views, "AHEAD", 3 * 8 * 8)
-    source = image = Noise()
-    source.prefetch([A])
-    source.prefetch([B])
-    assert list(source._waiting) == [B]
-    source.prefetch([Box((0, 0), (16, 16))])
-    assert Box((0, 0), (16, 16)) not in image.boxes
-    assert source.read(Box((0, 0), (16, 16))).shape == (1, 3, 16, 16)
-
-
-def test_a_source_goes_to_other_processes_without_its_thread() -> None:
-    source = Noise()
-    source.begin(A, MOST)
-    again = pickle.loads(pickle.dumps(source))
-    assert again.first is None and not again._waiting
-    assert torch.equal(again.read(A), source.read(A))
-
-
-def test_the_first_box_is_that_of_the_slide_before() -> None:
-    small, poor = Noise(shape=(1, 3, 6, 16)), Noise()
-    assert small.begin(A, MOST) == 3 * 6 * 8
-    assert list(small._waiting) == [Box((0, 0), (6, 8))]  # what is there of it
-    assert poor.begin(A, 3 * 8 * 8 - 1) == 0 and not poor._waiting
-
-
-def test_the_first_box_of_a_bag() -> None:
-    class Bag(Noise):
-        instances = 1
-
-    after = Bag(shape=(3, 3, 8, 8))
-    assert after.begin(Box((0, 0, 0), (4, 8, 8)), 3 * 3 * 64) == 3 * 3 * 64
-    assert after._begun == Box((0, 0, 0), (3, 8, 8))
 
 
 class Slides(Dataset[SlideBatch]):
@@ -230,9 +167,3 @@ def test_what_cannot_be_opened_says_so_in_its_turn() -> None:
     assert [next(steps)[0], next(steps)[0]] == order[:2]
     with pytest.raises(KeyError, match=f"slide {order[2]}"):
         next(steps)
-
-
-def test_a_slide_that_is_held_whole_is_alone() -> None:
-    slides = Slides(4, lazy=False)
-    for number, _ in enumerate(loader(slides, True), start=1):
-        assert len(slides.opened) == number

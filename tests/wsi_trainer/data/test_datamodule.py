@@ -8,7 +8,7 @@ import tifffile
 import torch
 
 from wsi_trainer.data.datamodule import SlideData
-from wsi_trainer.data.dataset import DataConfig, dense, open_image
+from wsi_trainer.data.dataset import DataConfig, open_image
 from wsi_trainer.data.manifest import read_manifest
 from wsi_trainer.errors import UserError
 
@@ -67,22 +67,6 @@ def test_training_slides_are_turned_and_others_are_not(manifest: Path) -> None:
     assert {b["image"].shape[3] for b in (*still.train_dataloader(), *data.val_dataloader())} == {320}
 
 
-def test_a_shrunk_slide_has_the_colours_of_the_slide(tmp_path: Path) -> None:
-    pixels = np.zeros((512, 256, 3), dtype=np.uint8)
-    pixels[:256] = (200, 100, 50)
-    tifffile.imwrite(
-        tmp_path / "s.tif",
-        pixels,
-        tile=(128, 128),
-        photometric="rgb",
-        resolution=(20000, 20000),
-        resolutionunit="CENTIMETER",
-    )
-    image = dense(open_image(tmp_path / "s.tif", downsample=8))
-    assert tuple(image.shape) == (1, 3, 64, 32)
-    assert image[0, :, 5, 5].tolist() == [200, 100, 50] and image[0, :, 60, 5].tolist() == [0, 0, 0]
-
-
 def test_workers_deliver_the_same(manifest: Path) -> None:
     plain = SlideData(DataConfig(manifest=manifest), ["a", "b"])
     parallel = SlideData(DataConfig(manifest=manifest, workers=1), ["a", "b"])
@@ -108,14 +92,6 @@ def test_balanced_epochs_show_each_class_equally_often(manifest: Path) -> None:
     assert sorted(int(b["label"]) for b in plain.train_dataloader()) == [0] * 6 + [1] * 2
     assert sorted(int(b["label"]) for b in even.train_dataloader()) == [0] * 4 + [1] * 4
     assert len(list(even.val_dataloader())) == 4  # evaluation shows each slide once
-
-
-def test_open_splits_keep_sites_whole(manifest: Path) -> None:
-    lines = [f"{i}.tif,{'ab'[i % 2]},site{i // 2}" for i in range(12)]
-    manifest.write_text("slide,label,site\n" + "\n".join(lines))
-    data = SlideData(DataConfig(manifest=manifest, split_by="site"), ["a", "b"])
-    sites = [{record.site for record in data.of(split)} for split in ("train", "val", "test")]
-    assert all(sites) and sum(map(len, sites)) == 6
 
 
 def test_the_manifest_says_how_large_pixels_are(manifest: Path) -> None:

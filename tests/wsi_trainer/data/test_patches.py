@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 
 from lightning_plugin import Box
 from wsi_trainer.data.dataset import DataConfig
-from wsi_trainer.data.patches import PatchConfig, open_bag, over_slide, over_tissue
+from wsi_trainer.data.patches import PatchConfig, open_bag, over_tissue
 from wsi_trainer.data.positions import Chosen
 from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.slide.geometry import SlideTransform
@@ -73,11 +72,6 @@ def test_the_grid_over_tissue_is_what_counting_pixel_by_pixel_finds(data: st.Dat
     assert over_tissue(mask, (height, width), size, stride, share).tolist() == expected
 
 
-def test_the_grid_over_a_slide_has_every_whole_patch() -> None:
-    assert over_slide((5, 7), 3, 2).tolist() == [[0, 0], [0, 2], [0, 4], [2, 0], [2, 2], [2, 4]]
-    assert over_slide((2, 7), 3, 1).shape == (0, 2)
-
-
 def test_patches_of_a_store_lie_on_its_tissue(store: Path) -> None:
     source = bag(store, size=48, min_tissue=0.25)
     label = zarr.open_array(store / "labels" / "tissue" / "0", mode="r")[:]
@@ -115,13 +109,6 @@ def test_a_slide_that_does_not_say_its_resolution(tmp_path: Path) -> None:
     assert bag(path, size=64, over="slide", mpp="own").shape[0] == 16
 
 
-def test_a_slide_that_cannot_be_read_is_no_matter_of_resolution(tmp_path: Path) -> None:
-    (tmp_path / "broken.svs").write_bytes(b"no slide")
-    with pytest.raises(SlideError) as raised:
-        bag(tmp_path / "broken.svs")
-    assert "data.patches" not in str(raised.value)
-
-
 def test_glass_alone_and_slides_that_are_too_small(tmp_path: Path, store: Path) -> None:
     import tifffile
 
@@ -135,17 +122,6 @@ def test_glass_alone_and_slides_that_are_too_small(tmp_path: Path, store: Path) 
         bag(store, size=600, min_tissue=1.0)
     with pytest.raises(SlideError, match=r"900 × 700 pixels.* too small for one patch of 701"):
         bag(store, size=701)
-
-
-def test_a_bag_of_one_patch_is_told_and_read(store: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, logger="wsi_trainer"):
-        source = bag(store, size=600, min_tissue=0)
-        bag(store, size=600, min_tissue=0)
-    assert source.read(Box((0, 0, 0), (1, 600, 600))).shape == (1, 3, 600, 600)
-    assert [record.getMessage() for record in caplog.records] == [
-        f"{store}: its bag is one patch; attention over it has nothing to choose from. Is data.patches.size or mpp "
-        "meant for slides as small?"
-    ]
 
 
 def write_h5(path: Path, coords: object, **attributes: object) -> Path:
@@ -213,13 +189,6 @@ def test_a_file_that_is_no_hdf5_or_has_no_coords(store: Path, tmp_path: Path) ->
         bag(store, size=48, positions=tmp_path)
     with pytest.raises(SlideError, match=r"has none of a\.h5, a_patches\.h5, a\.geojson, a\.csv"):
         bag(store, size=48, positions=store)
-
-
-def test_h5py_that_is_missing_is_named(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.h5").touch()
-    monkeypatch.setitem(__import__("sys").modules, "h5py", None)
-    with pytest.raises(UserError, match=r"pip install 'wsi-trainer\[hdf5\]'"):
-        bag(store, size=48, positions=tmp_path)
 
 
 def square(x: float, y: float, side: float) -> dict[str, object]:

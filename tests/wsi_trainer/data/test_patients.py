@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lightning_plugin import Box
-from wsi_trainer.data.datamodule import SlideData
 from wsi_trainer.data.dataset import DataConfig, Joined
 from wsi_trainer.data.manifest import SlideRecord, by_patient
-from wsi_trainer.data.patches import PatchConfig
 from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.slide.views import View
 
@@ -88,13 +86,3 @@ def test_slides_of_a_patient_have_to_agree() -> None:
         by_patient([*slides, record("d", "p", site="B")], ("label",))
     with pytest.raises(UserError, match=r"data\.group is patient, which joins bags"):
         DataConfig(manifest=Path("m.csv"), group="patient")
-
-
-def test_an_unreadable_slide_of_a_patient_is_named(tmp_path: Path) -> None:
-    (tmp_path / "bad.svs").write_text("no slide")
-    rows = ["bad.svs,1,p,train", "bad2.svs,0,q,val"]
-    (tmp_path / "bad2.svs").write_text("no slide")
-    (tmp_path / "manifest.csv").write_text("slide,label,patient,split\n" + "\n".join(rows))
-    config = DataConfig(manifest=tmp_path / "manifest.csv", patches=PatchConfig(), group="patient")
-    batch = next(iter(SlideData(config, ("0", "1")).loader("train")))
-    assert batch["slide"] == "p" and "bad.svs" in batch["failure"]

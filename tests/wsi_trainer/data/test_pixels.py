@@ -3,69 +3,20 @@
 import csv
 import json
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 import shapely
 import tifffile
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
-from torch import Tensor
 
-from lightning_plugin import Box, TileSource
 from wsi_trainer.cli import main
 from wsi_trainer.data.dataset import DataConfig, pixels_of
 from wsi_trainer.data.manifest import read_manifest
 from wsi_trainer.errors import SlideError
 from wsi_trainer.fit.run import Run
 from wsi_trainer.models import SegmentationTask
-from wsi_trainer.regions import target
-from wsi_trainer.regions.target import IGNORED, counted
 from wsi_trainer.synthetic import generate
-
-
-class Map(TileSource):
-    """A map of classes that knows where it is the same throughout, and notes what it had to read."""
-
-    dtype = torch.uint8
-
-    def __init__(self, values: np.ndarray) -> None:
-        self.values = values
-        self.shape = (1, 1, *values.shape)
-        self.read_pixels = 0
-
-    def _cut(self, box: Box) -> np.ndarray:
-        return self.values[box.lo[0] : box.hi[0], box.lo[1] : box.hi[1]]
-
-    def read(self, box: Box) -> Tensor:
-        self.read_pixels += box.positions
-        return torch.from_numpy(self._cut(box).copy())[None, None]
-
-    def constant(self, box: Box) -> Tensor | None:
-        found = np.unique(self._cut(box))
-        return torch.from_numpy(found) if len(found) == 1 else None
-
-
-sizes = st.tuples(st.integers(1, 40), st.integers(1, 40))
-
-
-@given(arrays(np.uint8, sizes, elements=st.sampled_from([0, 0, 0, 1, 2, IGNORED])), st.integers(1, 9))
-def test_counts_are_numpys_however_boxes_are_cut(values: np.ndarray, side: int) -> None:
-    with patch.object(target, "SIDE", side):
-        parts = list(counted(Map(values), 3))
-    assert sum(pixels for pixels, _ in parts) == values.size
-    assert sum(part for _, part in parts).tolist() == [(values == place).sum() for place in range(3)]
-
-
-def test_only_boxes_with_a_border_are_read() -> None:
-    values = np.zeros((5000, 7000), np.uint8)
-    values[3100:3200, 4200:4300] = 1
-    drawn = Map(values)
-    assert sum(part for _, part in counted(drawn, 2)).tolist() == [5000 * 7000 - 100 * 100, 100 * 100]
-    assert drawn.read_pixels <= 1024 * 1024
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +23,6 @@ from wsi_trainer.data.features import FeatureSource, check_one_each, features_of
 from wsi_trainer.embed.command import Embedder
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.run import Run, read_json
-from wsi_trainer.io import files
 from wsi_trainer.models import AttentionPooling, FrozenFeatures, PatchEncoder, ResNet, SlideClassifier
 from wsi_trainer.store.convert import Job, convert
 from wsi_trainer.store.settings import Settings
@@ -129,16 +127,6 @@ def test_other_weights_do_not_mix_into_a_folder(
     assert "features of an encoder with random weights say nothing" in capsys.readouterr().err
 
 
-def test_files_of_other_weights_are_refused_also_where_slides_may_be_left_out(
-    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(config, tmp_path / "out") == 0
-    torch.save(ResNet((4, 8), norm="group").state_dict(), tmp_path / "other.pt")
-    words = (f"--model.pretrained={tmp_path / 'other.pt'}", "--data.on_error=skip")
-    assert run(config, tmp_path / "out", *words) == 2
-    assert "s0.h5 was made with another encoder or other weights" in capsys.readouterr().err
-
-
 def test_what_a_folder_holds_is_what_would_be_made(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -158,36 +146,6 @@ def test_what_a_folder_holds_is_what_would_be_made(
     (out / "s.h5").unlink()
     assert run(config, out, *words) == 0
     assert (out / "s.h5").read_bytes() != before
-
-
-def test_a_folder_is_one_runs_at_a_time(
-    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(files, "PATIENCE", 0.05)
-    with files.lock(tmp_path / "out", "s0"):
-        assert run(config, tmp_path / "out") == 2
-    assert "s0.h5 is being made by another run" in capsys.readouterr().err
-    assert run(config, tmp_path / "out") == 0
-
-
-def test_a_store_that_cannot_be_read_for_a_moment_is_not_taken_for_another(
-    slides: Path, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Its features would be said to be of other pixels."""
-    original, left = Path.stat, 1
-
-    def failing(path: Path, **how: Any) -> Any:
-        nonlocal left
-        if left and path == slides / "s0.zarr" / "0" / "zarr.json":
-            left = 0
-            raise OSError(errno.EIO, "Input/output error", str(path))
-        return original(path, **how)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "stat", failing)
-        assert run(config, tmp_path / "out") == 2 and not left
-    assert "s0.zarr" in (said := capsys.readouterr().err) and "Input/output error" in said
-    assert run(config, tmp_path / "out") == 0
 
 
 def test_an_encoder_that_a_run_has_trained(slides: Path, config: Path, tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_a_patch_is_painted_where_it_lies(slides: Path, stride: int, cell: int) 
     assert set(values.tolist()) <= set(found.ravel().tolist()) or stride < SIZE, "each patch is seen"
 
 
-@pytest.mark.parametrize("kind", ["tif", "zarr"])
+@pytest.mark.parametrize("kind", ["zarr", pytest.param("tif", marks=pytest.mark.full)])
 def test_the_viewer_draws_maps_of_bags_where_their_files_say(slides: Path, tmp_path: Path, kind: str) -> None:
     """Patches have 1 µm a pixel, and the slides 0.5: what a position covers is twice its stride on the slide."""
     backbone = {"class_path": "wsi_trainer.models.ResNet", "init_args": {"widths": [4], "norm": "group"}}

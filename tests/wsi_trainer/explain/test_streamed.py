@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from lightning_plugin import Box, LazyImage, TileSource
-from lightning_plugin.planner.costs import cost
 from wsi_trainer.explain.attribution import METHODS, Method, attribute
 from wsi_trainer.models import (
     VGG,
@@ -74,43 +73,6 @@ def test_tile_by_tile_is_plain_pytorch(name: str, method: Method) -> None:
     assert 0 < tiled.peak_bytes <= 12 * MiB
 
 
-class KnownGlass(Watched):
-    """A slide that is glass but for a corner, which knows that or not, and counts what was read."""
-
-    def __init__(self, pixels: Tensor, knows: bool) -> None:
-        super().__init__(pixels)
-        self.knows, self.positions = knows, 0
-
-    def read(self, box: Box) -> Tensor:
-        self.positions += box.positions
-        return super().read(box)
-
-    def constant(self, box: Box) -> Tensor | None:
-        return (
-            torch.full((3,), 255, dtype=torch.uint8) if self.knows and min(box.lo) >= 0 and max(box.lo) >= 64 else None
-        )
-
-
-@pytest.mark.parametrize("method", ["activation", "gradient"])
-def test_glass_is_explained_once(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("TILE", "STEP"):  # on a machine where tiles cost nothing
-        monkeypatch.setattr(cost, name, (0, 0))
-    torch.manual_seed(0)
-    model = SlideClassifier(backbone=VGG((4, 8)), head=AttentionPooling).double()
-    pixels = slide(512, 512)
-    pixels[..., 64:], pixels[..., 64:, :] = 255, 255
-    plain = attribute(model, pixels, method=method).values
-    positions = {}
-    for knows in (True, False):
-        source = KnownGlass(pixels, knows)
-        tiled = attribute(model, LazyImage(source), method=method, budget=12 * MiB)
-        assert (tiled.values - plain).abs().max() / plain.abs().max() < 1e-9
-        assert tiled.peak_bytes <= 12 * MiB
-        positions[knows] = source.positions
-    # Around tissue, gradients differ from tile to tile, and each tile is read for its own.
-    assert positions[True] < 0.6 * positions[False], positions
-
-
 def test_several_magnifications_and_tissue_are_explained_too() -> None:
     torch.manual_seed(0)
     model = SlideClassifier(
@@ -126,15 +88,6 @@ def test_several_magnifications_and_tissue_are_explained_too() -> None:
         assert (tiled - plain).abs().max() / plain.abs().max() < 1e-9
         if method != "gradient":  # a pixel without tissue still reaches its neighbours
             assert (plain[counts[0][0, 0] == 0] == 0).all()
-
-
-def test_gradient_times_input_is_summed_over_the_pixels_of_each_position() -> None:
-    torch.manual_seed(0)
-    model = SlideClassifier(backbone=VGG((4, 8)), head=AttentionPooling).double().eval()
-    pixels = slide(40, 56).double().div(255).requires_grad_()
-    (gradient,) = torch.autograd.grad(model(pixels)[0, 0], pixels)
-    expected = (gradient * (pixels - 1)).sum(dim=1)[0].unflatten(0, (10, 4)).unflatten(2, (14, 4)).sum(dim=(1, 3))
-    torch.testing.assert_close(attribute(model, pixels.detach(), method="gradient").values, expected.detach())
 
 
 def test_integrated_gradients_add_up_to_the_difference_from_glass() -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import tifffile
 import torch
 
 from lightning_plugin import Box
 from wsi_trainer.cli import main
-from wsi_trainer.data.manifest import read_manifest
 from wsi_trainer.fit.callbacks import ReadAhead
 from wsi_trainer.fit.run import Run, read_json
 from wsi_trainer.slide.views import View
@@ -69,25 +66,3 @@ def test_weights_are_the_same_to_the_bit(
     assert len(begun) >= 6 and sum(used) >= 6, (rooms, begun, used)
     facts = read_json(Run(tmp_path / "with").memory)
     assert facts["step_peak_bytes"] + max(begun) <= BUDGET
-
-
-def test_a_tile_that_cannot_be_decoded_is_left_out_in_its_own_step(
-    square_slides: Path, words: list[str], tmp_path: Path
-) -> None:
-    """The slide opens, and its pixels are damaged: read ahead or not, the same step is left out, and no other."""
-    folder = tmp_path / "slides"
-    shutil.copytree(square_slides.parent, folder)
-    spoilt = [record for record in read_manifest(folder / square_slides.name) if record.split == "train"][2]
-    with tifffile.TiffFile(spoilt.path) as tif:
-        spans = list(zip(tif.pages[0].dataoffsets, tif.pages[0].databytecounts))  # type: ignore[union-attr]
-    with spoilt.path.open("r+b") as file:
-        for start, size in spans:
-            file.seek(start)
-            file.write(b"\0" * size)
-    common = [*words, f"--data.manifest={folder / square_slides.name}", *SHOWN, "--data.on_error=skip"]
-    for name, switch in (("without", False), ("with", True)):
-        run(common, tmp_path / name, ahead=switch)
-    assert_same_weights(tmp_path / "without", tmp_path / "with")
-    failures = [Run(tmp_path / name).failures.read_text() for name in ("without", "with")]
-    assert failures[0] == failures[1]
-    assert failures[0].count(f"{spoilt.slide},train") == 2

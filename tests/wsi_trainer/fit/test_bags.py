@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -10,15 +9,13 @@ import pytest
 import torch
 import yaml
 
-from lightning_plugin import LazyImage, TiledModule, materialize
 from tests.wsi_trainer.fit.whole_bags import SHARE, SIZE, SPLITS, STRIDE, TRAINED_ON, resnet, train_whole, whole_bag
 from wsi_trainer.cli import main
-from wsi_trainer.data.patches import PatchConfig, open_bag
 from wsi_trainer.fit.run import Run, read_json
 from wsi_trainer.metrics import ClassPredictions
 from wsi_trainer.models import AttentionPooling, PatchEncoder, ResNet, SlideClassifier
 
-EPOCHS = 3
+EPOCHS = 2
 
 
 @pytest.fixture
@@ -70,48 +67,26 @@ def test_a_fit_is_plain_pytorch_with_the_whole_bag_in_memory(bag_stores: Path, c
     np.testing.assert_allclose(predicted.probabilities, said.numpy(), atol=1e-8)
 
 
-def test_a_pass_over_the_tiles_of_a_bag_decodes_each_block_once(bag_stores: Path) -> None:
-    bag = open_bag(bag_stores / "s6.zarr", PatchConfig(size=SIZE, stride=20))
-    loads: Counter[tuple[int, int]] = Counter()
-    load = bag._blocks._load
-    bag._blocks._load = lambda cell: loads.update([cell]) or load(cell)  # type: ignore[func-returns-value]
-    model = SlideClassifier(backbone=PatchEncoder(ResNet((4, 8), norm="group"), SIZE), head=AttentionPooling)
-    tiled = TiledModule(model.eval(), tiles=(1, 1, bag.shape[0] // 4))
-    with torch.no_grad():
-        logits = materialize(tiled(LazyImage(bag)))
-    assert torch.isfinite(logits).all() and bag.shape[0] >= 20
-    assert loads and set(loads.values()) == {1}
-
-
-def test_what_a_run_says_and_what_follows_it(
+def test_plain_pytorch_and_tiles_see_the_same_augmented_bags(
     bag_stores: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Augmented bags, the estimate, the saved config, evaluation, report, and a plan for another bag."""
-    more = ["--train.epochs=1", "--data.patches.flip_rotate=true", "--data.patches.shift=4", "--data.patches.stain=0.1"]
-    assert main(["fit", f"--config={config}", "--train.budget=4MiB", "--data.patches.mpp=own", *more]) == 0
-    run = Run(tmp_path / "run")
-    bags = [len(whole_bag(bag_stores / f"s{number}.zarr")) for number in range(3)]
-    assert f"the largest has {max(bags)} patches of {SIZE} × {SIZE}" in capsys.readouterr().out
-    assert read_json(run.estimate)["pixels"]["train"] == sum(bags) * SIZE**2
-    saved = yaml.safe_load(run.config.read_text())["data"]["patches"]
-    assert saved["mpp"] == "own" and saved["shift"] == 4
-    for command in (["test", "--overwrite"], ["validate"], ["predict", "--name=all"]):
-        more = [str(bag_stores / "manifest.csv")] if command[0] == "predict" else []
-        assert main([command[0], str(run.path), *more, *command[1:]]) == 0
-    assert len((run.path / "cohorts" / "all" / "predictions.csv").read_text().splitlines()) == 8
-    assert main(["report", str(run.path)]) == 0
-    assert main(["plan", f"--config={run.config}", "--patches=300"]) == 0
-    assert f"300 x 3 x {SIZE} x {SIZE}" in capsys.readouterr().out
-
-
-def test_plain_pytorch_and_tiles_see_the_same_augmented_bags(bag_stores: Path, config: Path, tmp_path: Path) -> None:
-    more = ["--train.epochs=2", "--data.patches.flip_rotate=true", "--data.patches.shift=4", "--data.patches.stain=0.1",
-            "--data.flip_rotate=true", "--data.shift=9", "--data.tint=0.02"]  # fmt: skip
-    for name, budget in (("tiled", "1MiB"), ("plain", "null")):
+    """The same weights; and the estimate, the saved config and a plan for another bag say what is trained."""
+    more = ["--train.epochs=1", "--data.patches.flip_rotate=true", "--data.patches.shift=4", "--data.patches.stain=0.1",
+            "--data.flip_rotate=true", "--data.shift=9", "--data.tint=0.02", "--data.patches.mpp=own",
+            "--data.patches.over=slide", "--data.patches.stride=79"]  # fmt: skip
+    for name, budget in (("plain", "null"), ("tiled", "1MiB")):
+        capsys.readouterr()
         assert main(["fit", f"--config={config}", *more, f"--out={tmp_path / name}", f"--train.budget={budget}"]) == 0
+    said, run = capsys.readouterr().out, Run(tmp_path / "tiled")
     tiled, plain = (torch.load(Run(tmp_path / n).checkpoint("last"), weights_only=True) for n in ("tiled", "plain"))
     for name, value in plain["state_dict"].items():
         torch.testing.assert_close(tiled["state_dict"][name], value, rtol=1e-8, atol=1e-8, msg=name)
+    assert f"the largest has 9 patches of {SIZE} × {SIZE}" in said  # as all have, so that one plan serves them
+    assert read_json(run.estimate)["pixels"]["train"] == TRAINED_ON * 9 * SIZE**2
+    saved = yaml.safe_load(run.config.read_text())["data"]["patches"]
+    assert saved["mpp"] == "own" and saved["shift"] == 4
+    assert main(["plan", f"--config={run.config}", "--patches=300"]) == 0
+    assert f"300 x 3 x {SIZE} x {SIZE}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,17 @@
 """`wsi-train fit`, `validate`, `test` and `predict` through the command line."""
 
+from __future__ import annotations
+
 import csv
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import pytorch_lightning as pl
 import yaml
-from pytorch_lightning.callbacks import RichProgressBar
-from pytorch_lightning.loggers import TensorBoardLogger
 
 from wsi_trainer.cli import main
 from wsi_trainer.data.manifest import read_manifest
-from wsi_trainer.fit.config import TrainConfig
 from wsi_trainer.fit.run import Run, read_json
-from wsi_trainer.fit.trainer import Bar, make_trainer
 from wsi_trainer.metrics import ClassPredictions, auc
 from wsi_trainer.report.contents import read_curves
 
@@ -103,14 +101,6 @@ def test_a_missing_checkpoint_is_named(words: list[str], tmp_path: Path, capsys:
     assert "there is no checkpoint at" in capsys.readouterr().err
 
 
-def test_the_progress_bar_names_no_version(tmp_path: Path) -> None:
-    """The bar showed the last letters of the folder `tensorboard` as a number of a version."""
-    bar, curves = Bar(), TensorBoardLogger(tmp_path, name="", version="tensorboard")
-    trainer = make_trainer(TrainConfig(budget=None, accelerator="cpu"), tmp_path, [bar], [curves])
-    assert "v_num" in RichProgressBar().get_metrics(trainer, pl.LightningModule())
-    assert "v_num" not in bar.get_metrics(trainer, pl.LightningModule())
-
-
 def test_a_run_keeps_what_is_null(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A budget that was turned off stays off in every later command."""
     run = tmp_path / "run"
@@ -124,3 +114,72 @@ def test_a_run_keeps_what_is_null(words: list[str], tmp_path: Path, capsys: pyte
     for _ in range(2):
         assert main(["test", str(run), "--overwrite"]) == 0
         assert Run.open(run).loaded.train.patience is None
+
+
+# -- splits in which all slides are of one class: a mistake of the table that scores hide
+
+
+def with_labels(manifest: Path, target: Path, label: Callable[[str, int], str]) -> Path:
+    """The manifest with other labels, by split and row."""
+    with manifest.open() as file:
+        rows = list(csv.DictReader(file))
+    for index, row in enumerate(rows):
+        row["label"] = label(row["split"], index)
+        row["slide"] = str(manifest.parent / row["slide"])
+    with target.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return target
+
+
+def one_to_train(split: str, row: int) -> str:
+    return "1" if split == "train" else str(row % 2)
+
+
+def one_to_test(split: str, row: int) -> str:
+    return str(row % 2) if split == "train" else "0"
+
+
+def test_a_split_of_one_class_is_refused_or_named(
+    words: list[str], square_slides: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    only = with_labels(square_slides, tmp_path / "only.csv", one_to_train)
+    assert main(["fit", *words, f"--data.manifest={only}"]) == 2
+    assert "the split train has slides of the class '1' only: nothing can be learnt" in capsys.readouterr().err
+    held = with_labels(square_slides, tmp_path / "held.csv", one_to_test)
+    assert main(["fit", *words, f"--data.manifest={held}", "--train.epochs=1"]) == 0
+    text = (tmp_path / "run" / "log.txt").read_text()
+    assert "the split test has slides of the class '0' only" in text
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "auc not defined" in shown and "(no interval: 2 patients, of 10 needed)" in shown
+
+
+# -- weights & Biases and MLflow, where they are installed: both write into the run's folder and need no server
+
+
+@pytest.fixture
+def options(words: list[str], square_slides: Path) -> list[str]:
+    return ["fit", *words, f"--data.manifest={square_slides}", "--train.epochs=2", "--train.resamples=5"]
+
+
+def test_mlflow_keeps_every_score(options: list[str], tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    assert main([*options, "--train.loggers=[mlflow]"]) == 0
+    folder = Run(tmp_path / "run")
+    client = mlflow.MlflowClient(f"sqlite:///{folder.path / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("wsi-train")
+    (found,) = client.search_runs([experiment.experiment_id])
+    assert found.info.run_name == "run" and found.info.status == "FINISHED"
+    assert [point.step for point in client.get_metric_history(found.info.run_id, "train_loss")] == [5, 11]
+    assert found.data.params["train/epochs"] == "2"
+    assert {"val_loss", "val_auc", "train_loss_step"} <= set(found.data.metrics)
+
+
+def test_wandb_writes_offline(options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert main([*options, "--train.loggers=[wandb]"]) == 0
+    (written,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
+    said = written.read_bytes()
+    assert b"train_loss" in said and b"val_auc" in said

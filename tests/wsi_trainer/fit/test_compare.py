@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from tests.wsi_trainer.fit.whole_bags import SHARE, SIZE, resnet
+from tests.wsi_trainer.fit.whole_bags import SIZE, resnet
 from wsi_trainer.cli import main
 from wsi_trainer.data.manifest import read_manifest
 from wsi_trainer.fit.compare import Cost, costing
@@ -33,7 +33,7 @@ def config(bag_stores: Path, tmp_path: Path) -> Path:
         },
         "data": {
             "manifest": str(bag_stores / "manifest.csv"),
-            "patches": {"size": SIZE, "min_tissue": SHARE},
+            "patches": {"size": SIZE, "stride": 79, "over": "slide"},  # nine of each slide: one plan serves all
         },
         "train": {"epochs": 1, "accelerator": "cpu", "resamples": 50, "loggers": ["csv"], "budget": "8MiB"},
     }

@@ -1,15 +1,45 @@
 """Every config in `wsi_trainer/configs/` is one that `wsi-train fit` takes, and its network runs."""
 
+from __future__ import annotations
+
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
+from jsonargparse import ArgumentParser
 
-from wsi_trainer.fit.config import check_settings, instantiate, make_parser, parse
-from wsi_trainer.fit.plan import plan_shape
-from wsi_trainer.models import SlideBatch
+from lightning_plugin import SFTStrategy
+from wsi_trainer.cli import main
+from wsi_trainer.cli.parsing import keys_of
+from wsi_trainer.errors import UserError
+from wsi_trainer.fit.config import (
+    CLASSES,
+    SHORT,
+    TrainConfig,
+    check_settings,
+    instantiate,
+    make_parser,
+    own_classes,
+    parse,
+)
+from wsi_trainer.fit.plan import plan, plan_shape
+from wsi_trainer.fit.trainer import make_trainer
+from wsi_trainer.models import (
+    AttentionPooling,
+    BinaryTask,
+    ModelConfig,
+    MultiClassTask,
+    ResNet,
+    SegmentationTask,
+    SlideBatch,
+    SlideSegmenter,
+    UNet,
+)
+from wsi_trainer.models.pretrained import load_weights
 
 CONFIGS = sorted((Path(__file__).resolve().parents[3] / "wsi_trainer" / "configs").glob("*.yaml"))
 ADDITIONS = {"card-11gib.yaml", "cpu-only.yaml", "multi-gpu.yaml"}
@@ -63,32 +93,238 @@ def test_plans_a_step_without_data(config: Path, height: int, width: int) -> Non
     assert plan.budget is not None and 0 < plan.peak_bytes <= plan.budget
 
 
-def test_there_is_one_for_everything_a_user_would_start_from() -> None:
-    names = {
-        "demo",
-        "tumour-detection",
-        "subtype",
-        "grading",
-        "survival",
-        "patches",
-        "multi-gpu",
-        "card-11gib",
-        "cpu-only",
-    }
-    assert names <= {path.stem for path in CONFIGS}
-
-
-def test_an_addition_changes_only_the_machine() -> None:
-    config = next(path for path in CONFIGS if path.name == "cpu-only.yaml")
-    parser = make_parser("fit", "")
-    changed, base = parse(parser, words(config)), parse(parser, words(config)[:1])
-    assert changed.model == base.model and changed.data == base.data
-    assert (changed.train.budget, base.train.budget) == ("2GiB", "64MiB")
-
-
 def test_a_dumped_config_reads_back_the_same() -> None:
     parser = make_parser("fit", "")
     options = parse(parser, words(CONFIGS[0]))
     again = parser.parse_string(parser.dump(options))
     assert parser.dump(again) == parser.dump(options)
     assert again.model == options.model and again.model.backbone.init_args
+
+
+# -- configs as people write them: classes by the names of the field
+
+
+def test_names_in_a_config_mean_classes(tmp_path: Path) -> None:
+    task = {"name": "multiclass", "classes": ["a", "b", "c"]}
+    content = {"model": {"backbone": "resnet", "head": {"name": "abmil", "hidden": 7}, "task": task}}
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(content))
+    words = [f"--config={tmp_path / 'c.yaml'}", "--out=run", "--data.manifest=slides.csv"]
+    parser = make_parser("fit", "")
+    options = parse(parser, words)
+    model = instantiate(parser, options).model
+    assert isinstance(model.backbone, ResNet) and isinstance(model.head, AttentionPooling)
+    assert isinstance(model.task, MultiClassTask) and model.task.classes == ("a", "b", "c")
+    long = tmp_path / "long.yaml"
+    long.write_text(parser.dump(options))
+    assert "wsi_trainer.models.ResNet" in long.read_text()
+    assert parse(parser, [f"--config={long}"]).model == options.model
+
+
+def test_names_on_the_command_line_mean_classes() -> None:
+    parser = make_parser("fit", "")
+    words = ["--out=run", "--data.manifest=s.csv", "--model.backbone", "VGG", "--model.backbone.widths=[4]"]
+    model = parse(parser, [*words, "--model.head=transmil", "--model.task", "binary"]).model
+    assert model.backbone.class_path.endswith("VGG") and model.backbone.init_args.widths == [4]
+    assert model.head.class_path.endswith("TransMILPooling") and model.task.class_path.endswith("BinaryTask")
+    assert parse(parser, [*words[:2], "--model.backbone=resnet50"]).model.backbone == "timm:resnet50"
+
+
+@pytest.mark.parametrize("key", SHORT)
+def test_each_name_is_of_a_class(key: str) -> None:
+    assert set(SHORT[key].values()) <= {found.__name__ for found in own_classes(f"model.{key}")}
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("--model.head=abml", "model.head: there is no 'abml'; did you mean 'abmil'?"),
+        ("--model.head=AttentionPoling", "model.head: there is no 'AttentionPoling'"),
+        ("--model.task=binry", "did you mean 'binary'?"),
+    ],
+)
+def test_a_wrong_name_is_one_line(word: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "--out=run", "--data.manifest=s.csv", word]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+# -- configs, command lines and checkpoints of earlier versions, whose keys had other names
+
+
+OLD = """
+model:
+  task:
+    class_path: wsi_trainer.models.SegmentationTask
+    init_args:
+      classes: [normal, lesion]
+      drawn: {1: lesion}
+      beside: {class_path: wsi_trainer.models.BinaryTask}
+      beside_weight: 0.5
+  trained: norms
+  statistics: tissue
+  levels: 2
+  share_levels: true
+data:
+  manifest: slides.csv
+  context: [4]
+  turn: false
+  patches: {turn: false}
+train: {halo: stochastic_split, splits: 2, wobble: 0.1}
+"""
+NEW = """
+model:
+  task:
+    class_path: wsi_trainer.models.SegmentationTask
+    init_args:
+      classes: [normal, lesion]
+      drawn: {1: lesion}
+      auxiliary: {class_path: wsi_trainer.models.BinaryTask}
+      auxiliary_weight: 0.5
+  finetune: norms
+  batchnorm_over: tissue
+  magnifications: 2
+  share_backbone: true
+data:
+  manifest: slides.csv
+  extra_downsamples: [4]
+  flip_rotate: false
+  patches: {flip_rotate: false}
+train: {halo: stochastic_split, split_grid: 2, split_jitter: 0.1}
+"""
+
+
+TASK = "--model.task={{class_path: wsi_trainer.models.SegmentationTask, init_args: {{classes: [a, b], {}: 2}}}}"
+
+
+def read(folder: Path, text: str, *words: str) -> str:
+    """The config that these options are, as a run keeps it."""
+    (folder / "config.yaml").write_text(text)
+    parser = make_parser("fit", "")
+    return parser.dump(parse(parser, [f"--config={folder / 'config.yaml'}", f"--out={folder / 'run'}", *words]))
+
+
+def test_a_config_of_an_earlier_version_is_read_with_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "patches" in read(tmp_path, NEW) and not capsys.readouterr().err
+    for _ in range(2):
+        assert read(tmp_path, OLD) == read(tmp_path, NEW)
+        said = capsys.readouterr().err.splitlines()
+        assert len(said) == 1 and "model.levels is now magnifications" in said[0], said
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (["--model.levels=3"], ["--model.magnifications=3"]),
+        (["--model.trained", "last"], ["--model.finetune", "last"]),
+        (["--model.task.init_args.beside_weight=2"], ["--model.task.init_args.auxiliary_weight=2"]),
+        ([TASK.format("beside_weight")], [TASK.format("auxiliary_weight")]),
+    ],
+)
+def test_options_of_an_earlier_version(
+    old: list[str], new: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = read(tmp_path, NEW, *new)
+    assert asked != read(tmp_path, NEW) and not capsys.readouterr().err
+    assert read(tmp_path, NEW, *old) == asked
+    assert "is now" in capsys.readouterr().err
+
+
+def test_weights_of_an_earlier_version(tmp_path: Path) -> None:
+    def model() -> SlideSegmenter:
+        return SlideSegmenter(backbone=UNet((4,)), task=SegmentationTask("ab", auxiliary=BinaryTask()))
+
+    first, second = model(), model()
+    former = {name.replace("auxiliary", "beside"): value for name, value in first.state_dict().items()}
+    assert former.keys() != first.state_dict().keys()
+    torch.save({"state_dict": former}, tmp_path / "last.ckpt")
+    load_weights(second, tmp_path / "last.ckpt")
+    for name, value in second.state_dict().items():
+        torch.testing.assert_close(value, first.state_dict()[name], rtol=0, atol=0)
+
+
+# -- splits in a config: what is refused, what the strategy is given, and what the report says of it
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"halo": "split"}, "train.split_grid is None; give split_grid"),
+        ({"split_grid": 2}, "train.halo is auto and train.split_grid is 2"),
+        ({"halo": "split", "split_grid": 1}, "it must be 2 or more"),
+        ({"halo": "split", "split_grid": 2, "split_depth": 1.5}, "train.split_depth is 1.5"),
+        ({"halo": "stochastic_split", "split_grid": 2, "split_jitter": 0.5}, "train.split_jitter is 0.5"),
+        ({"halo": "split", "split_grid": 2, "budget": None}, "give train.budget"),
+        ({"compile": "tiles", "budget": None}, "train.compile is tiles, which needs tile-by-tile execution"),
+    ],
+)
+def test_what_is_wrong_is_named(words: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        TrainConfig(**words)
+
+
+def test_the_strategy_is_given_what_the_config_says(tmp_path: Path) -> None:
+    config = TrainConfig(
+        halo="stochastic_split",
+        split_grid=3,
+        split_depth="layer2",
+        split_jitter=0.1,
+        budget="1GiB",
+        accelerator="cpu",
+        compile="tiles",
+    )
+    strategy = make_trainer(config, tmp_path, progress=False).strategy
+    assert isinstance(strategy, SFTStrategy)
+    found = strategy.engine.options.splitting
+    assert strategy.engine.options.compile == "tiles"
+    assert found is not None and (found.counts, found.depth, found.wobble) == ((3,), "layer2", 0.1)
+
+
+def test_a_plan_of_the_command_is_split(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--model", "ResNet", "--image", "512x512", "--budget", "300MiB", "--halo", "split", "--splits", "2"]
+    assert plan(words) == 0
+    assert "an approximation in training: splits 2 along each axis up to 50 %" in capsys.readouterr().out
+
+
+# -- every key of a config is explained where a user looks: in --help, and in the comments of --print_config
+
+
+PARSER = make_parser("fit", "")
+NAMED = [(key, named) for key in CLASSES for named in own_classes(key)]
+
+
+def unexplained(parser: ArgumentParser) -> list[str]:
+    keys = keys_of(parser)
+    texts = {action.dest: action.help for action in parser._actions}
+    return [key for key in keys if not (texts[key] or "").strip() or texts[key] == "==SUPPRESS=="]
+
+
+@pytest.mark.parametrize(("key", "named"), NAMED, ids=lambda x: getattr(x, "__name__", ""))
+def test_every_argument_of_every_class_has_help_and_the_class_can_be_named(key: str, named: type) -> None:
+    parser = ArgumentParser()
+    skip = {"channels"} if key == "model.head" else set()
+    parser.add_class_arguments(named, "init", skip=skip)
+    assert unexplained(parser) == []
+    needed = {"classes": ["a", "b"], "name": "resnet18"}
+    parameters = inspect.signature(named).parameters
+    init = {name: value for name, value in needed.items() if name in parameters}
+    options = ["--out=x", "--data.manifest=m", f"--{key}=wsi_trainer.models.{named.__name__}"]
+    parsed = PARSER.parse_args([*options, *(f"--{key}.init_args.{name}={value}" for name, value in init.items())])
+    assert parsed[key].class_path == f"wsi_trainer.models.{named.__name__}"
+
+
+def test_the_printed_config_has_comments_and_reads_back(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "--out=run", "--data.manifest=slides.csv", "--print-config=comments"]) == 0
+    shown = capsys.readouterr().out
+    content = yaml.safe_load(shown)
+    assert content["train"]["budget"] == "auto" and content["data"]["manifest"] == "slides.csv"
+    assert "# Device memory for a step" in shown and "# Times that each slide is seen" in shown
+    assert "torch.nn." not in shown and "ResNet" in shown  # what can be named, not all that was ever imported
+    assert PARSER.parse_string(shown).train.budget == "auto"
+
+
+def test_the_model_is_named_as_its_argument() -> None:
+    assert set(inspect.signature(ModelConfig).parameters) == {
+        key.removeprefix("model.") for key in keys_of(PARSER) if key.startswith("model.")
+    }

@@ -1,6 +1,5 @@
 """`wsi-train fit --folds N`: each slide is held out once, and the folds are summed up."""
 
-import csv
 import shutil
 from pathlib import Path
 
@@ -54,20 +53,6 @@ def test_folds_are_runs_and_their_summary(
     assert read_json(out.cross_validation) == facts
     assert (out.path / "fold0" / "evaluation" / "test.json").stat().st_mtime_ns == kept
     assert main(["test", str(out.path / "fold1"), "--overwrite"]) == 0
-
-
-def test_a_test_split_of_the_manifest_is_kept_for_the_end(
-    words: list[str], square_slides: Path, tmp_path: Path
-) -> None:
-    assert main(["fit", *words, f"--data.manifest={square_slides}", "--train.epochs=1", "--folds=2"]) == 0
-    out = Run(tmp_path / "run")
-    facts = read_json(out.cross_validation)
-    assert facts["split"] == "val"
-    tested = {record.slide for record in read_manifest(square_slides) if record.split == "test"}
-    for number in range(2):
-        fold = Run(out.path / f"fold{number}")
-        with fold.predictions("val").open(newline="") as file:
-            assert not tested & {row["slide"] for row in csv.DictReader(file)}
 
 
 @pytest.mark.parametrize(

@@ -67,12 +67,6 @@ def test_a_slide_that_does_not_say_how_large_its_pixels_are(tmp_path: Path, caps
     assert "s0.tif" in said and "mpp" in said and "column mpp" in said
 
 
-def test_a_slide_of_glass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = message(write_config(tmp_path, white=True), capsys)
-    assert "s0.tif: none of its patches has data.patches.min_tissue 0 of tissue (no tissue was found on it)" in said
-    assert "data.patches.over: slide" in said
-
-
 def test_a_bag_of_one_patch_is_trained_on_and_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader
 from lightning_plugin import Box, LazyImage, SFTStrategy, TileSource
 from wsi_trainer.cli import main
 from wsi_trainer.data.manifest import read_manifest
-from wsi_trainer.errors import SlideError
 from wsi_trainer.fit.callbacks import FailureLog
 from wsi_trainer.fit.run import Run, read_json
 from wsi_trainer.models import ResNet, SlideClassifier
@@ -145,9 +144,3 @@ def test_a_step_that_fails_half_way_leaves_nothing_behind(tmp_path: Path) -> Non
             assert all(torch.equal(value, at_once[key]) for key, value in state.items()), reads
     assert reads == 8  # four tiles forward, four backward
     assert all(torch.equal(value, whole[key]) for key, value in state.items())
-
-
-def test_whatever_a_reader_raises_names_the_slide() -> None:
-    source = Augmented(Failing(torch.zeros(1, 3, 4, 4), 0), name="folder/slide.svs")
-    with pytest.raises(SlideError, match=r"folder/slide.svs: cannot be read at .*a decoder gave up"):
-        source.read(Box((0, 0), (2, 2)))

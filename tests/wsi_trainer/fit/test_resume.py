@@ -2,9 +2,8 @@
 
 import errno
 import os
+import resource
 import signal
-import subprocess
-import sys
 import time
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -16,7 +15,6 @@ from tests.warm import start
 from tests.wsi_trainer.fit import slow_steps
 from wsi_trainer.cli import main
 from wsi_trainer.cli.commands import FAULT_EXIT
-from wsi_trainer.errors import UserError
 from wsi_trainer.fit import fit, trainer
 from wsi_trainer.fit import run as runs
 from wsi_trainer.fit.run import Run, read_json
@@ -61,7 +59,6 @@ def die_and_resume(words: list[str], epoch: int, monkeypatch: pytest.MonkeyPatch
     ("budget", "died"),
     [
         ("8MiB", "after its test"),
-        ("8MiB", "before its test"),
         ("null", "before its test"),
         ("8MiB", "while it wrote a checkpoint"),
     ],
@@ -103,15 +100,6 @@ def test_a_folder_is_one_runs_at_a_time(
             assert main(["fit", *words, *more]) == 2
             assert "is being written by another run" in capsys.readouterr().err
     assert [path.name for path in folder.path.iterdir()] == [".lock"]
-
-
-def test_a_disk_without_locks_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(runs.FileLock, "acquire", refuse)
-    with Run(tmp_path).locked():
-        pass
 
 
 def test_a_run_goes_on_with_the_model_it_began_with(
@@ -170,30 +158,19 @@ def test_a_full_disk_keeps_the_checkpoint_before(
     assert main(command) == 0
 
 
-def test_a_disk_that_is_full_in_the_middle_of_a_checkpoint_is_named(tmp_path: Path) -> None:
-    """PyTorch tells of it in words of its own; what was there before stays."""
-    path = tmp_path / "last.ckpt"
-    trainer.Checkpoints().save_checkpoint({"state_dict": {"w": torch.ones(3)}}, path)
-    before = path.read_bytes()
-    (tmp_path / "last.ckpt.partial").symlink_to("/dev/full")
-    with pytest.raises(UserError, match=r"last.ckpt cannot be written: No space left on device; the"):
-        trainer.Checkpoints().save_checkpoint({"state_dict": {"w": torch.ones(10_000_000)}}, path)
-    assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["last.ckpt"]
+def write_large(path: Path) -> None:
+    """Print by how many bytes the process grows while it writes 400 MB."""
+    state = {f"w{i}": torch.ones(5_000_000) for i in range(20)}
+    trainer.Checkpoints().save_checkpoint({"w": torch.ones(3)}, path)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    trainer.Checkpoints().save_checkpoint({"state_dict": state, "again": state}, path)
+    print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
 
 
 def test_a_checkpoint_is_written_without_a_second_copy_in_memory(tmp_path: Path) -> None:
-    script = (
-        "import resource, sys, torch\n"
-        "from wsi_trainer.fit.trainer import Checkpoints\n"
-        "state = {f'w{i}': torch.ones(5_000_000) for i in range(20)}\n"
-        "Checkpoints().save_checkpoint({'w': torch.ones(3)}, sys.argv[1])\n"
-        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "Checkpoints().save_checkpoint({'state_dict': state, 'again': state}, sys.argv[1])\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
-    )
     path = tmp_path / "last.ckpt"
-    done = subprocess.run([sys.executable, "-c", script, path], check=True, capture_output=True, text=True)
-    assert int(done.stdout) * 1024 < 60_000_000 < 400_000_000 < path.stat().st_size
+    start(tmp_path / "log", write_large, path).join()
+    assert int((tmp_path / "log").read_text()) < 60_000_000 < 400_000_000 < path.stat().st_size
 
 
 def terminated(process: ForkServerProcess, log: Path) -> str:
@@ -224,14 +201,10 @@ def test_a_signal_ends_a_run_which_is_continued(words: list[str], tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no such signals")
-@pytest.mark.parametrize(
-    "name",
-    ["predict", pytest.param("test", marks=pytest.mark.full), pytest.param("heatmap", marks=pytest.mark.full)],
-)
-def test_a_signal_ends_the_commands_that_look_at_slides(words: list[str], tmp_path: Path, name: str) -> None:
+def test_a_signal_ends_a_command_that_looks_at_slides(words: list[str], tmp_path: Path) -> None:
     assert main(["fit", *words, "--train.epochs=1"]) == 0
     manifest = next(w.partition("=")[2] for w in words if w.startswith("--data.manifest="))
-    command = [name, str(tmp_path / "run"), "--overwrite", *([manifest] if name == "predict" else [])]
+    command = ["predict", str(tmp_path / "run"), "--overwrite", manifest]
     log = tmp_path / "log.txt"
     process = start(log, slow_steps.look, command)
     while not log.is_file() or "looking at a slide" not in log.read_text():

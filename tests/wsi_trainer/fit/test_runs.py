@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import csv
-import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -202,16 +200,3 @@ def test_a_run_from_python(cohort: Path) -> None:
     assert said["probability_1"] == pytest.approx(row.probabilities[list(row.slides).index(kept[0].slide), 1], abs=1e-6)
     assert run.scores["test"]["slides"] == len(kept)
     assert run.encoder is run.loaded.model.backbone
-
-
-def test_the_page_on_runs_from_python(moved: Path, external: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The example as it is printed."""
-    monkeypatch.chdir(moved)
-    assert main(["test", "runs/first", f"--cohort={external}", "--name=external-1"]) == 0
-    Path("new.svs").symlink_to(next((moved / "slides").rglob("*.tif")))
-    page = (Path(__file__).parents[3] / "docs" / "how-to" / "use-a-run.md").read_text(encoding="utf-8")
-    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    names: dict[str, Any] = {}
-    exec(compile(program, "use-a-run.md", "exec", dont_inherit=True), names)
-    assert sum(names["probabilities"].values()) == pytest.approx(1) and set(names["auc"]) >= {"value", "low", "high"}
-    assert names["external"]["test"]["slides"] == 8 and len(names["test"]) == names["run"].scores["test"]["slides"]

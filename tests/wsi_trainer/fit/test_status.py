@@ -1,11 +1,7 @@
 """A run keeps its status up to date, and `status` says what became of the run."""
 
-import errno
 import json
-import logging
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,41 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.warm import start
 from wsi_trainer.cli import main
 from wsi_trainer.data.manifest import read_manifest
-from wsi_trainer.fit.callbacks import time_left
 from wsi_trainer.fit.run import Run
 from wsi_trainer.fit.status import recorded, status_of
 from wsi_trainer.models import SlideClassifier
 from wsi_trainer.signals import Stopped
-
-
-def test_a_disk_that_refuses_the_status_does_not_end_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def full(*args: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with recorded(Run(tmp_path).status) as file:
-        file.update(step=1)
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "replace", full)
-            file.update(step=2)
-            file.update(step=3)
-        assert caplog.text.count("the run goes on without an up-to-date status.json: No space left on device") == 1
-        assert status_of(tmp_path)[0].step == 1 and os.listdir(tmp_path) == ["status.json"]
-        file.update(epoch=0)
-        (said,) = status_of(tmp_path)
-        assert (said.step, said.epoch) == (3, 0) and "No space left" in said.warnings[0]
-
-
-def test_the_last_warnings_are_kept(tmp_path: Path) -> None:
-    with recorded(Run(tmp_path).status):
-        for number in range(9):
-            logging.getLogger("wsi_trainer").warning("warning %s, %s", number, "long" * 1000)
-    (said,) = status_of(tmp_path)
-    assert [text[:10] for text in said.warnings] == [f"warning {number}," for number in range(4, 9)]
-    assert Run(tmp_path).status.stat().st_size < 12000
 
 
 @pytest.mark.parametrize(
@@ -67,15 +35,13 @@ def test_the_end_of_a_run_is_told(tmp_path: Path, error: BaseException | None, o
     assert said.last_error == ("ValueError: it broke" if outcome == "failed" else None)
 
 
+def killed(path: Path) -> None:
+    with recorded(path):
+        os.kill(os.getpid(), 9)
+
+
 def test_a_killed_process_has_died_and_one_on_another_host_is_elsewhere(tmp_path: Path) -> None:
-    code = f"""
-import os
-from pathlib import Path
-from wsi_trainer.fit.status import recorded
-with recorded(Path({str(tmp_path / "status.json")!r})):
-    os.kill(os.getpid(), 9)
-"""
-    subprocess.run([sys.executable, "-c", code], check=False)
+    start(tmp_path / "log", killed, tmp_path / "status.json").join()
     assert status_of(tmp_path)[0].state == "died"
     assert main(["status", str(tmp_path), "--watch"]) == 1, "nothing is waited for"
     record = json.loads((tmp_path / "status.json").read_text()) | {"host": "another"}
@@ -83,22 +49,11 @@ with recorded(Path({str(tmp_path / "status.json")!r})):
     assert status_of(tmp_path)[0].state == "elsewhere"
 
 
-def test_time_left_goes_by_what_this_process_has_done() -> None:
-    assert time_left(total=100, first=50, done=60, seconds=30.0) == pytest.approx(3.0 * 40)
-    assert time_left(total=100, first=50, done=100, seconds=30.0) == 0
-    assert time_left(total=100, first=50, done=50, seconds=30.0) is None
-
-
 def test_a_damaged_status_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for text in ("{", '{"run": "x"}', '{"run": "x", "state": "done", "heard": null}', '{"unknown": 1}'):
         Run(tmp_path).status.write_text(text)
         assert main(["status", str(tmp_path)]) == 2
         assert "status.json" in (error := capsys.readouterr().err) and error.count("\n") == 1
-
-
-def test_a_folder_without_a_status_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["status", str(tmp_path)]) == 2
-    assert "is not the folder of a run" in capsys.readouterr().err
 
 
 def test_a_run_is_told_of_and_a_loss_that_is_not_finite_is_named(

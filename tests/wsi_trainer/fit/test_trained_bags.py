@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason
 SIZE, STRIDE, RATE = 32, 79, 0.01  # nine patches of each slide, so that one plan serves all
 SMALL = {"img_size": SIZE, "patch_size": 8, "depth": 2, "embed_dim": 8, "num_heads": 2, "mlp_ratio": 2.0}
 WHAT: dict[str, dict[str, Any]] = {"all": {}, "last": {"last_stages": 2}, "lora": {"lora_rank": 2}, "none": {}}
-CASES = ["all", "lora", *(pytest.param(what, marks=pytest.mark.full) for what in ("last", "none"))]
+CASES = ["lora", *(pytest.param(what, marks=pytest.mark.full) for what in ("all", "last", "none"))]
 
 
 @pytest.mark.parametrize("what", CASES)

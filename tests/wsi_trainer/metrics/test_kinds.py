@@ -113,12 +113,6 @@ def test_slides_of_a_patient_share_one_survival() -> None:
         RiskPredictions(SLIDES, PATIENTS, times, predictions.events, predictions.risks).by_patient()
 
 
-def test_kaplan_meier_by_hand() -> None:
-    times, survival = kaplan_meier(np.array([1.0, 2, 2, 3, 4]), np.array([True, True, False, False, True]))
-    np.testing.assert_allclose(times, [0, 1, 2, 4])
-    np.testing.assert_allclose(survival, [1, 4 / 5, 4 / 5 * 3 / 4, 0])
-
-
 def test_survival_of_groups_against_its_definition() -> None:
     """Kaplan-Meier and log-rank of patients with ties and losses to follow-up, written out event by event."""
     drawn = np.random.default_rng(3)
@@ -144,20 +138,6 @@ def test_survival_of_groups_against_its_definition() -> None:
     assert np.isnan(log_rank(np.arange(1.0, 7), nobody, np.arange(6) < 3))
     assert kaplan_meier(np.arange(1.0, 7), nobody)[1].tolist() == [1.0]
     assert np.isnan(log_rank(np.arange(1.0, 7), ~nobody, nobody))
-
-
-def test_survival_counts_patients_and_not_slides() -> None:
-    """Slides of a patient, shown several times, change nothing."""
-    one = some("risk")
-    assert isinstance(one, RiskPredictions)
-    first = one.take(np.arange(0, ROWS, 2))
-    twice = first.take(np.repeat(np.arange(len(first)), 3))
-    for predictions in (first, twice):
-        patients = predictions.by_patient()
-        assert len(patients) == ROWS // 2
-        high = patients.risks > np.median(patients.risks)
-        found = log_rank(patients.times, patients.events, high)
-        assert found == pytest.approx(log_rank(first.times, first.events, first.risks > np.median(first.risks)))
 
 
 @pytest.mark.parametrize("kind", ["classes", "labels", "value", "risk"])

@@ -1,47 +1,19 @@
 """Scores against what they mean, counted by hand."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from sklearn import metrics as sk
 
-from wsi_trainer.metrics import ORDINAL_SCORES, SCORES, ClassPredictions, auc
-from wsi_trainer.metrics.curves import roc_band
+from wsi_trainer.metrics import ORDINAL_SCORES, SCORES, ClassPredictions, PredictionsError, auc, cross_validation
+from wsi_trainer.metrics.curves import calibration, pr_band, roc_band
 
 
 def binary(scores: list[float], labels: list[int]) -> ClassPredictions:
     names = tuple(f"s{index}" for index in range(len(labels)))
     probabilities = np.stack([1 - np.array(scores), np.array(scores)], axis=1)
     return ClassPredictions(names, names, ("no", "yes"), np.array(labels), probabilities)
-
-
-def test_auc_is_the_share_of_pairs_in_the_right_order() -> None:
-    generator = np.random.default_rng(0)
-    labels = generator.integers(0, 2, 60)
-    scores = np.round(generator.random(60), 1)  # with ties, which count half
-    positive, negative = scores[labels == 1], scores[labels == 0]
-    pairs = np.mean([(p > n) + 0.5 * (p == n) for p in positive for n in negative])
-    assert auc(binary(scores.tolist(), labels.tolist())) == pytest.approx(pairs)
-
-
-def test_thresholded_scores_by_hand() -> None:
-    predictions = binary([0.9, 0.8, 0.3, 0.2, 0.1, 0.6], [1, 1, 1, 0, 0, 0])
-    assert SCORES["balanced_accuracy"](predictions) == pytest.approx(2 / 3)
-    assert SCORES["f1"](predictions) == pytest.approx(2 * 2 / (2 * 2 + 1 + 1))
-    assert SCORES["brier"](predictions) == pytest.approx(np.mean([0.01, 0.04, 0.49, 0.04, 0.01, 0.36]))
-    assert SCORES["average_precision"](predictions) == pytest.approx((1 + 1 + 3 / 4) / 3)
-
-
-def test_auc_of_one_class_is_not_a_number() -> None:
-    assert np.isnan(auc(binary([0.1, 0.2], [1, 1])))
-
-
-def test_several_classes_are_averaged_one_against_rest() -> None:
-    labels = np.array([0, 1, 2, 0, 1, 2])
-    names = tuple("abcdef")
-    perfect = ClassPredictions(names, names, ("x", "y", "z"), labels, np.eye(3)[labels])
-    assert auc(perfect) == 1 and SCORES["f1"](perfect) == 1 and SCORES["brier"](perfect) == 0
-    swapped = ClassPredictions(names, names, ("x", "y", "z"), labels, np.eye(3)[(labels + 1) % 3])
-    assert auc(swapped) == pytest.approx(0.25) and SCORES["balanced_accuracy"](swapped) == 0
 
 
 def test_the_roc_curve_has_the_area_and_its_band_holds_it() -> None:
@@ -96,3 +68,98 @@ def test_calibration_error_by_hand() -> None:
     wrong = binary([0.95, 0.95, 0.05, 0.05], [0, 0, 1, 1])
     assert SCORES["calibration_error"](wrong) == pytest.approx(0.95)
     assert SCORES["calibration_error"](binary([1.0, 0.0], [1, 0])) == 0
+
+
+# -- precision over recall, calibration, and what folds say together
+
+
+def cohort(seed: int, first: int = 0, rows: int = 200) -> ClassPredictions:
+    generator = np.random.default_rng(seed)
+    p = generator.random(rows)
+    labels = (generator.random(rows) < p).astype(np.int64)  # what is said is what happens
+    names = tuple(f"s{first + i}" for i in range(rows))
+    return ClassPredictions(names, names, ("no", "yes"), labels, np.stack([1 - p, p], axis=1))
+
+
+def test_the_precision_curve_has_the_average_precision_as_its_area() -> None:
+    predictions = cohort(0, rows=400)
+    band = pr_band(predictions, count=100)
+    area = np.trapezoid(band.y, band.x)
+    assert area == pytest.approx(SCORES["average_precision"](predictions), abs=0.02)
+    assert band.y[-1] == pytest.approx(predictions.labels.mean(), abs=0.05)
+    inside = (band.low <= band.y + 1e-9) & (band.y <= band.high + 1e-9)
+    assert inside.mean() > 0.9
+    with pytest.raises(ValueError, match="no precision-recall curve"):
+        pr_band(predictions.take(np.flatnonzero(predictions.labels == 1)))
+
+
+def test_a_calibrated_model_lies_in_the_intervals_of_its_bins() -> None:
+    bins = calibration(cohort(1, rows=2000))
+    assert bins.slides.sum() == 2000 and len(bins.said) == 10
+    assert ((bins.low <= bins.said) & (bins.said <= bins.high)).mean() >= 0.8
+    assert ((bins.low <= bins.happened) & (bins.happened <= bins.high)).all()
+
+
+def test_folds_are_averaged_and_pooled() -> None:
+    folds = [cohort(2, 0, 60), cohort(3, 60, 80), cohort(4, 140, 70)]
+    summary = cross_validation(folds, {"auc": auc}, resamples=50)
+    values = [auc(fold) for fold in folds]
+    assert [fold["slide"]["auc"] for fold in summary["folds"]] == values
+    assert summary["mean"]["auc"] == pytest.approx(np.mean(values))
+    assert summary["sd"]["auc"] == pytest.approx(np.std(values, ddof=1))
+    labels = np.concatenate([fold.labels for fold in folds])
+    together = np.concatenate([fold.probabilities for fold in folds])
+    names = tuple(map(str, range(210)))
+    assert summary["pooled"]["auc"]["value"] == auc(ClassPredictions(names, names, ("no", "yes"), labels, together))
+
+
+def test_a_slide_is_held_out_once() -> None:
+    with pytest.raises(PredictionsError, match="slide s30 is held out in the folds 0 and 1"):
+        cross_validation([cohort(2, 0, 40), cohort(3, 30, 40)], {"auc": auc})
+    with pytest.raises(PredictionsError, match="at least 2"):
+        cross_validation([cohort(2)], {"auc": auc})
+
+
+# -- classPredictions: files, patients, errors
+
+
+def predictions(probabilities: list[list[float]], labels: list[int], patients: list[str]) -> ClassPredictions:
+    classes = tuple("abc"[: len(probabilities[0])])
+    slides = tuple(f"s{index}" for index in range(len(labels)))
+    return ClassPredictions(slides, tuple(patients), classes, np.array(labels), np.array(probabilities))
+
+
+def test_a_patient_is_as_positive_as_its_most_positive_slide() -> None:
+    by_patient = predictions([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]], [0, 1, 0], ["p", "p", "q"]).by_patient()
+    assert by_patient.slides == ("p", "q") and by_patient.labels.tolist() == [1, 0]
+    np.testing.assert_allclose(by_patient.probabilities, [[0.2, 0.8], [0.6, 0.4]])
+
+
+def test_several_classes_are_averaged_and_have_to_agree() -> None:
+    values = [[0.5, 0.3, 0.2], [0.1, 0.7, 0.2]]
+    by_patient = predictions(values, [1, 1], ["p", "p"]).by_patient()
+    np.testing.assert_allclose(by_patient.probabilities, [[0.3, 0.5, 0.2]])
+    with pytest.raises(PredictionsError, match="patient p have different labels"):
+        predictions(values, [0, 1], ["p", "p"]).by_patient()
+
+
+def test_alignment_follows_the_names() -> None:
+    both = predictions([[0.9, 0.1], [0.2, 0.8]], [0, 1], ["p", "q"])
+    assert both.aligned(["s1", "s0"]).labels.tolist() == [1, 0]
+    with pytest.raises(PredictionsError, match="1 slides have no prediction, the first is s9"):
+        both.aligned(["s0", "s9"])
+
+
+def test_what_cannot_be_scored_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PredictionsError, match="slide s1 is not a finite number"):
+        predictions([[0.5, 0.5], [float("nan"), 0.5]], [0, 1], ["p", "q"])
+    with pytest.raises(PredictionsError, match="1 patients"):
+        predictions([[0.5, 0.5], [0.5, 0.5]], [0, 1], ["p"])
+    with pytest.raises(PredictionsError, match="wsi-train test"):
+        ClassPredictions.read(tmp_path / "absent.csv")
+    (tmp_path / "odd.csv").write_text("slide,patient,label\na,b,c\n")
+    with pytest.raises(PredictionsError, match="lacks the columns"):
+        ClassPredictions.read(tmp_path / "odd.csv")
+    (tmp_path / "label.csv").write_text("slide,patient,label,probability_x,probability_y\na,b,z,0.5,0.5\n")
+    with pytest.raises(PredictionsError, match="label 'z'"):
+        ClassPredictions.read(tmp_path / "label.csv")

@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 
 from lightning_plugin import Box, LazyImage, TensorSource, TiledModule
-from wsi_trainer.fit.plan import plan_shape
-from wsi_trainer.metrics import JointPredictions
 from wsi_trainer.models import (
     AttentionPooling,
     BinaryTask,
@@ -25,7 +23,6 @@ from wsi_trainer.models import (
     Task,
     UNet,
 )
-from wsi_trainer.models.tasks import Owners
 
 CLASSES = ["normal", "tumour"]
 
@@ -119,43 +116,3 @@ def test_tile_by_tile_is_plain_pytorch_and_one_run(head: Any) -> None:
     source = Counting(IMAGE)
     TiledModule(Whole(alone), tiles=(3, 2))(LazyImage(source), LazyImage(TensorSource(DRAWN)), target)
     assert forward == source.pixels
-
-
-def test_predicts_both() -> None:
-    model = joint(MultiClassTask(["a", "b", "c"])).eval()
-    loss, target, said = model._scored(batch_of(IMAGE, DRAWN, torch.tensor([2])))
-    assert loss.ndim == 0 and target.tolist() == [2] and said.shape == (1, 3 * 2 + 3)
-    torch.testing.assert_close(said, model._predicted(batch_of(IMAGE, DRAWN, torch.tensor([2]))))
-    unknown = model._predicted(SlideBatch(image=IMAGE, label=torch.tensor([-1]), slide="a"))
-    assert unknown.shape == (1, len(model.task.names)) and model.task.names[2:] == (
-        "probability_a", "probability_b", "probability_c",
-    )  # fmt: skip
-    assert float(unknown[:, :2].detach().sum()) == pytest.approx(1)
-    torch.testing.assert_close(unknown[:, 2:].double(), said[:, 6:])
-    owners = Owners(("s",), ("p",))
-    predictions = model.task.predictions(owners, target.double().numpy(), said.detach().numpy())
-    assert isinstance(predictions, JointPredictions) and predictions.labels.labels.tolist() == [2]  # type: ignore[union-attr]
-    assert predictions.areas.pixels[0, 2].sum() == 61 * 50
-    assert {"dice", "label_auc"} <= set(model.task.scores)
-
-
-def test_is_planned_and_pools_over_tissue() -> None:
-    model = SlideSegmenter(
-        backbone=UNet((4,)), task=SegmentationTask(CLASSES, auxiliary=BinaryTask()), pool_over="tissue"
-    )
-    plan = plan_shape(model, (1, 3, 300, 200), "64MiB")
-    assert plan.peak_bytes <= 64 * 2**20 and not plan.barriers and not model.standardise.seen
-    tissue = torch.zeros(1, 1, 61, 50)
-    tissue[:, :, :20, :20] = 1
-    vector = model.eval().at_pixels_and_pooled(IMAGE, tissue)[1]
-    torch.testing.assert_close(vector, model.backbone(model.normalise(IMAGE))[:, :, :20, :20].mean(dim=(2, 3)))
-
-
-def test_tasks_that_cannot_be_auxiliary() -> None:
-    with pytest.raises(ValueError, match="auxiliary is SegmentationTask; it must be a task with one target"):
-        SegmentationTask(CLASSES, auxiliary=SegmentationTask(CLASSES))
-    for weight in (0, -1, float("nan")):
-        with pytest.raises(ValueError, match="auxiliary_weight is"):
-            SegmentationTask(CLASSES, auxiliary=BinaryTask(), auxiliary_weight=weight)
-    with pytest.raises(ValueError, match=r"model\.magnifications"):
-        SlideSegmenter(backbone=UNet((4,)), task=SegmentationTask(CLASSES, auxiliary=BinaryTask()), magnifications=2)

@@ -1,13 +1,16 @@
 """The backbones: shapes, strides, norms and errors."""
 
-from typing import get_args
+import importlib
+from importlib.util import find_spec
+from typing import Any, get_args
 
 import pytest
 import torch
 
-from wsi_trainer.models import VGG, Backbone, ResNet, UNet
-from wsi_trainer.models.backbones import describe, stages_of
-from wsi_trainer.models.layers import NormKind, StandardisedConv2d
+from wsi_trainer.errors import UserError
+from wsi_trainer.models import VGG, Backbone, ResNet, SlideClassifier, UNet
+from wsi_trainer.models.backbones import describe, make_backbone, stages_of
+from wsi_trainer.models.layers import NormKind
 
 BACKBONES = (
     VGG(widths=(4, 8)),
@@ -21,12 +24,6 @@ BACKBONES = (
 def test_out_channels_and_stride_are_what_the_map_has(backbone: Backbone) -> None:
     features = backbone(torch.rand(1, 3, 6 * backbone.stride, 4 * backbone.stride))
     assert features.shape == (1, backbone.out_channels, 6, 4)
-
-
-@pytest.mark.parametrize("backbone", BACKBONES, ids=lambda b: f"{type(b).__name__}-{b.stride}")
-def test_takes_slides_whose_sides_no_stride_divides(backbone: Backbone) -> None:
-    features = backbone(torch.rand(1, 3, 61, 83))
-    assert features.shape[:2] == (1, backbone.out_channels) and features.isfinite().all()
 
 
 @pytest.mark.parametrize("norm", get_args(NormKind))
@@ -43,24 +40,6 @@ def test_every_norm_trains_every_parameter(make: type[VGG] | type[ResNet] | type
     same = [n for (n, p), old in zip(backbone.named_parameters(), before, strict=True) if torch.equal(p, old)]
     # A bias before a norm that takes the mean away has no gradient but rounding.
     assert not same
-
-
-def test_a_standardised_filter_does_not_see_a_flat_image() -> None:
-    conv = StandardisedConv2d(3, 4, 3, padding=1)
-    torch.nn.init.zeros_(conv.bias)  # type: ignore[arg-type]
-    inner = conv(torch.full((1, 3, 9, 9), 0.7))[..., 1:-1, 1:-1]
-    torch.testing.assert_close(inner, torch.zeros_like(inner), atol=1e-5, rtol=0)
-
-
-def test_a_standardised_filter_has_the_length_of_its_gain() -> None:
-    conv = StandardisedConv2d(3, 4, 3, padding=1)
-    impulse = torch.zeros(1, 3, 9, 9)
-    energy = torch.zeros(4)
-    for channel in range(3):
-        impulse.zero_()
-        impulse[0, channel, 4, 4] = 1
-        energy += (conv(impulse) - conv(torch.zeros_like(impulse))).square().sum(dim=(0, 2, 3))
-    torch.testing.assert_close(energy, torch.full((4,), 3.0), rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize("backbone", BACKBONES, ids=lambda b: f"{type(b).__name__}-{b.stride}")
@@ -88,3 +67,66 @@ def test_wrong_arguments_are_named() -> None:
         UNet(widths=(4, 0))
     with pytest.raises(ValueError, match="norm is 'layer'"):
         VGG(norm="layer")  # type: ignore[arg-type]
+
+
+# -- backbones by name: timm's, any import path, and what is said where one is missing
+
+
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Make a package look as if it were not installed."""
+    original = importlib.import_module
+
+    def remove(missing: str) -> None:
+        def fail(name: str, *args: Any) -> Any:
+            if name == missing:
+                raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+            return original(name, *args)
+
+        monkeypatch.setattr(importlib, "import_module", fail)
+
+    return remove
+
+
+def test_timm_without_what_it_needs_says_what_is_missing(without: Any) -> None:
+    without("timm")
+    with pytest.raises(UserError, match=r"timm is not installed: pip install 'wsi-trainer\[networks\]'"):
+        make_backbone("timm:resnet18")
+    with pytest.raises(UserError, match="segmentation_models_pytorch is not installed"):
+        without("segmentation_models_pytorch")
+        make_backbone("smp:unet:resnet18")
+
+
+def test_an_import_path_makes_a_backbone() -> None:
+    assert isinstance(make_backbone("wsi_trainer.models.ResNet"), ResNet)
+    assert isinstance(make_backbone(None), VGG)
+    network = VGG(widths=(4,))
+    assert make_backbone(network) is network
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("wsi_trainer.models.ResNeXt", "nothing can be imported as 'wsi_trainer.models.ResNeXt'"),
+        ("resnet18", "nothing can be imported as 'resnet18'"),
+        ("builtins.dict", "makes a dict, not a torch module"),
+    ],
+)
+def test_a_name_that_is_none_is_refused(name: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make_backbone(name)
+
+
+@pytest.mark.skipif(find_spec("timm") is None, reason="timm is not installed")
+def test_a_network_of_timm_trains_as_a_backbone() -> None:
+    backbone = make_backbone("timm:resnet10t")
+    assert (backbone.out_channels, backbone.stride) == (512, 32)
+    assert len(stages_of(backbone)) == 6
+    model = SlideClassifier(backbone=backbone, frozen_stages=2)
+    model(torch.zeros(1, 3, 96, 64, dtype=torch.uint8)).sum().backward()
+    first, last = stages_of(backbone)[0], stages_of(backbone)[-1]
+    assert all(p.grad is None for p in first.parameters()) and all(p.grad is not None for p in last.parameters())
+    with pytest.raises(UserError, match=r"timm has no model 'resnet18x'; near are resnet18"):
+        make_backbone("timm:resnet18x")
+    with pytest.raises(UserError, match="timm:vit_tiny_patch16_224 returns no map of features"):
+        make_backbone("timm:vit_tiny_patch16_224")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from wsi_trainer.models import VGG, BinaryTask, MaxPooling, MultiClassTask, SlideClassifier
+from wsi_trainer.models import VGG, BinaryTask, MultiClassTask, SlideClassifier
 from wsi_trainer.models.finetune import warmup_cosine
 from wsi_trainer.models.layers import RunningStandardise
 
@@ -29,35 +29,9 @@ def test_normalise_subtracts_the_mean_and_divides_by_the_deviation() -> None:
     torch.testing.assert_close(values[0, :, 0, 0], torch.tensor([0.0, 1.0, -1.0]), atol=1e-6, rtol=0)
 
 
-def test_works_in_float64() -> None:
-    assert small().double()(torch.zeros(1, 3, 32, 32, dtype=torch.uint8)).dtype == torch.float64
-
-
 def test_a_backbone_without_channels_is_named() -> None:
     with pytest.raises(TypeError, match="Flatten has no integer attribute out_channels"):
         SlideClassifier(backbone=nn.Flatten())
-
-
-def test_learns_one_bright_spot_that_only_the_maximum_sees() -> None:
-    model = small(head=MaxPooling)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    generator = torch.Generator().manual_seed(0)
-
-    def slide(label: int) -> torch.Tensor:
-        image = torch.randint(90, 110, (1, 3, 48, 48), dtype=torch.uint8, generator=generator)
-        if label:
-            y, x = torch.randint(4, 44, (2,), generator=generator).tolist()
-            image[..., y - 2 : y + 2, x - 2 : x + 2] = 250
-        return image
-
-    for step in range(120):
-        loss = model.task.loss(model(slide(step % 2)), torch.tensor([step % 2]))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    model.eval()
-    scores = [[model(slide(label)).item() for _ in range(20)] for label in (0, 1)]
-    assert max(scores[0]) < min(scores[1])
 
 
 def test_binary_loss_is_the_cross_entropy_with_the_positive_weight() -> None:
@@ -96,24 +70,6 @@ def test_standardised_vectors_have_zero_mean_and_unit_variance() -> None:
     out = layer(vectors)
     torch.testing.assert_close(out.mean(dim=0), torch.zeros(3), atol=0.35, rtol=0)
     torch.testing.assert_close(out.std(dim=0), torch.ones(3), atol=0.35, rtol=0)
-
-
-def test_standardising_a_constant_gives_zero_and_evaluation_changes_nothing() -> None:
-    layer = RunningStandardise(2)
-    for _ in range(5):
-        out = layer(torch.tensor([[3.0, 4.0]]))
-    torch.testing.assert_close(out, torch.zeros(1, 2), atol=1e-5, rtol=0)
-    state = {key: value.clone() for key, value in layer.state_dict().items()}
-    layer.eval()(torch.tensor([[30.0, -4.0]]))
-    assert all(torch.equal(value, state[key]) for key, value in layer.state_dict().items())
-
-
-def test_gradients_of_two_accumulated_slides_add_up() -> None:
-    model = small()
-    images = torch.randint(0, 256, (2, 1, 3, 32, 32), dtype=torch.uint8)
-    losses = [model.task.loss(model(image), torch.tensor([1])) for image in images]
-    sum(losses).backward()  # type: ignore[union-attr]
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
 def test_the_learning_rate_rises_then_falls_to_a_hundredth() -> None:

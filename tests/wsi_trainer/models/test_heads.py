@@ -1,17 +1,34 @@
 """Each head against its definition."""
 
+import copy
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
 
+from lightning_plugin import LazyImage, SFTStrategy
 from wsi_trainer.models import (
+    VGG,
     AttentionPooling,
     AveragePooling,
+    BinaryTask,
     ClassAttentionPooling,
+    CoxTask,
     GeneralisedMeanPooling,
+    HazardTask,
     MaxPooling,
+    MultiClassTask,
+    MultiLabelTask,
+    OrdinalTask,
     Pooling,
+    RegressionTask,
+    SlideClassifier,
+    Task,
     TopKPooling,
 )
 
@@ -23,38 +40,12 @@ def features() -> torch.Tensor:
     return torch.rand(2, 5, 7, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.1
 
 
-@pytest.mark.parametrize("head", HEADS)
-def test_gives_one_vector_for_each_slide_and_a_gradient_for_each_channel(
-    head: type[Pooling], features: torch.Tensor
-) -> None:
-    features.requires_grad_()
-    pooling = head(5).double()
-    vector = pooling(features)
-    assert vector.shape == (2, pooling.out_channels)
-    (gradient,) = torch.autograd.grad(vector.square().sum(), features)
-    assert (gradient.abs().amax(dim=(2, 3)) > 0).all()
-
-
-@pytest.mark.parametrize("head", HEADS)
-def test_does_not_depend_on_where_a_position_lies(head: type[Pooling], features: torch.Tensor) -> None:
-    pooling = head(5).double()
-    order = torch.randperm(63, generator=torch.Generator().manual_seed(1))
-    moved = features.flatten(2)[:, :, order].view_as(features)
-    torch.testing.assert_close(pooling(moved), pooling(features))
-
-
 def test_the_generalised_mean_lies_between_average_and_maximum(features: torch.Tensor) -> None:
     average, maximum = AveragePooling(5)(features), MaxPooling(5)(features)
     torch.testing.assert_close(GeneralisedMeanPooling(5, p=1)(features), average)
     between = GeneralisedMeanPooling(5, p=6)(features)
     assert ((average < between) & (between < maximum)).all()
     torch.testing.assert_close(GeneralisedMeanPooling(5, p=500)(features), maximum, rtol=0.02, atol=0)
-
-
-def test_the_generalised_mean_of_a_dead_channel_is_finite_and_has_a_finite_gradient() -> None:
-    features = torch.zeros(1, 2, 4, 4, requires_grad=True)
-    GeneralisedMeanPooling(2)(features).sum().backward()
-    assert features.grad is not None and features.grad.isfinite().all()
 
 
 def test_attention_weighs_by_the_softmax_of_its_scores(features: torch.Tensor) -> None:
@@ -107,3 +98,64 @@ def test_refuses_numbers_that_define_no_pooling() -> None:
         GeneralisedMeanPooling(3, p=0.5)
     with pytest.raises(ValueError, match="k is 0"):
         TopKPooling(3, k=0)
+
+
+# -- every head with every task: one step of a Trainer within a budget is the step of plain PyTorch
+
+
+EVERY_HEAD = (
+    AveragePooling, MaxPooling, GeneralisedMeanPooling, AttentionPooling, ClassAttentionPooling, TopKPooling,
+)  # fmt: skip
+TASKS: dict[str, tuple[Callable[[], Task], Tensor]] = {
+    "binary": (lambda: BinaryTask(positive_weight=2.0, label_smoothing=0.1), torch.tensor([1])),
+    "classes": (lambda: MultiClassTask("abc", class_weights=[1, 2, 3]), torch.tensor([2])),
+    "labels": (lambda: MultiLabelTask(["x", "y", "z"]), torch.tensor([[1.0, 0.0, float("nan")]])),
+    "ordinal": (lambda: OrdinalTask("abcd"), torch.tensor([1])),
+    "value": (lambda: RegressionTask(), torch.tensor([1.5])),
+    "hazard": (lambda: HazardTask(intervals=3), torch.tensor([[1.5, 1.0]])),
+    "cox": (lambda: CoxTask(memory=4), torch.tensor([[2.0, 0.0]])),
+}
+
+
+class Stepped(SlideClassifier):
+    """With plain gradient descent a parameter moves by its gradient."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=1.0)
+
+
+def step(model: SlideClassifier, image: Tensor, target: Tensor, budget: str | None) -> dict[str, Tensor]:
+    """What one step makes of the model's tensors."""
+    shown = image if budget is None else LazyImage.from_tensor(image)
+    batch = {"image": shown, "label": target, "slide": "s"}
+    options = {} if budget is None else {"strategy": SFTStrategy(budget=budget)}
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=1, max_epochs=1, precision="64-true", barebones=True, **options
+    )  # fmt: skip
+    trainer.fit(model, DataLoader([batch], batch_size=None))  # type: ignore[arg-type]
+    if budget is not None:
+        assert trainer.strategy.plan is not None and trainer.strategy.plan.peak_bytes <= 192 * 2**10
+    return model.state_dict()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("head", EVERY_HEAD, ids=lambda head: head.__name__)
+@pytest.mark.parametrize("task", TASKS)
+def test_a_step_within_a_budget_is_the_step_of_plain_pytorch(task: str, head: type[Pooling]) -> None:
+    torch.manual_seed(0)
+    make, target = TASKS[task]
+    model = Stepped(backbone=VGG(widths=(4, 6), convs=1, stem_stride=2), head=head, task=make()).double()
+    if isinstance(model.task, CoxTask):  # somebody to be compared with
+        model.task.remembered[:2] = torch.tensor([[0.3, 1.0, 1.0], [-0.2, 3.0, 1.0]])
+        model.task.filled.fill_(2)
+    image = torch.randint(0, 256, (1, 3, 96, 80), dtype=torch.uint8)
+    target = target.double() if target.is_floating_point() else target
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    other = copy.deepcopy(model)
+    expected, actual = step(model, image, target, None), step(other, image, target, "192KiB")
+    moved = {name: (expected[name] - old).abs().max() for name, old in before.items()}
+    largest = float(max(moved.values()))
+    assert largest > 0
+    for name, value in expected.items():
+        scale = max(float(moved.get(name, value.abs().max())), 1e-3 * largest)
+        assert float((value - actual[name]).abs().max()) / scale < 1e-9, name

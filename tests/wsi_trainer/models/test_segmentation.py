@@ -1,6 +1,7 @@
 """A class for each pixel: losses by hand, and tile by tile what plain PyTorch computes."""
 
 import copy
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lightning_plugin import LazyImage, TensorSource, TiledModule, materialize
-from wsi_trainer.models import ResNet, SegmentationTask, SlideSegmenter, UNet
+from wsi_trainer.errors import UserError
+from wsi_trainer.models import ResNet, SegmentationBackbone, SegmentationTask, SlideSegmenter, UNet
+from wsi_trainer.models.backbones import make_backbone
 from wsi_trainer.regions.target import IGNORED
 
 MiB = 2**20
@@ -67,16 +70,6 @@ def test_a_slide_that_says_nothing_has_no_loss_and_no_gradient() -> None:
     loss = SegmentationTask(CLASSES, losses={"cross_entropy": 1, "dice": 1, "focal": 1}).loss(logits, target)
     loss.backward()
     assert loss.item() == 0 and logits.grad is not None and not logits.grad.any()
-
-
-def test_areas_count_what_is_not_ignored() -> None:
-    logits, target = logits_of(9, 11), drawn(9, 11)
-    found, truth = logits.argmax(1)[0].numpy(), target[0, 0].numpy()
-    counts = truth != IGNORED
-    areas = SegmentationTask(CLASSES).areas(logits, target).reshape(3, 3).numpy()
-    for place in range(3):
-        here, there = (found == place) & counts, truth == place
-        assert areas[:, place].tolist() == [(here & there).sum(), here.sum(), there.sum()]
 
 
 class Step(nn.Module):
@@ -184,3 +177,46 @@ def test_what_pools_is_refused() -> None:
     for key, value in (("head", MaxPooling), ("magnifications", 2), ("pool_over", "tissue")):
         with pytest.raises(ValueError, match=f"model.{key}"):
             SlideSegmenter(backbone=UNet((4,)), task=SegmentationTask(CLASSES), **{key: value})
+
+
+# -- networks for a class of each pixel: the own U-Net, and decoders of segmentation-models-pytorch
+
+
+needs_smp = pytest.mark.skipif(find_spec("segmentation_models_pytorch") is None, reason="it is not installed")
+DECODERS = [
+    pytest.param(lambda: UNet((4, 6, 8)), id="own"),
+    pytest.param(lambda: SegmentationBackbone("unet", "tu-resnet10t"), id="unet", marks=needs_smp),
+    pytest.param(lambda: SegmentationBackbone("fpn", "tu-convnext_atto"), id="fpn", marks=needs_smp),
+]
+
+
+@pytest.mark.parametrize("make", DECODERS)
+def test_a_decoder_in_tiles_is_plain_pytorch(make: type[nn.Module]) -> None:
+    """On a slide whose sides the strides do not divide."""
+    torch.manual_seed(0)
+    task = SegmentationTask(["a", "b"])
+    plain = SlideSegmenter(backbone=make(), task=task).double().eval()
+    network = copy.deepcopy(plain)
+    image = torch.randint(0, 256, (1, 3, 91, 75), dtype=torch.uint8)
+    target = torch.randint(0, 2, (1, 1, 91, 75), dtype=torch.uint8)
+    expected = task.loss(plain(image), target)
+    expected.backward()
+    tiled = TiledModule(network, tiles=(3, 2))
+    actual = materialize(task.loss(tiled(LazyImage.from_tensor(image)), LazyImage.from_tensor(target)))
+    actual.backward()
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
+    for mine, its in zip(plain.parameters(), network.parameters(), strict=True):
+        assert (mine.grad is None) == (its.grad is None)
+        if mine.grad is not None:
+            torch.testing.assert_close(its.grad, mine.grad, rtol=0, atol=1e-9)
+
+
+@needs_smp
+def test_a_decoder_by_its_name() -> None:
+    network = make_backbone("smp:fpn:tu-resnet10t")
+    assert isinstance(network, SegmentationBackbone) and network.stride == 4 and network.out_channels == 128
+    assert network.eval()(torch.rand(1, 3, 61, 83)).shape == (1, 128, 16, 21)
+    with pytest.raises(UserError, match=r"makes no nonsense over tu-resnet10t.*smp:ARCHITECTURE:ENCODER"):
+        make_backbone("smp:nonsense:tu-resnet10t")
+    with pytest.raises(UserError, match="smp:ARCHITECTURE:ENCODER"):
+        make_backbone("smp:unet:tu-resnet7")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lightning_plugin import LazyImage, TiledModule
 from wsi_trainer.models import VGG, AveragePooling, ClassAttentionPooling, MultiClassTask, ResNet, SlideClassifier
-from wsi_trainer.models.tissue_norm import TissueBatchNorm2d, TissueCells, over_tissue
+from wsi_trainer.models.tissue_norm import TissueBatchNorm2d, over_tissue
 
 
 class Reference(nn.BatchNorm2d):
@@ -107,44 +107,6 @@ def test_tile_by_tile_is_the_same(options: dict[str, object]) -> None:
         network.task.loss(actual, torch.tensor([1])).backward()
         torch.testing.assert_close(torch.as_tensor(actual.tolist()).double(), expected.detach(), rtol=0, atol=1e-6)
     assert_alike(plain, network)
-
-
-def test_within_a_budget_it_is_the_same() -> None:
-    plain = classifier(pool_over="tissue")
-    network = copy.deepcopy(plain)
-    image, tissue = slide(512, 384, plain.stride)
-    tiled = TiledModule(network, budget="2MiB")
-    plain.task.loss(plain(image, tissue=[tissue]), torch.tensor([1])).backward()
-    lazy = tiled(LazyImage.from_tensor(image), (), [LazyImage.from_tensor(tissue)])
-    network.task.loss(lazy, torch.tensor([1])).backward()
-    assert 0 < tiled.peak_bytes <= 2 * 2**20
-    assert_alike(plain, network)
-
-
-def test_far_from_zero_single_precision_keeps_its_digits() -> None:
-    torch.manual_seed(0)
-    norm, cells = nn.BatchNorm2d(4), TissueCells()
-    x = 1000 + torch.randn(1, 4, 64, 64)
-    norm.running_mean.fill_(1000.5)  # type: ignore[union-attr]
-    tissue = torch.ones(1, 1, 64, 64)
-    expected = nn.BatchNorm2d(4)(x)
-    with cells.shown(tissue):
-        torch.testing.assert_close(TissueBatchNorm2d(norm, cells, 1)(x), expected, rtol=0, atol=2e-3)
-
-
-def test_what_is_not_tissue_has_no_part_in_the_statistics() -> None:
-    torch.manual_seed(0)
-    cells, x = TissueCells(), torch.randn(1, 4, 8, 8).double()
-    tissue = torch.zeros(1, 1, 4, 4)
-    tissue[..., :2, :] = 1
-    layers = [TissueBatchNorm2d(nn.BatchNorm2d(4).double(), cells, 2) for _ in range(2)]
-    other = x.clone()
-    other[..., 4:, :] = 50.0
-    with cells.shown(tissue):
-        one, two = layers[0](x), layers[1](other)
-    torch.testing.assert_close(one[..., :4, :], two[..., :4, :], rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(layers[0].running_var, layers[1].running_var, rtol=1e-12, atol=1e-12)
-    assert layers[0].eval()(x).isfinite().all()  # evaluation needs no tissue
 
 
 class Activated(nn.BatchNorm2d):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +11,7 @@ from torch import nn
 
 from lightning_plugin import LazyImage, TiledModule
 from wsi_trainer.models import AttentionPooling, PatchEncoder, SlideClassifier
-from wsi_trainer.models.finetune import LowRankLinear, merge_low_rank, parameter_groups
-from wsi_trainer.models.pretrained import load_pretrained
+from wsi_trainer.models.finetune import LowRankLinear, merge_low_rank
 
 timm = pytest.importorskip("wsi_trainer.models.backbones")
 pytestmark = pytest.mark.skipif(__import__("importlib.util").util.find_spec("timm") is None, reason="timm is absent")
@@ -80,22 +78,6 @@ def test_low_rank_begins_as_the_network_was_and_is_merged_into_it() -> None:
     assert not [m for m in changed.modules() if isinstance(m, LowRankLinear)]
     torch.testing.assert_close(changed.backbone(patches), expected)
     assert changed.state_dict().keys() == base.state_dict().keys()
-
-
-def test_weights_from_a_file_go_beside_low_rank(tmp_path: Path) -> None:
-    torch.save(model().backbone.network.state_dict(), tmp_path / "weights.pt")
-    assert load_pretrained(model(finetune="lora").backbone, tmp_path / "weights.pt").fits
-
-
-def test_each_block_of_a_vit_has_its_own_rate() -> None:
-    network = model(layer_decay=0.5)
-    groups = parameter_groups(network, network.backbones, 1.0, 0.0, 0.5)
-    rates = {id(p): group["lr"] for group in groups for p in group["params"]}
-    encoder = network.backbone.network
-    assert [rates[id(block.mlp.fc1.weight)] for block in encoder.blocks] == [0.5**4, 0.5**3, 0.5**2]
-    assert rates[id(encoder.norm.weight)] == 0.5
-    assert rates[id(encoder.patch_embed.proj.weight)] == rates[id(encoder.pos_embed)] == 0.5**5
-    assert rates[id(network.classifier.weight)] == 1.0
 
 
 @pytest.mark.parametrize(

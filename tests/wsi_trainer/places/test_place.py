@@ -10,10 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_plugin import Box
+from wsi_trainer.data.dataset import TissueMap
 from wsi_trainer.errors import SlideError
+from wsi_trainer.explain.outputs import side_of_tiles, tiles, with_tissue
 from wsi_trainer.preprocess.stores import Originals
 from wsi_trainer.slide.geometry import SlideTransform, place_of_store
 from wsi_trainer.slide.slide import Slide
+from wsi_trainer.slide.tissue import TissueMask
 from wsi_trainer.slide.views import Image
 from wsi_trainer.store.convert import Job, convert
 from wsi_trainer.store.settings import Settings
@@ -40,12 +44,6 @@ def test_positions_come_back(place: SlideTransform, points: list[tuple[float, fl
         assert left == pytest.approx(place.origin[1] + x * place.scale[1])
         assert top == pytest.approx(place.origin[0] + y * place.scale[0])
     assert SlideTransform.of(json.loads(json.dumps(place.record()))) == place
-
-
-@given(PLACES, st.integers(1, 64), st.integers(0, 4000))
-def test_a_map_covers_what_its_positions_stand_for(place: SlideTransform, stride: int, at: int) -> None:
-    here, there = place.coarser(stride).to_slide([[at, at]]), place.to_slide([[at * stride, at * stride]])
-    np.testing.assert_allclose(here, there, rtol=1e-12)
 
 
 def test_what_is_no_place_is_refused() -> None:
@@ -80,11 +78,6 @@ def test_a_level_that_is_taken_as_it_is_has_its_own_scale(scn: Path, tmp_path: P
     assert source.place.scale == (4.0, 4.0) and source.mpp == (2.0, 2.0)  # 2.0001 would drift
 
 
-def test_a_slide_and_a_foreign_store_are_their_own_place(scn: Path) -> None:
-    place = Image(Slide.open(scn), mpp=1.0).place
-    assert place == SlideTransform((1200, 1500), (0.0, 0.0), (2.0, 2.0), (0.5, 0.5), (203, 301, 512, 640))
-
-
 def test_damaged_metadata_is_named(scn: Path, tmp_path: Path) -> None:
     convert(Job(scn, "s"), tmp_path, Settings(chunk=64, shard=256, tissue="none"))
     store = tmp_path / "s.zarr"
@@ -100,3 +93,36 @@ def test_originals_are_found_by_their_content(scn: Path, tmp_path: Path) -> None
     store = tmp_path / "another name.zarr"
     assert Originals.in_folder(scn.parent).of(store) == scn
     assert Originals().of(store) is None and Originals().of(scn) == scn
+
+
+# -- which positions of a map become tiles
+
+
+@given(st.integers(1, 200), st.integers(1, 200), st.integers(1, 40), st.integers(1, 40), st.integers(0, 99))
+def test_tissue_is_that_of_its_pixels(height: int, width: int, stride: int, scale: int, seed: int) -> None:
+    coarse = tuple(max(1, round(side / scale)) for side in (height, width))  # as short as masks may be
+    mask = TissueMask(np.random.default_rng(seed).random(coarse) < 0.1, scale)
+    pixels = TissueMap(mask, (height, width), stride)
+    expected = pixels.read(Box((0, 0), pixels.shape[2:]))[0, 0].numpy() > 0
+    found = with_tissue(mask, stride, (expected.shape[0], expected.shape[1]), (height, width))
+    np.testing.assert_array_equal(found, expected)
+
+
+@given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 400), st.integers(0, 99))
+def test_every_position_with_tissue_is_in_one_tile(rows: int, columns: int, most: int, seed: int) -> None:
+    lot = np.random.default_rng(seed)
+    values, wanted = lot.normal(size=(rows, columns)), lot.random((rows, columns)) < 0.3
+    size = (rows * 8 - 3, columns * 8 - 5)
+    covered = np.zeros((rows, columns), dtype=int)
+    found = list(tiles(values, 8, size, wanted, most))
+    side = side_of_tiles(wanted, most)
+    assert len(found) <= most or not wanted.any()
+    for one in found:
+        (left, top), (right, bottom) = one.rings[0][0], one.rings[0][2]
+        assert right <= size[1] and bottom <= size[0]
+        part = (slice(int(top) // 8, int(top) // 8 + side), slice(int(left) // 8, int(left) // 8 + side))
+        covered[part] += 1
+        inside = values[part][wanted[part]]
+        assert one.measurements["largest value"] == inside.max()
+        np.testing.assert_allclose(one.measurements["mean value"], inside.mean())
+    assert (covered[wanted] == 1).all()

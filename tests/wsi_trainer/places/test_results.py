@@ -188,17 +188,6 @@ def test_outlines_have_a_class_with_its_colour_and_ids_that_stay(scn: Path, tmp_
     assert tiles["wsi_trainer"]["place"]["bounds"][2:] == [*SIZE]
 
 
-def test_tiles_are_as_few_as_wanted(scn: Path, tmp_path: Path) -> None:
-    made = make(scn, tmp_path / "maps", tiles=50)
-    features = json.loads((made.folder / made.entry["tiles"]).read_text())["features"]
-    assert 10 < len(features) <= 50 and made.entry["tiles_count"] == len(features)
-    values = np.load(made.folder / made.entry["array"])
-    assert max(one["properties"]["measurements"]["largest value"] for one in features) <= values.max()
-    again = make(scn, made.folder, tiles=0, ngff="0.5")
-    assert "tiles" not in again.entry and not (made.folder / made.entry["tiles"]).exists()
-    assert set(again.entry["layers"]) == {"0.5"} and not (made.folder / made.entry["layers"]["0.4"]).exists()
-
-
 def test_top_regions_of_a_real_slide_are_there_in_the_original(shared_data: Path, tmp_path: Path) -> None:
     original = shared_data / "slides" / "CMU-1-Small-Region.svs"
     convert(Job(original, "s"), tmp_path, Settings(mpp=1.13, tissue="none"))
@@ -214,12 +203,3 @@ def test_top_regions_of_a_real_slide_are_there_in_the_original(shared_data: Path
                 )
                 off[dx - 2, dy - 2] = np.abs(np.asarray(seen) - picture).mean()
             assert min(off, key=lambda shift: off[shift]) == (0, 0)
-
-
-def test_rings_are_closed_and_stay_on_the_slide(scn: Path, tmp_path: Path) -> None:
-    made = make(scn, tmp_path / "maps")
-    for name in (made.entry["tiles"], made.entry["outlines"]):
-        for feature in json.loads((made.folder / name).read_text())["features"]:
-            for ring in feature["geometry"]["coordinates"]:
-                assert len(ring) >= 4 and ring[0] == ring[-1]
-                assert (np.array(ring) >= 0).all() and (np.array(ring) <= CANVAS[::-1]).all()

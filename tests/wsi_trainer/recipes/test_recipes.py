@@ -105,13 +105,3 @@ def test_wrong_tables_are_one_line(tmp_path: Path, recipe: str, content: str, me
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert _run(recipe, tmp_path / "none.csv", tmp_path / "m.csv").returncode == 2
-
-
-def test_slides_that_are_there_twice_are_named(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("slide,subtype\nTCGA-83-5908-01Z-00-DX1.38,a\n")
-    for folder in "ab":
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "TCGA-83-5908-01Z-00-DX1.38.svs").touch()
-    done = _run("tcga", tmp_path / "t.csv", tmp_path / "m.csv", "--slides", tmp_path)
-    assert done.returncode == 2
-    assert "is there twice" in done.stderr

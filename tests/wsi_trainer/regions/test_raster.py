@@ -62,21 +62,6 @@ def test_a_tile_is_cut_out_of_the_whole(
             assert known is None or (part == known).all()
 
 
-def test_a_hole_and_the_neighbour_that_fills_it_share_no_pixel() -> None:
-    hole = [(10.0, 10.0), (20.5, 10.0), (20.5, 20.5), (10.0, 20.5)]
-    outer = [(5.0, 5.0), (40.0, 5.0), (40.0, 30.0), (5.0, 30.0)]
-    ring, plug, both = whole(source(outer, hole)), whole(source(hole)), whole(source(outer))
-    assert ((ring == 1) ^ (plug == 1)).sum() == (both == 1).sum() == 35 * 25
-    assert not ((ring == 1) & (plug == 1)).any()
-
-
-def test_constant_inside_a_region_and_far_from_it() -> None:
-    drawn = source([(5.0, 5.0), (30.0, 5.0), (30.0, 30.0), (5.0, 30.0)])
-    assert drawn.constant(Box((8, 8), (20, 20))) == 1
-    assert drawn.constant(Box((0, 35), (20, 50))) == 0
-    assert drawn.constant(Box((0, 0), (20, 20))) is None
-
-
 def test_what_is_painted_later_lies_on_top() -> None:
     square = [(0.0, 0.0), (20.0, 0.0), (20.0, 20.0), (0.0, 20.0)]
     small = [(5.0, 5.0), (10.0, 5.0), (10.0, 10.0), (5.0, 10.0)]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
-import re
 from pathlib import Path
 
 import numpy as np
@@ -62,16 +60,6 @@ def test_outlines_outside_of_the_run_are_refused(run: Run, tmp_path: Path, capsy
     assert "outside of the run" in refused(run, capsys)
 
 
-def test_a_run_that_is_reached_by_a_link_shows_its_own_pictures(run: Run, tmp_path: Path) -> None:
-    with_picture(run, "map.png")
-    Image.new("RGB", (4, 4), "red").save(run.maps("activation") / "map.png")
-    (tmp_path / "link").symlink_to(run.path)
-    assert main(["report", str(tmp_path / "link")]) == 0
-    page = run.report.read_text(encoding="utf-8")
-    shown = re.search(r'class="map" src="data:image/jpeg;base64,([^"]+)"', page)
-    assert shown is not None and len(base64.b64decode(shown[1])) > 100
-
-
 FILES = [
     "heatmaps/activation/heatmaps.json", "evaluation/test.json", "plan.json", "memory.json", "environment.json",
     "segments/segments.json",
@@ -95,12 +83,6 @@ def test_a_damaged_file_is_named_or_left_out(
     assert (code == 0 and not error) or (Path(name).name in error and error.count("\n") == 1)
     if text in (b"{", b"\xff\xfe"):
         assert code == 2
-
-
-def test_a_picture_that_is_none_is_named(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    with_picture(run, "map.png")
-    (run.maps("activation") / "map.png").write_bytes(b"no picture")
-    assert "map.png is no picture" in refused(run, capsys)
 
 
 def test_results_are_called_by_their_slide() -> None:

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from tests.wsi_trainer.report.conftest import SLIDES, MakeRun
-from tests.wsi_trainer.slides.artefacts import Spoilt, ink, stroke
+from tests.wsi_trainer.slides.artefacts import ink, renderer, spoilt, stroke
 from wsi_trainer.cli import main
 from wsi_trainer.data.manifest import read_manifest, write_manifest
 from wsi_trainer.errors import UserError
@@ -33,8 +33,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = SyntheticSlide(SlideSpec(*SHAPE, seed=1, noise=True, tissue=0.35))
     marks = [ink(stroke([(100, 100), (800, 600)], 150), "green")]
     for name in ("b", "c"):
-        spoilt = Spoilt(made.render, SHAPE, marks if name == "b" else [])
-        write_pyramid(folder / "in" / "a" / f"{name}.tif", spoilt.render, SHAPE, mpp=0.5)
+        pixels = spoilt(made.render(0, 0, *SHAPE), *(marks if name == "b" else []))
+        write_pyramid(folder / "in" / "a" / f"{name}.tif", renderer(pixels), SHAPE, mpp=0.5)
     words = ["preprocess", str(folder / "in"), str(folder / "out"), "--rules=pen", "--workers=1", "--stall-minutes=0"]
     assert main(words) == 0
     return next((folder / "out").rglob("b.zarr"))

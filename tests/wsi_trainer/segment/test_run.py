@@ -1,7 +1,6 @@
 """From drawn regions to predicted ones: fit, test, predict, segment, report, on slides of a few pixels."""
 
 import csv
-import json
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,7 +34,6 @@ from wsi_trainer.metrics import (
 )
 from wsi_trainer.models import SegmentationTask, SlideSegmenter, UNet
 from wsi_trainer.regions import ngff
-from wsi_trainer.regions.geojson import PathClass, write_outlines
 from wsi_trainer.regions.ngff import add_levels, create_labels
 from wsi_trainer.regions.outlines import read_regions
 from wsi_trainer.regions.shapes import joined, pieces
@@ -70,8 +68,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run(folder / "run")
 
 
-def test_the_scores_are_those_of_the_written_labels(run: Run) -> None:
-    assert main(["segment", str(run.path), "--overwrite", "--block=150", "--smallest=0"]) == 0
+@pytest.fixture(scope="module")
+def segmented(run: Run) -> Run:
+    """The run with its test slides segmented, in blocks smaller than a slide."""
+    words = ["--block=150", "--smallest=0", "--tolerance=3"]
+    assert main(["segment", str(run.path), "--overwrite", *words]) == 0
+    return run
+
+
+def test_the_scores_are_those_of_the_written_labels(segmented: Run) -> None:
+    run = segmented
     predictions = read_predictions(run.predictions("test"))
     assert isinstance(predictions, AreaPredictions) and predictions.classes == ("normal", "lesion")
     found = read_json(run.segments / "segments.json")["slides"]
@@ -93,9 +99,8 @@ def test_the_scores_are_those_of_the_written_labels(run: Run) -> None:
         assert np.array_equal(again[0, 0], labels)
 
 
-def test_borders_and_lesions_of_the_written_labels(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["segment", str(run.path), "--overwrite", "--block=150", "--smallest=5", "--tolerance=3"]) == 0
-    assert "lesions, FROC: " in (said := " ".join(capsys.readouterr().out.split())) and "borders, F1: " in said
+def test_borders_and_lesions_of_the_written_labels(segmented: Run) -> None:
+    run = segmented
     folder = run.path / "segments"
     borders, lesions = BorderPredictions.read(folder / "borders.csv"), LesionPredictions.read(folder / "lesions.csv")
     records = {record.slide: record for record in read_manifest(run.splits, labelled=False)}
@@ -122,21 +127,19 @@ def test_borders_and_lesions_of_the_written_labels(run: Run, capsys: pytest.Capt
     assert page.count('title="regions"') == len(borders.slides) and "found ones in red" in page
 
 
-def test_the_viewer_shows_drawn_and_found_regions(run: Run) -> None:
-    for _ in range(2):
-        assert main(["segment", str(run.path), "--overwrite"]) == 0
-        contents = contents_of(run.path)
-        found = read_json(run.segments / "segments.json")["slides"]
-        records = {record.slide: record for record in read_manifest(run.splits, labelled=False)}
-        with closing(Scene(contents)) as scene:
-            for number, slide in enumerate(contents.slides):
-                paths = {"drawn": Path(records[slide.name].others["regions"])}
-                if slide.name in found:
-                    paths["found"] = run.segments / found[slide.name]["outlines"]
-                shown = [(one["kind"], one["rings"]) for one in scene.regions(number)["polygons"]]
-                assert shown == [(kind, [ring.tolist() for ring in its.rings]) for kind, path in paths.items()
-                                 for its in read_regions(path)]  # fmt: skip
-                assert scene.about(number)["regions"]
+def test_the_viewer_shows_drawn_and_found_regions(segmented: Run) -> None:
+    run, contents = segmented, contents_of(segmented.path)
+    found = read_json(run.segments / "segments.json")["slides"]
+    records = {record.slide: record for record in read_manifest(run.splits, labelled=False)}
+    with closing(Scene(contents)) as scene:
+        for number, slide in enumerate(contents.slides):
+            paths = {"drawn": Path(records[slide.name].others["regions"])}
+            if slide.name in found:
+                paths["found"] = run.segments / found[slide.name]["outlines"]
+            shown = [(one["kind"], one["rings"]) for one in scene.regions(number)["polygons"]]
+            expected = [(kind, its.rings) for kind, path in paths.items() for its in read_regions(path)]
+            assert shown == [(kind, [ring.tolist() for ring in rings]) for kind, rings in expected]
+            assert scene.about(number)["regions"]
     assert found, "some slides were segmented"
     first, *_ = found  # files that are not at hand are left out
     for gone in (Path(records[first].others["regions"]), run.segments / found[first]["outlines"]):
@@ -228,8 +231,7 @@ def test_a_heat_map_of_pixels_is_refused(run: Run, capsys: pytest.CaptureFixture
     assert "wsi-train segment" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("probability", [False, True])
-def test_blocks_are_cut_out_of_the_whole_slide(probability: bool) -> None:
+def test_blocks_are_cut_out_of_the_whole_slide() -> None:
     torch.manual_seed(0)
     model = SlideSegmenter(backbone=UNet((4, 6, 8), norm="batch"), task=SegmentationTask(["a", "b", "c"])).eval()
     image = torch.randint(0, 256, (1, 3, 150, 203), dtype=torch.uint8)
@@ -237,12 +239,11 @@ def test_blocks_are_cut_out_of_the_whole_slide(probability: bool) -> None:
         logits = model(image)[0]
     whole, sure = logits.argmax(0).numpy(), logits.softmax(0).amax(0).numpy()
     found = np.full_like(whole, 99)
-    for one in predicted(model, LazyImage(TensorSource(image)), 100, "64MiB", probability):
+    for one in predicted(model, LazyImage(TensorSource(image)), 100, "64MiB", True):
         (top, left), (bottom, right) = one.box.lo, one.box.hi
         found[top:bottom, left:right] = one.classes
-        assert (one.probability is not None) == probability
-        if one.probability is not None:
-            np.testing.assert_allclose(one.probability, sure[top:bottom, left:right], rtol=1e-5)
+        assert one.probability is not None
+        np.testing.assert_allclose(one.probability, sure[top:bottom, left:right], rtol=1e-5)
     assert np.array_equal(found, whole)
 
 
@@ -255,30 +256,6 @@ def test_outlines_hold_the_pixels_of_the_mask(mask: np.ndarray, side: int) -> No
     y, x = np.mgrid[: mask.shape[0], : mask.shape[1]]
     assert sum(polygon.area for polygon in found) == mask.sum()
     assert np.array_equal(shapely.contains_xy(shapely.union_all(found), x + 0.5, y + 0.5), mask)
-
-
-def test_outlines_are_in_pixels_of_level_0(tmp_path: Path) -> None:
-    mask = np.zeros((8, 8), bool)
-    mask[2:5, 1:7] = True
-    path = tmp_path / "a.geojson"
-    place = SlideTransform((300, 300), (200.0, 100.0), (4.0, 4.0))
-    write_outlines(path, {PathClass.of("lesion", 1): joined(pieces(mask, (0, 0)))}, place)
-    feature = json.loads(path.read_text())["features"][0]
-    assert shapely.geometry.shape(feature["geometry"]).bounds == (104, 208, 128, 220)
-    assert feature["properties"]["classification"]["name"] == "lesion"
-
-
-def test_regions_reach_the_network_turned_as_the_slide_is(run: Run) -> None:
-    from wsi_trainer.data.datamodule import SlideData
-    from wsi_trainer.data.dataset import DataConfig
-
-    manifest = run.path.parent / "manifest.csv"
-    task = SegmentationTask(["normal", "lesion"])
-    data = SlideData(DataConfig(manifest=manifest), task, to_image=dense)
-    batch = next(iter(data.train_dataloader()))
-    assert batch["label"].shape[2:] == batch["image"].shape[2:] and batch["label"].dtype == torch.uint8
-    record = next(record for record in data.records if record.slide == batch["slide"])
-    assert open_image(record.path).shape[2:] in (batch["image"].shape[2:], batch["image"].shape[:1:-1])
 
 
 def test_a_label_of_the_slide_is_learnt_and_scored_beside(
@@ -338,18 +315,3 @@ def test_lesions_are_joined_where_asked(run: Run, tmp_path: Path, capsys: pytest
     assert "does not say how large its pixels are" in capsys.readouterr().err
     assert main([*words, "--join=-1"]) == 2
     assert "--join is -1" in capsys.readouterr().err
-
-
-def test_folds_are_summed_up_over_pixels(
-    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:  # fmt: skip
-    options = [f"--config={run.config}", f"--out={tmp_path / 'folds'}", f"--data.manifest={run.splits}", "--folds=2"]
-    assert main(["fit", *options]) == 0
-    assert "cross-validation, 2 folds" in capsys.readouterr().out
-    out = Run(tmp_path / "folds")
-    facts = read_json(out.cross_validation)
-    held = [read_predictions(Run(out.path / f"fold{fold}").predictions(facts["split"])) for fold in (0, 1)]
-    pixels = np.concatenate([one.pixels for one in held if isinstance(one, AreaPredictions)]).sum(0)
-    both, mine, drawn = pixels[:, 1]
-    found = facts["pooled"]["dice"]
-    assert found["value"] == pytest.approx(2 * both / max(1, mine + drawn)) and found["patients"] > 0

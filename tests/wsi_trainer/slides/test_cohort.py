@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,6 @@ from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.io.tables import read_table
 from wsi_trainer.store.convert import Job, convert
 from wsi_trainer.store.export import export_ngff04, is_current
-from wsi_trainer.store.manifest import find_damage
 from wsi_trainer.store.settings import Settings
 from wsi_trainer.synthetic import SlideSpec, write_slide
 
@@ -149,30 +146,6 @@ def test_parts_of_a_job_array_give_one_order(folder: Path, tmp_path: Path) -> No
         assert [row["slide"] for row in rows(out, "manifest.csv")] == [f"{name}.zarr" for name in "abcdef"]
 
 
-def test_a_store_of_a_run_that_died_is_listed_by_the_next_whatever_it_is_about(folder: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    convert(Job(folder / "a.tif", "a"), out, SMALL)  # as far as a run that is killed before it writes tables
-    assert preprocess(folder / "b.tif", out) == 0
-    assert [row["slide"] for row in rows(out)] == ["a", "b"]
-
-
-def test_the_size_of_a_pixel_follows_a_store_that_is_made_anew(folder: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert preprocess(folder, out) == 0
-    assert preprocess(folder / "a.tif", out, "--mpp", "1.0", "--overwrite", "true") == 0
-    assert [row["mpp"] for row in rows(out)] == ["1.0", "0.5"]
-
-
-def test_slides_that_refuse_new_settings_are_not_counted_as_converted(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert preprocess(folder, tmp_path / "out") == 0
-    capsys.readouterr()
-    assert preprocess(folder, tmp_path / "out", "--mpp", "1.0") == 1
-    printed = capsys.readouterr().out
-    assert "0 converted (0 now), 2 failed" in printed and "Train with" not in printed
-
-
 # -- nothing is deleted before what replaces it is there (S9)
 
 
@@ -187,14 +160,6 @@ def test_a_source_is_never_replaced_by_its_result(folder: Path, tmp_path: Path) 
         with pytest.raises(SlideError, match="replaced by its own result"):
             convert(Job(out / "a.zarr", "a"), out, SMALL, overwrite=True)
     assert {path: path.read_bytes() for path in before} == before
-
-
-def test_settings_that_are_refused_leave_the_store(folder: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert preprocess(folder, out) == 0
-    assert preprocess(folder, out, "--mpp", "0.1", "--overwrite", "true") == 1
-    assert [list(find_damage(out / f"{name}.zarr")) for name in ("a", "b")] == [[], []]
-    assert main(["verify", str(out)]) == 0
 
 
 class _Killed(BaseException):
@@ -231,16 +196,6 @@ def test_killed_at_every_rename_while_a_store_is_replaced(
         assert main(["verify", str(out)]) == 0
         assert {row["slide"]: float(row["mpp"]) for row in rows(out)} == {"a": 1.0, "b": 0.5}
     assert step > 5
-
-
-def test_a_store_that_is_a_link_is_replaced_and_what_it_leads_to_stays(folder: Path, tmp_path: Path) -> None:
-    elsewhere, out = tmp_path / "elsewhere", tmp_path / "out"
-    convert(Job(folder / "a.tif", "a"), elsewhere, SMALL)
-    out.mkdir()
-    (out / "a.zarr").symlink_to(elsewhere / "a.zarr")
-    convert(Job(folder / "a.tif", "a"), out, replace(SMALL, mpp=1.0), overwrite=True)
-    assert not (out / "a.zarr").is_symlink()
-    assert list(find_damage(elsewhere / "a.zarr")) == []
 
 
 def test_a_damaged_store_is_made_anew_with_overwrite(folder: Path, tmp_path: Path) -> None:
@@ -290,19 +245,3 @@ def test_a_full_disk_at_the_end_is_one_line_and_leaves_no_half_file(
     assert preprocess(folder, out) == 0
     assert main(["verify", str(out)]) == 0
     assert len(rows(out)) == len(rows(out, "manifest.csv")) == 2
-
-
-@pytest.mark.parametrize("name", ["x.geojson", "x.ome.geojson"])
-def test_the_outline_of_an_ome_tiff_has_the_name_of_the_slide(name: str, folder: Path, tmp_path: Path) -> None:
-    shutil.copy(folder / "a.tif", tmp_path / "x.ome.tif")
-    ring = [[10, 10], [200, 10], [200, 200], [10, 200], [10, 10]]
-    outline = {"type": "Polygon", "coordinates": [ring]}
-    with pytest.raises(SlideError, match=r"x\.geojson does not exist"):
-        convert(Job(tmp_path / "x.ome.tif", "x", 0.5), tmp_path / "out", replace(SMALL, tissue="geojson"))
-    (tmp_path / name).write_text("[]")
-    with pytest.raises(SlideError, match="holds no polygon"):
-        convert(Job(tmp_path / "x.ome.tif", "x", 0.5), tmp_path / "out", replace(SMALL, tissue="geojson"))
-    features = [{"type": "Feature", "properties": {}, "geometry": outline}]
-    (tmp_path / name).write_text(json.dumps({"type": "FeatureCollection", "features": features}))
-    done = convert(Job(tmp_path / "x.ome.tif", "x", 0.5), tmp_path / "out", replace(SMALL, tissue="geojson"))
-    assert done.tissue is not None and 0.2 < done.tissue < 0.8

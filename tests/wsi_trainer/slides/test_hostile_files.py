@@ -18,13 +18,10 @@ import zarr
 from PIL import Image
 
 from tests.wsi_trainer.slides.dicom_files import write_slide
-from wsi_trainer.errors import SlideError, UserError
+from wsi_trainer.errors import SlideError
 from wsi_trainer.io.untrusted import DECODED
 from wsi_trainer.slide.formats.base import GIGAPIXELS
-from wsi_trainer.slide.formats.openslide import check_finest
-from wsi_trainer.slide.slide import ScaledImage, Slide
-from wsi_trainer.store.mask import find_mask
-from wsi_trainer.store.settings import Settings
+from wsi_trainer.slide.slide import Slide
 
 PIXELS = np.random.default_rng(4).integers(0, 256, (128, 128, 3), np.uint8)
 RGB = {"photometric": "rgb", "tile": (64, 64)}
@@ -94,13 +91,6 @@ def test_limits_can_be_raised_and_lowered(slide: Path, tmp_path: Path, monkeypat
     _refused(path, "it needs 15264649 tiles and lists 1")
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "much", "nan", "1,5"])
-def test_limits_that_are_none(slide: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    monkeypatch.setenv(GIGAPIXELS.variable, value)
-    with pytest.raises(UserError, match=rf"WSI_TRAIN_MAX_GIGAPIXELS={value}: expected a number above 0"):
-        Slide.open(slide)
-
-
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
 def test_picture_that_inflates(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "s.png"
@@ -134,40 +124,6 @@ def test_tile_that_holds_a_larger_image(tmp_path: Path, compression: str) -> Non
     tiles = (bytes(INNER[compression]) for _ in range(4))
     tifffile.imwrite(tmp_path / "s.tif", tiles, shape=PIXELS.shape, dtype="u1", compression=compression, **RGB)
     _refused(tmp_path / "s.tif", "tile 0 holds an image of 1024 x 512 px, the tile has 64 x 64 px")
-
-
-@pytest.mark.parametrize("compression", INNER)
-def test_tiles_that_fit_are_read(tmp_path: Path, compression: str) -> None:
-    lossless = {} if compression == "jpeg" else {"compressionargs": {"lossless": True}}
-    lossless = {} if compression == "jpeg2000" else lossless
-    tifffile.imwrite(tmp_path / "s.tif", PIXELS[:100, :90], compression=compression, **lossless, **RGB)
-    with Slide.open(tmp_path / "s.tif") as reader:
-        found = reader.read(0, 0, 0, 100, 90)
-    assert np.array_equal(found, tifffile.imread(tmp_path / "s.tif"))
-
-
-def test_tile_that_inflates(tmp_path: Path) -> None:
-    """64 MiB of zeros where 12 KiB belong: the rest is not even decoded."""
-    bomb = imagecodecs.zlib_encode(bytes(64 << 20))
-
-    def tiles():
-        for _ in range(4):
-            yield bytes(bomb)
-
-    tifffile.imwrite(tmp_path / "s.tif", tiles(), shape=PIXELS.shape, dtype="u1", compression="zlib", **RGB)
-    try:
-        with Slide.open(tmp_path / "s.tif") as reader:
-            assert (reader.read(0, 0, 0, 128, 128) == 0).all()
-    except SlideError as error:
-        assert "tile 0" in error.reason
-
-
-def test_overview_that_would_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pixels of 8 µm: the overview is the slide itself."""
-    tifffile.imwrite(tmp_path / "s.tif", np.zeros((600, 600, 3), np.uint8), **RGB)
-    monkeypatch.setenv(DECODED.variable, "1")
-    with Slide.open(tmp_path / "s.tif") as reader, pytest.raises(SlideError, match="overview of 600 x 600 px"):
-        find_mask(reader, ScaledImage(reader, 1.0), (8.0, 8.0), Settings())
 
 
 # -- TIFF directories that are broken
@@ -205,76 +161,6 @@ def test_headers_and_nothing_else(tmp_path: Path, content: bytes, reason: str) -
 )
 def test_fields_that_cannot_be(tmp_path: Path, change: Change, reason: str) -> None:
     _refused(_changed(tmp_path / "s.tif", change), reason)
-
-
-def test_directories_in_a_circle(tmp_path: Path) -> None:
-    """The image is read: a directory that leads to itself ends the list."""
-
-    def change(data: bytearray, tif: tifffile.TiffFile) -> None:
-        page = tif.pages[0]
-        struct.pack_into("<I", data, page.offset + 2 + 12 * len(page.tags), page.offset)
-
-    path = _changed(tmp_path / "s.tif", change)
-    try:
-        with Slide.open(path) as reader:
-            assert np.array_equal(reader.read(0, 0, 0, 128, 128), PIXELS)
-    except SlideError as error:
-        assert "broken TIFF" in error.reason
-        assert "list index" not in error.reason
-
-
-@pytest.mark.parametrize("share", [0.2, 0.5, 0.9, 0.99])
-def test_half_a_file(tmp_path: Path, share: float) -> None:
-    path = tmp_path / "s.tif"
-    tifffile.imwrite(path, PIXELS, **RGB)
-    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
-    _refused(path, "ends early|broken TIFF")
-
-
-def test_an_ndpi_whose_height_is_a_text_is_refused(tmp_path: Path, real_slides: Path) -> None:
-    path, good = tmp_path / "slide.ndpi", real_slides / "test3-DAPI-2-(387).ndpi"
-    data = bytearray(good.read_bytes())
-    with tifffile.TiffFile(good) as tif:
-        struct.pack_into("<HI", data, tif.pages[0].tags["ImageLength"].offset + 2, 7, 4)  # four bytes of any kind
-    path.write_bytes(data)
-    with pytest.raises(SlideError, match=r"slide\.ndpi: broken NDPI"):
-        check_finest(path, 128, 128)
-
-
-def test_a_compression_that_is_a_text_of_several_lines(tmp_path: Path) -> None:
-    """A value of several lines and of any length, where a number should be."""
-
-    def change(data: bytearray, tif: tifffile.TiffFile) -> None:
-        page = tif.pages[0]
-        tag, text = page.tags["Compression"], page.tags["ImageDescription"]
-        data[tag.offset + 2 : tag.offset + 12] = data[text.offset + 2 : text.offset + 12]
-
-    path = _changed(tmp_path / "s.tif", change, description="one\r\ntwo " * 20)
-    _refused(path, "compression one two one two .{0,40} is not read")
-
-
-def test_any_byte_may_be_wrong(tmp_path: Path, count: Callable[..., int]) -> None:
-    """Whatever is overwritten in a directory: pixels, or one line of a reason."""
-    path = tmp_path / "s.tif"
-    tifffile.imwrite(path, PIXELS, resolution=(20000, 20000), resolutionunit="CENTIMETER", **RGB)
-    good = path.read_bytes()
-    with tifffile.TiffFile(path) as tif:
-        first, last = tif.pages[0].offset, min(tif.pages[0].dataoffsets)
-    rng = np.random.default_rng(5)
-    outcomes = set()
-    for _ in range(count(ci=60, full=3000)):
-        data = bytearray(good)
-        for at in rng.integers(first, last, rng.integers(1, 4)):
-            data[at] = rng.integers(256)
-        path.write_bytes(data)
-        try:
-            with Slide.open(path) as reader:
-                reader.read(0, 0, 0, *(min(200, side) for side in reader.info.shape))
-            outcomes.add("read")
-        except SlideError as error:
-            assert "\n" not in str(error)
-            outcomes.add("refused")
-    assert outcomes == {"read", "refused"}
 
 
 # -- OME-XML
@@ -370,13 +256,6 @@ def test_store_that_declares_everything(tmp_path: Path) -> None:
     _refused(path, "declares 1000000 x 1000000 px")
 
 
-def test_store_of_one_chunk(tmp_path: Path) -> None:
-    path = _store(tmp_path / "s.zarr", lambda first: None, shape=(3, 40_000, 40_000))
-    file = path / "0" / ".zarray"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "chunks": [3, 40_000, 40_000]}))
-    _refused(path, "a chunk of .* would take 4578 MiB")
-
-
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
@@ -392,17 +271,6 @@ def test_stores_that_say_nothing(tmp_path: Path, content: str, reason: str) -> N
     (tmp_path / "s.zarr").mkdir()
     (tmp_path / "s.zarr" / "zarr.json").write_text(content)
     _refused(tmp_path / "s.zarr", reason)
-
-
-def test_array_without_a_group(tmp_path: Path) -> None:
-    zarr.create_array(tmp_path / "s.zarr", data=np.zeros((3, 8, 8), "u1"))
-    _refused(tmp_path / "s.zarr", "a zarr array and not a group")
-
-
-def test_levels_that_grow(tmp_path: Path) -> None:
-    path = _store(tmp_path / "s.zarr", lambda first: first["datasets"].append({"path": "1"}))
-    zarr.open_group(path).create_array("1", shape=(3, 128, 128), chunks=(1, 32, 32), dtype="u1")
-    _refused(path, "expected the largest first")
 
 
 def test_pickled_chunks_are_not_run(tmp_path: Path) -> None:
@@ -422,27 +290,6 @@ def test_pickled_chunks_are_not_run(tmp_path: Path) -> None:
     (path / "0" / "0.0.0").write_bytes(pickle.dumps(Evil()))
     _refused(path, "pickle")
     assert not witness.exists()
-
-
-def test_codecs_that_are_not_known_are_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever codec is installed would be run on the bytes of the store."""
-    import numcodecs
-
-    class Spy(numcodecs.abc.Codec):
-        codec_id = "spy"
-
-        def encode(self, buf: object) -> object:
-            return buf
-
-        def decode(self, buf: object, out: object = None) -> object:
-            pytest.fail("the codec is run")
-
-    numcodecs.register_codec(Spy)
-    path = _store(tmp_path / "s.zarr", lambda first: None, compressors=None)
-    file = path / "0" / ".zarray"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "filters": [{"id": "spy"}]}))
-    (path / "0" / "0.0.0").write_bytes(bytes(32 * 32))
-    _refused(path, "stored with 'spy', which is not run")
 
 
 # -- formats of several files
@@ -480,65 +327,6 @@ def test_mrxs_of_which_something_is_missing(mrxs: Path, missing: str, reason: st
     _refused(mrxs, reason)
 
 
-def test_mrxs_with_several_missing_and_a_broken_index(mrxs: Path) -> None:
-    for number in (0, 1):
-        (mrxs.parent / "m" / f"Data000{number}.dat").unlink()
-    _refused(mrxs, r"m/Data0000\.dat and 1 more of its files are missing")
-    (mrxs.parent / "m" / "Slidedat.ini").write_text("no section = 1\n")
-    _refused(mrxs, "Slidedat.ini is damaged")
-
-
-def test_mrxs_is_no_picture(mrxs: Path) -> None:
-    """Its index file looks like a JPEG, which must not be taken for the slide where OpenSlide refuses that."""
-    _refused(mrxs, "not an image that any reader knows|OpenSlide")
-
-
-# -- outlines of tissue
-
-
-def _outline(path: Path, coordinates: object) -> Path:
-    path.write_text(json.dumps({"type": "Polygon", "coordinates": coordinates}))
-    return path
-
-
-SQUARE = [[0, 0], [300, 0], [300, 300], [0, 300]]
-
-
-@pytest.mark.parametrize(
-    "wrap",
-    [
-        lambda polygon: polygon,
-        lambda polygon: {"type": "Feature", "geometry": polygon},
-        lambda polygon: {"type": "FeatureCollection", "features": [{"type": "Feature", "geometry": polygon}]},
-        lambda polygon: {"type": "GeometryCollection", "geometries": [polygon, {"type": "Point", "coordinates": [1]}]},
-        lambda polygon: {"type": "MultiPolygon", "coordinates": [polygon["coordinates"]]},
-    ],
-)
-def test_outlines_in_all_wrappings(tmp_path: Path, wrap: Callable[[dict], dict]) -> None:
-    from wsi_trainer.slide.tissue import draw_tissue
-
-    path = tmp_path / "s.geojson"
-    path.write_text(json.dumps(wrap({"type": "Polygon", "coordinates": [SQUARE]})))
-    assert draw_tissue(path, (40, 40), 16, (16.0, 16.0)).mask.sum() == pytest.approx((300 / 16) ** 2, rel=0.1)
-
-
-def test_most_levels(slide: Path, tmp_path: Path) -> None:
-    from wsi_trainer.store.convert import Job, convert
-
-    convert(Job(slide, "s"), tmp_path, Settings(levels=24))
-    with Slide.open(tmp_path / "s.zarr") as reader:
-        assert len(reader.info.levels) == 24
-        assert (reader.info.levels[-1].height, reader.info.levels[-1].width) == (1, 1)
-
-
-def test_a_tile_before_the_beginning_of_the_file_is_refused(tmp_path: Path) -> None:
-    def change(data: bytearray, tif: tifffile.TiffFile) -> None:
-        struct.pack_into("<HIi", data, tif.pages[0].tags["TileOffsets"].offset + 2, 9, 1, -5)
-
-    path = _changed(tmp_path / "slide.tif", change, tile=(128, 128), compression="zlib")
-    _refused(path, r"broken TIFF: tile 0 has \d+ bytes at byte -5")
-
-
 # -- OpenSlide ends the process, or shows another level, where it trusts what a file says of its own parts
 
 
@@ -560,13 +348,6 @@ def test_a_dicom_whose_frames_lie_where_none_can_be_is_refused(tmp_path: Path, f
         _refused(tmp_path, r"slide_0\.dcm has frame \d+ where none can be: damaged or cut off")
 
 
-def test_a_dicom_that_is_cut_off_is_refused(tmp_path: Path) -> None:
-    write_slide(tmp_path, "slide", levels=1)
-    path = tmp_path / "slide_0.dcm"
-    path.write_bytes(path.read_bytes()[:20_000])
-    _refused(tmp_path, r"has frame \d+ where none can be: damaged or cut off")
-
-
 def test_an_ndpi_whose_finest_level_is_left_out_is_refused(tmp_path: Path, real_slides: Path) -> None:
     path, good = tmp_path / "slide.ndpi", real_slides / "test3-DAPI-2-(387).ndpi"
     data = bytearray(good.read_bytes())
@@ -576,12 +357,3 @@ def test_an_ndpi_whose_finest_level_is_left_out_is_refused(tmp_path: Path, real_
         size = f"{page.imagewidth} x {page.imagelength}"
     path.write_bytes(data)
     _refused(path, f"its finest level, {size} px, is marked as out of focus")
-
-
-def test_a_dicom_with_a_table_that_no_memory_should_hold_is_refused(tmp_path: Path) -> None:
-    write_slide(tmp_path, "slide", levels=1)
-    path = tmp_path / "slide_0.dcm"
-    data = bytearray(path.read_bytes())
-    struct.pack_into("<I", data, data.index(b"\xfe\xff\x00\xe0" + struct.pack("<I", 4 * 12)) + 4, 1 << 31)
-    path.write_bytes(data)
-    _refused(tmp_path, r"has frame 1 where none can be: damaged or cut off")

@@ -5,10 +5,8 @@ from __future__ import annotations
 import csv
 import os
 import shutil
-import warnings
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,10 +17,9 @@ from tests.wsi_trainer.slides import dicom_files
 from wsi_trainer.cli import main
 from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.preprocess.inputs import list_slides
-from wsi_trainer.slide.formats.dicom import WsiDicomReader
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.store.convert import Job, convert
-from wsi_trainer.store.identity import quick_hash, source_files
+from wsi_trainer.store.identity import source_files
 from wsi_trainer.store.settings import Settings
 
 FAST = ["--workers", "1", "--tissue", "none"]
@@ -93,22 +90,6 @@ def test_dicom_folder_as_the_argument(folder: Path, tmp_path: Path, monkeypatch:
     assert list(_listed(".")[0]) == ["slides"]
 
 
-def test_store_as_the_argument(slide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    convert(Job(slide, "s"), tmp_path / "first", Settings(tissue="none"))
-    store = tmp_path / "first" / "s.zarr"
-    assert main(["preprocess", str(store), str(tmp_path / "second"), *FAST]) == 0
-    assert _converted(tmp_path / "second") == {"s.zarr"}
-    monkeypatch.chdir(store)
-    assert list(_listed(".")[0]) == ["s"]
-
-
-def test_loose_instances_by_pattern(folder: Path) -> None:
-    dicom_files.write_slide(folder, "a", 1, levels=3)
-    dicom_files.write_slide(folder, "b", 2, levels=3)
-    assert _listed(f"{folder}/*.dcm")[0] == {"a_0": folder / "a_0.dcm", "b_0": folder / "b_0.dcm"}
-    assert _listed(folder / "b_1.dcm")[0] == {"b_1": folder / "b_1.dcm"}
-
-
 def test_folder_with_two_slides_is_no_slide(folder: Path) -> None:
     dicom_files.write_slide(folder, "a", 1)
     dicom_files.write_slide(folder, "b", 2)
@@ -132,17 +113,6 @@ def test_same_slide_in_two_encodings_is_told(folder: Path) -> None:
     assert "2 DICOM series" in notes[0]
 
 
-def test_further_series_changes_nothing_for_the_first(folder: Path) -> None:
-    dicom_files.write_slide(folder, "a", 1)
-    file = folder / "a_0.dcm"
-    before = quick_hash(file)
-    dicom_files.write_slide(folder, "b", 2)
-    (folder / "notes.txt").write_text("about")
-    assert quick_hash(file) == before
-    assert source_files(file) == [folder / "a_0.dcm", folder / "a_1.dcm"]
-    assert source_files(folder / "b_1.dcm") == [folder / "b_0.dcm", folder / "b_1.dcm"]
-
-
 def test_dicom_that_is_no_slide(folder: Path) -> None:
     dicom_files.write_other(folder / "ct.dcm")
     reason = "no slide but CT Image Storage"
@@ -154,12 +124,6 @@ def test_dicom_that_is_no_slide(folder: Path) -> None:
     found, notes = _listed(folder)
     assert list(found) == ["slides"]
     assert notes == ["1 DICOM files that are no slides are left out: ct.dcm is CT Image Storage"]
-
-
-def test_label_alone_is_no_slide(folder: Path) -> None:
-    dicom_files.write_instance(folder / "label.dcm", "1.2.3", np.zeros((64, 64, 3), np.uint8), kind="LABEL")
-    with pytest.raises(SlideError, match="no level of the slide itself, only LABEL"):
-        Slide.open(folder)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 40, b"\x02\0\0\0UL\x04\0\xff\xff\xff\xff"])
@@ -223,46 +187,12 @@ def test_output_that_is_the_folder_of_slides(folder: Path, slide: Path, tmp_path
     assert notes == [f"{folder}: 1 stores that preprocess wrote to the output folder are left out"]
 
 
-def test_what_an_earlier_run_wrote_elsewhere_is_told(folder: Path, slide: Path, tmp_path: Path) -> None:
-    shutil.copy(slide, folder / "s.tif")
-    convert(Job(slide, "s"), folder / "first", Settings(tissue="none"))
-    found, notes = _listed(folder, tmp_path / "out")
-    assert list(found) == ["s"]
-    assert "what an earlier preprocess wrote there is left out" in notes[0]
-    assert list(_listed(folder / "first", tmp_path / "out")[0]) == ["s"]
-
-
 def test_store_in_the_output_folder_by_name_or_pattern(slide: Path, tmp_path: Path) -> None:
     convert(Job(slide, "s"), tmp_path, Settings(tissue="none"))
     with pytest.raises(UserError, match="is in the output folder"):
         _listed(tmp_path / "s.zarr", tmp_path)
     with pytest.raises(UserError, match="no slide there"):
         _listed(f"{tmp_path}/*.zarr", tmp_path)
-
-
-def test_stores_below_the_output_folder_that_it_does_not_write(folder: Path, slide: Path, tmp_path: Path) -> None:
-    """Stores that were made before are slides like others, also where the new ones go beside their folder."""
-    convert(Job(slide, "s"), folder, Settings(tissue="none"))
-    assert _listed(folder, tmp_path) == ({"s": folder / "s.zarr"}, [])
-    assert main(["preprocess", str(folder), str(tmp_path), *FAST]) == 0
-    assert (tmp_path / "s.zarr").is_dir()
-    assert _listed(folder, tmp_path) == ({"s": folder / "s.zarr"}, [])
-
-
-def test_output_folder_by_another_path(folder: Path, slide: Path, tmp_path: Path) -> None:
-    shutil.copy(slide, folder / "s.tif")
-    convert(Job(slide, "s"), folder / "out", Settings(tissue="none"))
-    (tmp_path / "link").symlink_to(folder / "out")
-    found, notes = _listed(folder, tmp_path / "link")
-    assert list(found) == ["s"]
-    assert notes == []
-
-
-def test_odd_headers_are_no_news(folder: Path) -> None:
-    with warnings.catch_warnings(action="ignore"):
-        dicom_files.write_slide(folder, "a", 1, StudyInstanceUID="1." * 33 + "1")
-    with warnings.catch_warnings(action="error"):
-        WsiDicomReader(folder).close()
 
 
 # -- links, pipes and what is no slide
@@ -275,28 +205,6 @@ def test_cycles_of_links_end(folder: Path, slide: Path) -> None:
     (folder / "sub").mkdir()
     (folder / "sub" / "up").symlink_to(folder)
     assert _listed(folder)[0] == {"s": folder / "s.tif"}
-
-
-def test_slide_is_known_by_its_own_place(folder: Path, slide: Path, tmp_path: Path) -> None:
-    (folder / "z").mkdir()
-    shutil.copy(slide, folder / "z" / "s.tif")
-    (folder / "a").symlink_to(folder / "z")
-    (tmp_path / "elsewhere").mkdir()
-    shutil.copy(slide, tmp_path / "elsewhere" / "t.tif")
-    (folder / "b").symlink_to(tmp_path / "elsewhere")
-    assert list(_listed(folder)[0]) == ["b/t", "z/s"]
-
-
-def test_pipes_are_named_and_not_opened(folder: Path, slide: Path) -> None:
-    shutil.copy(slide, folder / "s.tif")
-    os.mkfifo(folder / "pipe")
-    found, notes = _listed(folder)
-    assert list(found) == ["s"]
-    assert notes == [f"{folder / 'pipe'}: left out, it is a pipe, a socket or a device and not a file"]
-    os.mkfifo(folder / "m.svs")
-    assert list(_listed(folder)[0]) == ["s"]
-    with pytest.raises(SlideError, match="is a named pipe and not a file"):
-        Slide.open(folder / "m.svs")
 
 
 def test_a_pipe_named_like_a_slide_holds_up_no_run(
@@ -323,61 +231,6 @@ def test_hidden_slides_and_archives_are_not_passed_over_in_silence(
     printed = " ".join(capsys.readouterr().out.split())
     assert "2 hidden files are left out, such as ._s.svs" in printed
     assert "a zip archive; unpack it" in printed
-
-
-def test_device_is_no_slide(folder: Path) -> None:
-    (folder / "s.svs").symlink_to("/dev/zero")
-    with pytest.raises(SlideError, match="is a device and not a file"):
-        Slide.open(folder / "s.svs")
-
-
-def test_dangling_link_is_reported(folder: Path) -> None:
-    (folder / "s.svs").symlink_to(folder / "gone.svs")
-    assert list(_listed(folder)[0]) == ["s"]
-    with pytest.raises(SlideError, match="does not exist"):
-        Slide.open(folder / "s.svs")
-
-
-def test_folder_that_may_not_be_read(folder: Path, slide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copy(slide, folder / "s.tif")
-    (folder / "secret").mkdir()
-    good = Path.iterdir
-
-    def guarded(path: Path) -> object:
-        if path.name == "secret":
-            raise PermissionError(13, "Permission denied", str(path))
-        return good(path)
-
-    monkeypatch.setattr(Path, "iterdir", guarded)
-    with pytest.raises(UserError, match="secret cannot be searched for slides: Permission denied"):
-        _listed(folder)
-
-
-def test_file_that_cannot_be_read_is_named(folder: Path, slide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be a slide, whatever its name says."""
-    shutil.copy(slide, folder / "s.tif")
-    shutil.copy(slide, folder / "scan0001")
-    assert list(_listed(folder)[0]) == ["s", "scan0001"]
-    before = Path.open
-
-    def denied(self: Path, *args: Any, **kwargs: Any) -> Any:
-        if self.name == "scan0001":
-            raise PermissionError(13, "Permission denied", str(self))
-        return before(self, *args, **kwargs)
-
-    monkeypatch.setattr(Path, "open", denied)
-    found, notes = _listed(folder)
-    assert list(found) == ["s"]
-    assert notes == [
-        f"{folder / 'scan0001'}: left out, since it cannot be read (Permission denied) and its name is not a slide's"
-    ]
-
-
-def test_pattern_of_folders(folder: Path, slide: Path) -> None:
-    for name in ("a", "b"):
-        (folder / name).mkdir()
-        shutil.copy(slide, folder / name / f"{name}.tif")
-    assert list(_listed(f"{folder}/*")[0]) == ["a", "b"]
 
 
 def test_pictures_are_slides_where_there_is_nothing_else(folder: Path, slide: Path) -> None:

@@ -161,7 +161,6 @@ def test_dask_cluster(cohort: Path, tmp_path: Path) -> None:
         (["{slides}", "{tmp}/out", "--levels", "0"], "--levels 0"),
         (["{slides}", "{tmp}/out", "--levels", "25"], "--levels 25: expected 1 to 24"),
         (["{slides}", "{tmp}/out", "--workers", "0"], "--workers 0: expected 1 or more"),
-        (["{slides}", "{tmp}/out", "--scheduler", "tcp://127.0.0.1:1"], "no Dask scheduler"),
         (["{slides}", "{tmp}/out", "--stall-minutes", "-1"], "--stall-minutes -1"),
         (["{slides}", "{tmp}/out", "--scheduler", "dask", "--stall-minutes", "5"], "without --scheduler"),
         (["{bad}", "{tmp}/out"], "no column 'slide'"),
@@ -185,6 +184,16 @@ def test_wrong_arguments_are_one_line(
     error = capsys.readouterr().err
     assert message in error
     assert "Traceback" not in error
+
+
+def test_a_scheduler_that_does_not_answer_is_named(
+    cohort: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    distributed = pytest.importorskip("distributed", reason="extra cluster is not installed")
+    client = distributed.Client
+    monkeypatch.setattr(distributed, "Client", lambda address, timeout: client(address, timeout=0.5))
+    assert main(["preprocess", str(cohort), str(tmp_path), "--scheduler", "tcp://127.0.0.1:1"]) == 2
+    assert "no Dask scheduler" in capsys.readouterr().err
 
 
 def test_names_keep_folders_and_never_meet(tmp_path: Path) -> None:
@@ -226,8 +235,3 @@ def test_fluorescence_keeps_its_ground(real_slides: Path, tmp_path: Path, capsys
     assert main(["preprocess", dark, str(tmp_path / "a")]) == 0
     with Slide.open(tmp_path / "a" / "test3-DAPI-2-(387).zarr") as store, Slide.open(dark) as slide:
         assert (store.read(0, 0, 0, 900, 900) == slide.read(0, 0, 0, 900, 900)).all()
-
-
-def test_options_have_no_short_forms(cohort: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["preprocess", str(cohort), str(tmp_path), "--mp", "1.0"]) == 2
-    assert "unknown argument '--mp'; did you mean '--mpp'" in capsys.readouterr().err

@@ -10,9 +10,6 @@ import tifffile
 from PIL import Image
 
 from wsi_trainer.cli import main
-from wsi_trainer.errors import SlideError
-from wsi_trainer.slide.slide import Slide
-from wsi_trainer.store.export import save_associated
 
 NAME, BARCODE = "DOE^JANE", "BC-4711-0815"
 LABEL = np.full((60, 80, 3), (13, 200, 77), np.uint8)
@@ -64,13 +61,6 @@ def test_nothing_of_it_is_written_or_printed(
                 assert np.abs(colours - image[0, 0]).sum(1).min() > 60, f"an associated image is in {place}"
 
 
-def test_info_of_a_reader_names_images_but_holds_no_text(named_slide: Path) -> None:
-    for reader in ("tiff", "openslide"):
-        with Slide.open(named_slide, reader) as opened:
-            assert NAME not in repr(opened.info) and BARCODE not in repr(opened.info)
-            assert {name.lower() for name in opened.info.associated} >= {"label", "macro"}
-
-
 def test_images_are_copied_where_asked_for_and_without_their_text(named_slide: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = ["preprocess", str(named_slide), str(out), "--tissue", "none"]
@@ -81,20 +71,6 @@ def test_images_are_copied_where_asked_for_and_without_their_text(named_slide: P
     assert np.array_equal(np.asarray(Image.open(folder / "label.png")), LABEL)
     assert np.array_equal(np.asarray(Image.open(folder / "macro.png")), MACRO)
     assert all(NAME.encode() not in content for content in written(folder).values())
-
-
-def test_image_that_cannot_be_read_is_named(named_slide: Path, tmp_path: Path, monkeypatch) -> None:
-    from wsi_trainer.slide.formats.tiff import TiffReader
-
-    def fail(self: TiffReader, name: str) -> None:
-        raise ValueError("no such strip")
-
-    monkeypatch.setattr(TiffReader, "associated", fail)
-    with pytest.raises(SlideError, match=r"s1\.svs: the associated image '\w+' cannot be copied: no such strip"):
-        save_associated(named_slide, tmp_path / "a")
-    out = tmp_path / "out"
-    assert main(["preprocess", str(named_slide), str(out), "--tissue", "none", "--copy-associated", "true"]) == 1
-    assert "cannot be copied" in (out / "failures.csv").read_text()
 
 
 def test_names_in_dicom_stay_there(real_slides: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,11 +47,6 @@ def test_level_of_the_slide_is_taken_as_it_is(slide: Path) -> None:
         assert ScaledImage(reader, 3.9).level == 0
 
 
-def test_nothing_is_made_finer(slide: Path) -> None:
-    with Slide.open(slide) as reader, pytest.raises(ValueError, match="invent"):
-        ScaledImage(reader, 0.5)
-
-
 @pytest.mark.parametrize("shape", [(4, 6), (5, 7), (1, 1), (2, 1)])
 def test_halve(shape: tuple[int, int]) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (3, *shape), np.uint8)

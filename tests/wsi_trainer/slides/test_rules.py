@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.ndimage import binary_dilation
 
-from tests.wsi_trainer.slides.artefacts import Artefact, Spoilt, blur, fold, ink, pale, stroke
+from tests.wsi_trainer.slides.artefacts import Artefact, blur, ink, pale, spoilt, stroke
 from wsi_trainer.errors import UserError
 from wsi_trainer.slide.rules import RULES, Overview, apply_rules, choose
 from wsi_trainer.slide.tissue import TissueMask, find_tissue, without_dust
-from wsi_trainer.store.settings import Settings
 from wsi_trainer.synthetic import SlideSpec, SyntheticSlide
 
 SCALE, TIMES, MPP, SIDE = 16, 4, 0.5, 1600
@@ -62,7 +61,7 @@ def test_a_clean_slide_loses_next_to_nothing(slide: tuple[np.ndarray, np.ndarray
 @pytest.mark.parametrize("colour", ["blue", "green", "red", "black"])
 def test_pen_marks_are_found(slide: tuple[np.ndarray, np.ndarray], colour: str) -> None:
     mark = ink(stroke([(60, 200), (900, 1000), (1540, 700)], 200), colour)
-    tissue, overview = _overview(Spoilt(_cut(slide[0]), (SIDE, SIDE), [mark]).render(0, 0, SIDE, SIDE))
+    tissue, overview = _overview(spoilt(slide[0], mark))
     found = apply_rules((KINDS["pen"](),), tissue, overview).found["pen"]
     truth = _truth([mark]) & tissue.mask
     assert (found & truth).sum() > 0.7 * truth.sum()
@@ -72,7 +71,7 @@ def test_pen_marks_are_found(slide: tuple[np.ndarray, np.ndarray], colour: str) 
 @pytest.mark.parametrize("sigma", [6, 12])
 def test_blur_is_found(slide: tuple[np.ndarray, np.ndarray], sigma: float) -> None:
     place = blur(shapely.box(500, 500, 1100, 1000), sigma)
-    tissue, overview = _overview(Spoilt(_cut(slide[0]), (SIDE, SIDE), [place]).render(0, 0, SIDE, SIDE))
+    tissue, overview = _overview(spoilt(slide[0], place))
     found = apply_rules((KINDS["blur"](),), tissue, overview).found["blur"]
     truth = _truth([place]) & tissue.mask
     assert (found & truth).sum() > 0.75 * truth.sum()
@@ -81,7 +80,7 @@ def test_blur_is_found(slide: tuple[np.ndarray, np.ndarray], sigma: float) -> No
 
 def test_pale_tissue_is_put_in(slide: tuple[np.ndarray, np.ndarray]) -> None:
     place = pale(shapely.box(500, 500, 1100, 1000), slide[1], left=0.2)
-    tissue, overview = _overview(Spoilt(_cut(slide[0]), (SIDE, SIDE), [place]).render(0, 0, SIDE, SIDE))
+    tissue, overview = _overview(spoilt(slide[0], place))
     after = apply_rules((KINDS["pale"](),), tissue, overview)
     missed = _truth([place]) & ~tissue.mask
     assert missed.sum() > 300
@@ -104,10 +103,6 @@ def _none(*box: int) -> np.ndarray:
     raise AssertionError("this rule needs no finer copy")
 
 
-def _cut(pixels: np.ndarray) -> Any:
-    return lambda y, x, height, width: pixels[y : y + height, x : x + width]
-
-
 def test_fluorescence_is_left_to_rules_that_understand_it() -> None:
     pixels = np.zeros((90, 90, 3), np.uint8)
     tissue = TissueMask(np.ones((90, 90), bool), 16)
@@ -115,18 +110,6 @@ def test_fluorescence_is_left_to_rules_that_understand_it() -> None:
     after = apply_rules(rules, tissue, Overview(pixels, 8.0, tissue.mask, lambda y, x, h, w: pixels[:h, :w]))
     assert set(after.found) == {"blur"}
     assert after.mask.all()
-
-
-@pytest.mark.parametrize("artefact", ["ink", "blur", "fold"])
-def test_a_box_of_a_spoilt_slide_is_the_cut_out_of_the_whole(
-    slide: tuple[np.ndarray, np.ndarray], artefact: str
-) -> None:
-    line = stroke([(100, 100), (500, 400)], 90)
-    made = {"ink": ink(line, "blue"), "blur": blur(line, 6), "fold": fold(line, 20, slide[1])}[artefact]
-    spoilt = Spoilt(_cut(slide[0]), (SIDE, SIDE), [made])
-    whole = spoilt.render(0, 0, 700, 700)
-    assert not np.array_equal(whole, slide[0][:700, :700])
-    assert np.array_equal(spoilt.render(190, 230, 150, 170), whole[190:340, 230:400])
 
 
 @dataclass(frozen=True)
@@ -185,10 +168,3 @@ def test_what_is_asked_for_is_understood_or_refused() -> None:
         choose("pencil", list(plain.values()))
     with pytest.raises(UserError, match=r"--pen\.\* is given.*--rules blur,pen"):
         choose("blur", list({**plain, "pen": replace(KINDS["pen"](), grow=10.0)}.values()))  # type: ignore[type-var]
-
-
-def test_a_store_remembers_rules_only_where_there_are_some() -> None:
-    assert "rules" not in Settings().record()
-    assert Settings(rules="pen").record()["rules"]["pen"]["version"] == 1
-    with pytest.raises(UserError, match="--tissue none makes none"):
-        Settings(tissue="none", rules="pen")

@@ -6,17 +6,23 @@ import multiprocessing
 import pickle
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tifffile
 import torch
+import zarr
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
 
-from lightning_plugin import Box
+from lightning_plugin import Box, TileSource
 from wsi_trainer.errors import AbsentResolution, SlideError
 from wsi_trainer.slide.slide import ScaledImage, Slide
-from wsi_trainer.slide.views import Bag, Image
+from wsi_trainer.slide.views import Bag, Image, along_blocks
 
 
 def _boxes(shape: tuple[int, ...], number: int, seed: int = 0) -> list[Box]:
@@ -61,61 +67,6 @@ def test_wrong_use_is_said(store: Path, tmp_path: Path) -> None:
         Image(Slide.open(tmp_path / "none.zarr"))
 
 
-def test_damaged_chunk_names_the_file(store: Path, tmp_path: Path) -> None:
-    import shutil
-
-    shutil.copytree(store, tmp_path / "s.zarr")
-    shard = next(p for p in sorted((tmp_path / "s.zarr" / "0" / "c").rglob("*")) if p.is_file())
-    data = bytearray(shard.read_bytes())
-    data[50] ^= 4
-    shard.write_bytes(data)
-    with pytest.raises(SlideError, match=r"s\.zarr: damaged: .*checksum"):
-        Image(Slide.open(tmp_path / "s.zarr")).read(Box((0, 0), (1037, 803)))
-
-
-def _loads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """The corner of every box that is decoded from now on."""
-    loads: list[tuple[int, int]] = []
-    read = ScaledImage.read_into
-
-    def noting(self: ScaledImage, y: int, x: int, out: np.ndarray) -> None:
-        loads.append((y, x))
-        read(self, y, x, out)
-
-    monkeypatch.setattr(ScaledImage, "read_into", noting)
-    return loads
-
-
-def test_prefetched_box_is_read_once(slide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, plain = Image(Slide.open(slide), threads=2), Image(Slide.open(slide), threads=1, cache=0)
-    box = Box((100, 100), (1000, 500))
-    expected = plain.read(box)
-    loads = _loads(monkeypatch)
-    source.prefetch([box])
-    source.prefetch([box])
-    assert torch.equal(source.read(box), expected)
-    assert len(loads) == len(set(loads)) == 2
-    assert not source._waiting
-
-
-def test_small_image_is_kept_from_the_second_reading(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = Image(Slide.open(store), threads=2)
-    first = source.read(Box((64, 64), (448, 448)))
-    assert source._blocks.bytes == 0  # every block was read whole
-    assert torch.equal(source.read(Box((64, 64), (448, 448))), first)
-    loads = _loads(monkeypatch)
-    assert torch.equal(source.read(Box((64, 64), (448, 448))), first)
-    assert loads == []
-
-
-def test_blocks_at_the_border_of_a_box_are_kept(slide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = Image(Slide.open(slide), threads=1)
-    source.read(Box((0, 0), (512, 544)))
-    loads = _loads(monkeypatch)
-    source.read(Box((0, 544), (1037, 768)))
-    assert loads == [(512, 512), (1024, 512)]
-
-
 def test_a_closed_source_opens_again(slide: Path, store: Path) -> None:
     for path in (slide, store):
         source = Image(Slide.open(path))
@@ -128,28 +79,13 @@ def test_a_closed_source_opens_again(slide: Path, store: Path) -> None:
         source.close()
 
 
-def test_failed_prefetch_is_raised_where_the_box_is_read(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = Image(Slide.open(store), threads=2)
-    box = Box((64, 64), (448, 448))
-
-    def broken(self: ScaledImage, y: int, x: int, out: np.ndarray) -> None:
-        raise SlideError(store, "gone")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ScaledImage, "read_into", broken)
-        source.prefetch([box])
-        with pytest.raises(SlideError, match="gone"):
-            source.read(box)
-    assert source.read(box).shape == (1, 3, 384, 384)
-
-
 def _sum(source: Image | Bag) -> int:
     # Summed by numpy: the threads of torch do not survive a fork (a DataLoader gives its workers one each).
     boxes = [Box((0, 0, 0), (2, 50, 50))] if isinstance(source, Bag) else _boxes(source.shape, 8)
     return sum(int(source.read(box).numpy().sum()) for box in boxes)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.full)])
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_other_processes_read_the_same(slide: Path, store: Path, real_slides: Path, method: str) -> None:
     sources: list[Image | Bag] = [Image(Slide.open(path), threads=2) for path in (store, slide)]
@@ -191,7 +127,7 @@ print(first, peak())
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc to read the peak of memory from")
-@pytest.mark.parametrize("kind", ["store", "slide"])
+@pytest.mark.parametrize("kind", ["store", pytest.param("slide", marks=pytest.mark.full)])
 def test_memory_is_flat_over_epochs(
     slide: Path, store: Path, kind: str, count: Callable[..., int], record_result: Callable[..., None]
 ) -> None:
@@ -201,3 +137,116 @@ def test_memory_is_flat_over_epochs(
     first, last = map(int, output.split())
     assert last - first < 30  # MiB
     record_result(f"read_memory_{kind}", {"reads": reads, "epochs": 8, "mib_after_one": first, "mib_after_all": last})
+
+
+# -- pixels are handed on in the order in which decoders make them, and are those that other readers see
+
+
+@pytest.fixture(params=["slide", "store"])
+def known(request: pytest.FixtureRequest) -> tuple[Path, torch.memory_format, torch.Tensor]:
+    """A slide or a store, the order of what its decoder makes, and all its pixels as another reader sees them."""
+    path: Path = request.getfixturevalue(request.param)
+    if request.param == "slide":
+        pixels = tifffile.imread(path, key=0)
+    else:
+        pixels = np.moveaxis(zarr.open_array(path / "0", mode="r")[:], 0, 2)
+    order = torch.contiguous_format if request.param == "store" else torch.channels_last
+    return path, order, torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)[None]
+
+
+def boxes(count: int, extent: tuple[int, ...]) -> list[Box]:
+    rng = np.random.default_rng(7)
+    lows = [tuple(int(rng.integers(end)) for end in extent) for _ in range(count)]
+    return [Box(lo, tuple(int(rng.integers(a, end)) + 1 for a, end in zip(lo, extent))) for lo in lows]
+
+
+def lies_as_said(tile: torch.Tensor, order: torch.memory_format) -> bool:
+    """Whether a tile has the very strides that PyTorch gives a tensor of this order."""
+    return tile.stride() == torch.empty(tile.shape, memory_format=order).stride()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("cache", [0, 1 << 28])
+def test_boxes_lie_as_the_decoder_made_them(
+    known: tuple[Path, torch.memory_format, torch.Tensor], cache: int, threads: int
+) -> None:
+    path, order, pixels = known
+    source = Image(Slide.open(path), cache=cache, threads=threads)
+    assert source.memory_format == order and source.dtype == torch.uint8
+    assert source.shape == (1, 3, 1037, 803) and source.mpp == pytest.approx((0.5, 0.5))
+    for box in boxes(30, (1037, 803)):
+        source.prefetch([box])
+        tile = source.read(box)
+        assert torch.equal(tile, pixels[:, :, box.lo[0] : box.hi[0], box.lo[1] : box.hi[1]])
+        assert lies_as_said(tile, order), box
+        value = source.constant(box)
+        assert value is None or (tile == value[None, :, None, None]).all()
+
+
+# -- a `Bag` reads each patch as it lies in the slide, and each block once
+
+
+SHAPE = (1037, 803)
+BLOCK = 64
+
+
+def pixels_of(store: Path) -> np.ndarray:
+    """The slide in the middle of much glass."""
+    found = zarr.open_array(store / "0", mode="r")[:]
+    return np.pad(found, ((0, 0), (512, 512), (512, 512)), constant_values=255)
+
+
+def patch(pixels: np.ndarray, corner: np.ndarray, size: int) -> Tensor:
+    y, x = corner + 512
+    return torch.from_numpy(pixels[:, y : y + size, x : x + size].copy())
+
+
+def loads_of(source: Bag) -> Counter[tuple[int, int]]:
+    """How often each block is decoded from now on."""
+    found: Counter[tuple[int, int]] = Counter()
+    load = source._blocks._load
+    source._blocks._load = lambda cell: found.update([cell]) or load(cell)  # type: ignore[func-returns-value]
+    return found
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), size=st.integers(1, 150), threads=st.sampled_from([1, 3]), cache=st.sampled_from([0, 1 << 28]))
+def test_any_box_of_any_patches(store: Path, data: st.DataObject, size: int, threads: int, cache: int) -> None:
+    corners = st.tuples(st.integers(-size - 5, SHAPE[0] + 5), st.integers(-size - 5, SHAPE[1] + 5))
+    positions = np.array(data.draw(st.lists(corners, min_size=1, max_size=12)))
+    source = Bag(Slide.open(store), positions, size, threads=threads, cache=cache)
+    assert isinstance(source, TileSource) and source.shape == (len(positions), 3, size, size)
+    pixels = pixels_of(store)
+    for _ in range(3):
+        ends = [sorted(data.draw(st.tuples(*[st.integers(0, end)] * 2))) for end in (len(positions), size, size)]
+        box = Box(tuple(lo for lo, _ in ends), tuple(hi for _, hi in ends))
+        read = source.read(box)
+        assert read.dtype == torch.uint8 and tuple(read.shape) == (box.extent[0], 3, *box.extent[1:])
+        for number, part in zip(range(box.lo[0], box.hi[0]), read):
+            whole = patch(pixels, positions[number], size)
+            assert torch.equal(part, whole[:, box.lo[1] : box.hi[1], box.lo[2] : box.hi[2]])
+        value = source.constant(box)
+        assert value is None or (read == value[None, :, None, None]).all()
+
+
+@pytest.mark.parametrize("stride", [20, 48, 100])
+@pytest.mark.parametrize("tile", [1, 7, 1000])
+def test_each_block_is_decoded_once(store: Path, stride: int, tile: int) -> None:
+    size = 48
+    rows, columns = np.meshgrid(np.arange(0, SHAPE[0] - size, stride), np.arange(0, SHAPE[1] - size, stride))
+    positions = np.random.default_rng(0).permutation(np.stack([rows, columns], -1).reshape(-1, 2))
+    ordered = along_blocks(positions, size, BLOCK, SHAPE)
+    assert sorted(map(tuple, ordered)) == sorted(map(tuple, positions))
+    room = (2 * -(-SHAPE[1] // BLOCK) + 2) * 3 * BLOCK**2  # two rows of blocks, and those at hand
+    source = Bag(Slide.open(store), ordered, size, threads=1, cache=room)
+    loads = loads_of(source)
+    for start in range(0, len(ordered), tile):
+        source.read(Box((start, 0, 0), (min(start + tile, len(ordered)), size, size)))
+    assert loads and set(loads.values()) == {1}
+
+
+def test_a_box_beyond_the_patches_is_refused(store: Path) -> None:
+    source = Bag(Slide.open(store), np.array([[0, 0]]), 100)
+    for box in (Box((0, 0, 0), (2, 10, 10)), Box((0, 0, 0), (1, 10, 101)), Box((0, 0), (10, 10))):
+        with pytest.raises(SlideError, match="leaves the 1 patches of 100 x 100"):
+            source.read(box)

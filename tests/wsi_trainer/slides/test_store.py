@@ -10,7 +10,9 @@ import zarr
 
 from wsi_trainer.io.files import write_json
 from wsi_trainer.slide.formats.store import is_own_store
-from wsi_trainer.store.chunks import CorruptChunk, Layout, StoredLevel, ZstdCodec, encode_shard, pyramid, read_index
+from wsi_trainer.slide.slide import Slide
+from wsi_trainer.store.chunks import Layout, StoredLevel, ZstdCodec, encode_shard, pyramid, read_index
+from wsi_trainer.store.export import export_ngff04
 from wsi_trainer.store.ngff import image_array
 
 LAYOUT = Layout(32, 128)
@@ -83,25 +85,6 @@ def test_boxes_and_absent_chunks(array: Path, pixels: np.ndarray) -> None:
     assert read_index(array / "c" / "0" / "1" / "1", LAYOUT) is None
 
 
-def test_every_flipped_bit_is_noticed(array: Path, pixels: np.ndarray) -> None:
-    path = array / "c" / "0" / "0" / "0"
-    good = path.read_bytes()
-    rng = np.random.default_rng(3)
-    for _ in range(60):
-        at = int(rng.integers(len(good)))
-        bad = bytearray(good)
-        bad[at] ^= 1 << int(rng.integers(8))
-        path.write_bytes(bad)
-        with pytest.raises(CorruptChunk, match="c/0/0/0"):
-            StoredLevel(array, (300, 200), LAYOUT).read(0, 0, 128, 128)
-    path.write_bytes(good[:-20])
-    with pytest.raises(CorruptChunk):
-        StoredLevel(array, (300, 200), LAYOUT).read(0, 0, 128, 128)
-    path.write_bytes(good[:9])
-    with pytest.raises(CorruptChunk, match="too few"):
-        StoredLevel(array, (300, 200), LAYOUT).read(0, 0, 128, 128)
-
-
 def test_store_passes_the_validators(store: Path) -> None:
     models = pytest.importorskip("ome_zarr_models", reason="extra validate is not installed")
     yaozarrs = pytest.importorskip("yaozarrs", reason="extra validate is not installed")
@@ -131,13 +114,25 @@ def test_own_stores_are_known_and_others_are_not(store: Path, tmp_path: Path) ->
     assert not is_own_store(tmp_path)
 
 
-def test_pyramid_shapes() -> None:
-    assert pyramid(1037, 803) == [(1037, 803), (519, 402), (260, 201)]
-    assert pyramid(1037, 803, levels=1) == [(1037, 803)]
-    assert pyramid(10, 10) == [(10, 10)]
+# -- copies for other software, and stores of earlier versions
 
 
-@pytest.mark.parametrize("sizes", [(512, 1000), (0, 4096), (5, 15)])
-def test_impossible_layout(sizes: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match="multiple"):
-        Layout(*sizes)
+def test_ngff_04_copy_is_valid_and_has_the_same_pixels(store: Path, tmp_path: Path) -> None:
+    assert export_ngff04(store, tmp_path / "s.zarr")
+    for level in range(3):
+        old = zarr.open_array(tmp_path / "s.zarr" / str(level), mode="r")
+        assert old.metadata.zarr_format == 2
+        assert np.array_equal(old[:], zarr.open_array(store / str(level), mode="r")[:])
+    chunks = list((tmp_path / "s.zarr" / "0").rglob("*"))
+    assert len(chunks) < 17 * 13  # absent chunks stay absent
+    with Slide.open(tmp_path / "s.zarr") as reader:
+        assert reader.info.vendor == "ome-zarr 0.4"
+        assert reader.info.mpp == pytest.approx((0.5, 0.5))
+    assert not export_ngff04(store, tmp_path / "s.zarr")
+
+
+def test_ngff_04_copy_passes_the_validator(store: Path, tmp_path: Path) -> None:
+    models = pytest.importorskip("ome_zarr_models", reason="extra validate is not installed")
+    export_ngff04(store, tmp_path / "s.zarr")
+    image = models.open_ome_zarr(zarr.open_group(tmp_path / "s.zarr", mode="r"))
+    assert type(image).__module__.startswith("ome_zarr_models.v04")

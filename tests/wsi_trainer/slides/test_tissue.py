@@ -14,26 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from wsi_trainer.slide.slide import ScaledImage, Slide
-from wsi_trainer.slide.tissue import TissueMask, draw_tissue, find_tissue, is_dark, otsu
-from wsi_trainer.store.ngff import at_level
+from wsi_trainer.slide.tissue import draw_tissue, find_tissue, is_dark
 from wsi_trainer.synthetic import SlideSpec, SyntheticSlide
-
-
-def test_otsu_equals_the_textbook() -> None:
-    from sklearn.mixture import GaussianMixture
-
-    rng = np.random.default_rng(0)
-    values = np.concatenate([rng.normal(60, 10, 4000), rng.normal(180, 15, 2000)]).clip(0, 255).astype(np.uint8)
-    threshold = otsu(values)
-
-    def between(t: int) -> float:
-        low, high = values[values <= t], values[values > t]
-        return low.size * high.size * (low.mean() - high.mean()) ** 2
-
-    best = max(range(40, 220), key=between)
-    assert abs(threshold - best) <= 1
-    means = GaussianMixture(2, random_state=0).fit(values[:, None]).means_[:, 0]
-    assert min(means) < threshold < max(means)
 
 
 @pytest.mark.parametrize("noise", [False, True])
@@ -72,38 +54,6 @@ def test_real_slide(real_slides: Path) -> None:
     assert 0.35 < mask.share < 0.55
     assert mask.mask[100, 70]  # middle of the tissue
     assert not mask.mask[150, 10]  # glass
-
-
-def test_cover_and_any_agree_with_the_repeated_mask() -> None:
-    mask = TissueMask(np.random.default_rng(0).random((20, 15)) < 0.2, 16)
-    whole = mask.mask.repeat(16, 0).repeat(16, 1)
-    for y, x, h, w in [(0, 0, 320, 240), (5, 7, 33, 40), (100, 31, 1, 1), (160, 16, 16, 16)]:
-        assert np.array_equal(mask.cover(y, x, h, w), whole[y : y + h, x : x + w])
-        assert mask.any_in(y, x, h, w) == any(
-            mask.mask[r, c]
-            for r in range(y // 16, (y + h - 1) // 16 + 1)
-            for c in range(x // 16, (x + w - 1) // 16 + 1)
-        )
-
-
-def test_a_box_beyond_a_mask_that_is_short_has_its_border_continued() -> None:
-    mask = TissueMask(np.random.default_rng(0).random((20, 15)) < 0.5, 16)
-    for y, x in ((322, 0), (0, 241), (322, 241), (310, 230)):  # the image has 325 x 245 px
-        covered = mask.cover(y, x, 3, 4)
-        rows, columns = np.arange(y, y + 3) // 16, np.arange(x, x + 4) // 16
-        assert np.array_equal(covered, mask.mask[np.ix_(rows.clip(max=19), columns.clip(max=14))])
-        assert mask.any_in(y, x, 3, 4) == covered.any()
-
-
-def test_mask_of_coarser_levels_loses_nothing() -> None:
-    mask = TissueMask(np.random.default_rng(0).random((21, 15)) < 0.1, 4)
-    fine = at_level(mask, 1)
-    assert fine.scale == 2
-    coarse = at_level(mask, 4)
-    assert coarse.scale == 1
-    assert coarse.mask.shape == (6, 4)
-    for row, column in np.argwhere(mask.mask):
-        assert coarse.mask[row // 4, column // 4]
 
 
 @settings(max_examples=60, deadline=None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lightning_plugin import Box
 from wsi_trainer.cli import main
-from wsi_trainer.preprocess.verify import check_store, stores_of
+from wsi_trainer.data.dataset import open_image
+from wsi_trainer.errors import SlideError
+from wsi_trainer.preprocess.verify import check_store, stores_of, verify
+from wsi_trainer.slide.slide import Slide
+from wsi_trainer.slide.views import Image
+from wsi_trainer.store import manifest
+from wsi_trainer.store.convert import Job, convert
 from wsi_trainer.store.manifest import find_damage
+from wsi_trainer.store.settings import Settings
 
 
 @pytest.fixture
@@ -56,17 +66,6 @@ def test_random_damage_is_found_and_named(
     record_result("verify_damage", {"tried": tried, "found": found})
 
 
-def test_every_bit_of_the_manifest_counts(copy: Path) -> None:
-    path = copy / "manifest.json"
-    good = path.read_bytes()
-    rng = np.random.default_rng(6)
-    for at in rng.integers(0, len(good) * 8, 400):
-        bad = bytearray(good)
-        bad[at // 8] ^= 1 << (at % 8)
-        path.write_bytes(bad)
-        assert [damage.file for damage in find_damage(copy)] == ["manifest.json"]
-
-
 def test_new_files_are_named(copy: Path) -> None:
     (copy / "0" / "c" / "0" / "9").mkdir()
     (copy / "0" / "c" / "0" / "9" / "9").write_bytes(b"?")
@@ -102,9 +101,103 @@ def test_staging_is_not_a_store(copy: Path) -> None:
     assert stores_of(copy.parent) == [copy]
 
 
-def test_links_in_a_circle_are_followed_once(store: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    shutil.copytree(store, out / "sub" / "s.zarr")
-    (out / "sub" / "up").symlink_to(out)
-    assert stores_of(out) == [out / "sub" / "s.zarr"]
-    assert main(["verify", str(out)]) == 0
+# -- a file that a store's manifest lists and that is absent is damage, not background (H6)
+
+
+@pytest.fixture
+def stored(store: Path, tmp_path: Path) -> Path:
+    shutil.copytree(store, tmp_path / "slide.zarr")
+    return tmp_path / "slide.zarr"
+
+
+def _shards(store: Path, level: int = 0) -> list[str]:
+    return [key for key in manifest.read_manifest(store)["files"] if key.startswith(f"{level}/c/")]
+
+
+OPENED: dict[str, Callable[[Path], object]] = {
+    "source": lambda path: Image(Slide.open(path)),
+    "fit, predict, heatmap": open_image,
+    "shrunk": lambda path: open_image(path, 2),
+    "preprocess": Slide.open,
+    "preprocess, whole": lambda path: convert(Job(path, "again"), path.parent / "out", Settings()),
+}
+
+
+@pytest.mark.parametrize("use", OPENED)
+@pytest.mark.parametrize("level", [0, 1])
+def test_hole_is_refused_by_name(stored: Path, use: str, level: int) -> None:
+    OPENED[use](stored)
+    hole = _shards(stored, level)[-1]
+    (stored / hole).unlink()
+    shutil.rmtree(stored.parent / "out", ignore_errors=True)
+    with pytest.raises(SlideError, match=rf"slide\.zarr: damaged: {hole} is missing; copy the store again"):
+        OPENED[use](stored)
+    assert not (stored.parent / "out" / "again.zarr").exists()
+
+
+def test_absent_shards_of_glass_are_none(store: Path) -> None:
+    """The fixture has background that is not stored: opening it is not refused, and it is white."""
+    with Slide.open(store) as opened:
+        height, width = opened.shape
+        corners = [(y, x) for y in range(0, height - 64, 64) for x in range(0, width - 64, 64)]
+        empty = [(y, x) for y, x in corners if opened.empty(0, y, x, 64, 64)]
+        assert empty and all((opened.read(0, y, x, 64, 64) == 255).all() for y, x in empty)
+
+
+@pytest.mark.parametrize("use", OPENED)
+@pytest.mark.parametrize("name", ["0/zarr.json", "1/zarr.json", "labels/tissue/0/zarr.json", "zarr.json"])
+def test_changed_metadata_are_refused(stored: Path, use: str, name: str) -> None:
+    """A smaller height, say, is nothing that the checksums of chunks tell."""
+    (stored / name).write_text(re.sub(r"\d\d\d", "128", (stored / name).read_text(), count=1))
+    with pytest.raises(SlideError, match=rf"slide\.zarr: damaged: {name}: .*; copy the store again"):
+        OPENED[use](stored)
+
+
+def test_labels_of_other_programs_may_be_added(stored: Path) -> None:
+    shutil.copytree(stored / "labels" / "tissue", stored / "labels" / "nuclei")
+    listed = json.loads((stored / "labels" / "zarr.json").read_text())
+    listed["attributes"]["ome"]["labels"].append("nuclei")
+    (stored / "labels" / "zarr.json").write_text(json.dumps(listed))
+    Image(Slide.open(stored))
+
+
+def test_shard_that_goes_while_a_store_is_open(stored: Path) -> None:
+    source = Image(Slide.open(stored), threads=1)
+    hole = _shards(stored)[0]
+    (stored / hole).unlink()
+    row, column = map(int, hole.split("/")[-2:])
+    y, x = row * 256, column * 256
+    with pytest.raises(SlideError, match=f"{hole} is missing"):
+        source.read(Box((y, x), (y + 64, x + 64)))
+    with pytest.raises(SlideError, match=f"{hole} is missing"):
+        source.constant(Box((y, x), (y + 64, x + 64)))
+
+
+# -- the manifest itself
+
+
+def _resealed(store: Path, change: Callable[[dict], None]) -> None:
+    content = json.loads((store / manifest.NAME).read_text())
+    del content["sha256"]
+    change(content["files"])
+    (store / manifest.NAME).write_bytes(manifest._serialise(content))
+
+
+@pytest.mark.parametrize(
+    "key", ["../../etc/passwd", "/etc/passwd", "0/../../x", "..", "", "C:/x", "a\\..\\b", "0/c/../../../x"]
+)
+def test_manifest_stays_inside_its_store(stored: Path, key: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _resealed(stored, lambda files: files.update({key: {"size": 1, "sha256": "0" * 64}}))
+    (damage,) = check_store(stored)
+    assert "which is not inside the store" in damage.reason
+    assert verify(stored) == 1
+    assert "bytes" not in capsys.readouterr().out
+    with pytest.raises(SlideError, match="not inside the store"):
+        Image(Slide.open(stored))
+
+
+@pytest.mark.parametrize("name", ["../other.zarr", "/etc/x.zarr", "a/../../x.zarr"])
+def test_the_table_of_the_folder_stays_inside_it(stored: Path, name: str) -> None:
+    listed = f"slide,store\nslide,slide.zarr\n{name.removesuffix('.zarr')},{name}\n"
+    (stored.parent / "stores.csv").write_text(listed)
+    assert main(["verify", str(stored.parent)]) == 2

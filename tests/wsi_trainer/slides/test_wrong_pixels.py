@@ -100,25 +100,6 @@ def test_channel_that_is_not_there(tmp_path: Path, wanted: str) -> None:
         Slide.open(tmp_path / "s.ome.tif", options=ReadOptions(wanted))
 
 
-def test_pages_are_chosen_like_channels(tmp_path: Path) -> None:
-    data = _values(2, *SIZE, 3)
-    tifffile.imwrite(tmp_path / "s.tif", data, photometric="rgb", **TILE)
-    with Slide.open(tmp_path / "s.tif", options=ReadOptions("1")) as reader:
-        assert np.array_equal(reader.read(0, 0, 0, *SIZE), data[1])
-
-
-@pytest.mark.parametrize("name", ["slide.tif", "picture.png"])
-def test_colour_images_have_no_channels(tmp_path: Path, slide: Path, name: str) -> None:
-    from PIL import Image
-
-    path = slide
-    if name == "picture.png":
-        path = tmp_path / name
-        Image.fromarray(_values(*SIZE, 3)).save(path)
-    with pytest.raises(SlideError, match="nothing to choose"):
-        Slide.open(path, options=ReadOptions("0"))
-
-
 @pytest.mark.parametrize(
     ("data", "given", "expected"),
     [
@@ -137,12 +118,6 @@ def test_stated_range(tmp_path: Path, data: np.ndarray, given: str, expected: li
 def test_range_that_is_none(text: str) -> None:
     with pytest.raises(UserError, match="expected LOW:HIGH"):
         Settings(to_8bit=text)
-
-
-def test_8_bits_stay_as_they_are_with_a_range(slide: Path) -> None:
-    with Slide.open(slide) as plain, Slide.open(slide, options=ReadOptions(to_8bit=Range(0, 10))) as ranged:
-        assert np.array_equal(plain.read(0, 0, 0, 300, 300), ranged.read(0, 0, 0, 300, 300))
-        assert ranged.info.changes == ()
 
 
 def test_zarr_of_channels_by_name(tmp_path: Path) -> None:
@@ -187,46 +162,6 @@ def test_transparent_is_background_as_openslide_paints_it(tmp_path: Path, planar
         assert np.array_equal(found[48:, :64], other[48:, :64])
         # Half-transparent pixels are premultiplied and divided again in OpenSlide, which costs a level or two.
         assert np.abs(found.astype(int) - other).max() <= 2
-
-
-@pytest.mark.parametrize("kind", ["assocalpha", "unspecified"])
-def test_premultiplied_transparency(tmp_path: Path, kind: str) -> None:
-    data = _transparent()
-    data[..., :3] = data[..., :3].astype(int) * data[..., 3:] // 255
-    path = tmp_path / "s.tif"
-    tifffile.imwrite(path, data, photometric="rgb", extrasamples=[kind], **TILE)
-    with Slide.open(path) as fast, Slide.open(path, "openslide") as slow:
-        found, other = fast.read(0, 0, 0, *SIZE), slow.read(0, 0, 0, *SIZE)
-    assert (found[48:, :64] == 255).all()
-    assert np.abs(found.astype(int) - other).max() <= 2
-
-
-def test_range_of_colours_is_not_that_of_transparency(tmp_path: Path) -> None:
-    """16 bits of which 12 are used for colours, half transparent."""
-    import imagecodecs
-
-    data = np.full((*SIZE, 4), 2048, np.uint16)
-    data[..., 3] = 32768
-    tifffile.imwrite(tmp_path / "s.tif", data, photometric="rgb", extrasamples=["unassalpha"], **TILE)
-    (tmp_path / "s.png").write_bytes(imagecodecs.png_encode(data))
-    for name in ("s.tif", "s.png"):
-        with Slide.open(tmp_path / name, options=ReadOptions(to_8bit=Range(0, 4095))) as reader:
-            assert np.abs(reader.read(0, 0, 0, *SIZE).astype(int) - (128 + 255) // 2).max() <= 1
-
-
-def test_fourth_channel_that_is_no_transparency(tmp_path: Path) -> None:
-    tifffile.imwrite(tmp_path / "s.tif", _values(*SIZE, 4), photometric="rgb", extrasamples=["unspecified"], **TILE)
-    with Slide.open(tmp_path / "s.tif") as reader, pytest.raises(SlideError, match="fourth channel"):
-        reader.read(0, 0, 0, *SIZE)
-
-
-def test_grey_with_transparency(tmp_path: Path) -> None:
-    data = _transparent()[..., 2:]
-    tifffile.imwrite(tmp_path / "s.tif", data, planarconfig="contig", extrasamples=["unassalpha"], **GREY)
-    with Slide.open(tmp_path / "s.tif") as reader:
-        found = reader.read(0, 0, 0, *SIZE)
-    assert np.array_equal(found[:48, :, 0], data[:48, :, 0])
-    assert (found[48:, :64] == 255).all()
 
 
 def test_largest_image_is_not_left_out(tmp_path: Path) -> None:
@@ -283,13 +218,6 @@ def test_orientation_as_it_is_meant_to_be_seen(tmp_path: Path, orientation: int)
         assert reader.info.mpp == ((0.25, 0.5) if orientation < 5 else (0.5, 0.25))
 
 
-def test_orientation_that_other_readers_would_ignore(tmp_path: Path) -> None:
-    extra = [(274, "H", 1, 6, True)]
-    tifffile.imwrite(tmp_path / "s.tif", _values(*SIZE), photometric="miniswhite", extratags=extra, **TILE)
-    with pytest.raises(SlideError, match="orientation 6"):
-        Slide.open(tmp_path / "s.tif")
-
-
 # -- what the store says of it
 
 
@@ -313,32 +241,6 @@ def test_exact_is_what_was_compared(slide: Path, tmp_path: Path, kind: str) -> N
     assert found["changes"] == changes
     assert found["exact"] is (not changes)
     assert (found["compared"]["pixels"] > 0) is (not changes)
-
-
-def test_chosen_channel_is_not_exact(tmp_path: Path) -> None:
-    tifffile.imwrite(tmp_path / "s.tif", _values(*SIZE, 5), planarconfig="contig", **GREY)
-    convert(Job(tmp_path / "s.tif", "s"), tmp_path, Settings(**SETTINGS, channel="4"))
-    found = _provenance(tmp_path / "s.zarr")
-    assert (found["exact"], found["changes"]) == (False, ["channel 4 of 5"])
-    assert found["settings"]["channel"] == "4"
-
-
-def test_associated_images_of_a_slide_of_channels(tmp_path: Path) -> None:
-    from wsi_trainer.cli import main
-
-    with tifffile.TiffWriter(tmp_path / "s.ome.tif", ome=True) as writer:
-        writer.write(_values(3, *SIZE, dtype="uint16"), metadata={"axes": "CYX", "Name": "slide"}, **GREY)
-        writer.write(_values(40, 50, 3), photometric="rgb", metadata={"axes": "YXS", "Name": "label"})
-    options = ["--channel", "1", "--to-8bit", "0:65535", "--source-mpp", "0.5", "--tissue", "none"]
-    command = ["preprocess", str(tmp_path / "s.ome.tif"), str(tmp_path / "out"), *options, "--copy-associated", "true"]
-    assert main(command) == 0
-    assert (tmp_path / "out" / "associated" / "s" / "label.png").is_file()
-
-
-def test_colours_that_a_library_converts_are_not_exact(tmp_path: Path) -> None:
-    tifffile.imwrite(tmp_path / "s.tif", _values(*SIZE), photometric="miniswhite", **TILE)
-    with Slide.open(tmp_path / "s.tif") as reader:
-        assert reader.info.changes == ("colours are stored as MINISWHITE",)
 
 
 def test_pixels_that_came_out_otherwise_are_found(slide: Path, tmp_path: Path, monkeypatch) -> None:

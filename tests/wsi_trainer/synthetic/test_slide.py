@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-import numpy as np
-import pytest
+import hashlib
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
 
-from wsi_trainer.synthetic import SlideSpec, SyntheticSlide
+import numpy as np
+import openslide
+import pytest
+import tifffile
+
+from wsi_trainer.synthetic import SlideSpec, SyntheticSlide, generate, make_cohort, write_slide
+from wsi_trainer.synthetic.pyramid import level_shapes, reduce
 
 
 @pytest.fixture(scope="module")
@@ -26,53 +36,6 @@ def test_box_does_not_depend_on_how_it_is_cut(slide: SyntheticSlide) -> None:
     assert (difference > 0).mean() < 1e-3
 
 
-def test_same_spec_same_pixels_other_slide_other_pixels(slide: SyntheticSlide) -> None:
-    again = SyntheticSlide(slide.spec)
-    other = SyntheticSlide(SlideSpec(1111, 1403, seed=5, slide=1, positive=True))
-    assert np.array_equal(slide.render(300, 300, 500, 500), again.render(300, 300, 500, 500))
-    assert not np.array_equal(slide.render(300, 300, 500, 500), other.render(300, 300, 500, 500))
-
-
-def test_label_changes_lesion_nuclei_only(slide: SyntheticSlide) -> None:
-    negative = SyntheticSlide(SlideSpec(1111, 1403, seed=5, positive=False))
-    changed = (slide.render(0, 0, 1111, 1403) != negative.render(0, 0, 1111, 1403)).any(-1)
-    ys, xs = np.nonzero(changed)
-    near = np.zeros(len(ys), bool)
-    for site in slide.sites:
-        dy, dx = ys - site.y, xs - site.x
-        shrink = 1 - 9 / np.maximum(np.hypot(dy, dx), 10)  # a nucleus reaches 9 px beyond its centre
-        near |= site.contains(site.y + dy * shrink, site.x + dx * shrink)
-    assert changed.any()
-    assert near.all()
-
-
-def test_label_is_invisible_after_downsampling() -> None:
-    """The same slide with and without lesions: differences at 8x are far below what varies anyway."""
-    positive = SyntheticSlide(SlideSpec(1600, 1600, seed=3, positive=True)).render(0, 0, 1600, 1600)
-    negative = SyntheticSlide(SlideSpec(1600, 1600, seed=3, positive=False)).render(0, 0, 1600, 1600)
-
-    def reduced(image: np.ndarray, factor: int) -> np.ndarray:
-        side = 1600 // factor
-        return image.astype(np.float64).reshape(side, factor, side, factor, 3).mean((1, 3))
-
-    changed = reduced((positive != negative).any(-1)[..., None].repeat(3, -1), 8)[..., 0] > 0.2
-    full = np.abs(positive.astype(float) - negative)[positive != negative].mean()
-    small = (reduced(positive, 8) - reduced(negative, 8))[changed]
-    assert full > 15  # grey levels: plain to see at full resolution
-    assert np.abs(small.mean(0)).max() < 0.15
-    assert small.std() < 0.1 * reduced(negative, 8)[changed].std(0).mean()
-    assert abs(reduced(positive, 8)[changed].std() / reduced(negative, 8)[changed].std() - 1) < 0.01
-
-
-def test_glass_is_one_colour_without_noise_and_none_with_it() -> None:
-    plain, noisy = (SyntheticSlide(SlideSpec(900, 800, noise=noise)) for noise in (False, True))
-    corner = plain.render(0, 0, 24, 24)
-    assert (corner == plain.background).all()
-    grain = noisy.render(0, 0, 24, 24).astype(float)
-    assert 1 < grain.std() < 4
-    assert abs(grain.mean() - plain.background.mean()) < 0.5
-
-
 def test_known_glass_holds_no_tissue(slide: SyntheticSlide) -> None:
     whole = slide.render(0, 0, 1111, 1403)
     known = 0
@@ -82,13 +45,6 @@ def test_known_glass_holds_no_tissue(slide: SyntheticSlide) -> None:
                 known += 1
                 assert (whole[y : y + 64, x : x + 64] == slide.background).all()
     assert known > 50
-
-
-@pytest.mark.parametrize("tissue", [0.2, 0.5])
-def test_share_of_tissue_is_about_what_was_asked(tissue: float) -> None:
-    slide = SyntheticSlide(SlideSpec(1200, 1500, tissue=tissue))
-    covered = (slide.render(0, 0, 1200, 1500) != slide.background).any(-1).mean()
-    assert abs(covered - tissue) < 0.08
 
 
 @pytest.mark.parametrize("bad", [{"height": 10}, {"tissue": 0.0}, {"seed": -1}])
@@ -104,3 +60,83 @@ def test_the_smallest_slides_are_drawn(seed: int) -> None:
             slide = SyntheticSlide(SlideSpec(height, width, seed=seed, tissue=tissue, positive=True))
             assert slide.render(0, 0, height, width).shape == (height, width, 3)
             assert slide.sites
+
+
+# -- the written files: reproducible, readable by OpenSlide, streamed
+
+
+def _hashes(root: Path) -> dict[str, str]:
+    files = sorted(p for p in root.rglob("*") if p.is_file())
+    return {str(p.relative_to(root)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+
+
+def test_bytes_are_reproducible_and_do_not_depend_on_workers(tmp_path: Path) -> None:
+    for name, workers in (("a", 1), ("b", 3)):
+        generate(tmp_path / name, slides=4, side=700, seed=9, noise=True, workers=workers)
+    generate(tmp_path / "c", slides=4, side=700, seed=10, noise=True)
+    assert _hashes(tmp_path / "a") == _hashes(tmp_path / "b")
+    assert _hashes(tmp_path / "a") != _hashes(tmp_path / "c")
+
+
+def test_openslide_reads_pyramid_resolution_and_pixels(tmp_path: Path) -> None:
+    spec = SlideSpec(1301, 2050, mpp=0.25)
+    path = tmp_path / "slide.tif"
+    write_slide(path, spec)
+    rendered = SyntheticSlide(spec).render(0, 0, 1301, 2050)
+    with openslide.OpenSlide(path) as slide:
+        assert slide.level_dimensions == ((2050, 1301), (513, 326), (129, 82))
+        assert float(slide.properties["openslide.mpp-x"]) == pytest.approx(0.25, rel=1e-6)
+        assert float(slide.properties["openslide.mpp-y"]) == pytest.approx(0.25, rel=1e-6)
+        for level, image in ((0, rendered), (1, reduce(rendered)), (2, reduce(reduce(rendered)))):
+            read = np.asarray(slide.read_region((0, 0), level, image.shape[1::-1]))[..., :3]
+            assert np.abs(read.astype(int) - image).mean() < 5  # what JPEG loses
+    with tifffile.TiffFile(path) as tif:
+        assert [page.shape[:2] for page in tif.pages] == level_shapes(1301, 2050)
+        assert np.abs(tif.pages[0].asarray().astype(int) - rendered).mean() < 3
+
+
+def test_lesions_are_told_for_positive_slides_only(tmp_path: Path) -> None:
+    manifest = generate(tmp_path, slides=4, side=800)
+    for line in manifest.read_text().splitlines()[1:]:
+        slide, label = line.split(",")[:2]
+        name = Path(slide).stem + ".geojson"
+        lesions, decoys = (json.loads((tmp_path / k / name).read_text()) for k in ("lesions", "decoys"))
+        assert bool(lesions["features"]) == (label == "1")
+        assert bool(decoys["features"]) == (label == "0")
+        for feature in lesions["features"] + decoys["features"]:
+            ring = feature["geometry"]["coordinates"][0]
+            assert ring[0] == ring[-1]
+
+
+def test_generator_says_what_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="slides=0"):
+        generate(tmp_path, slides=0)
+    with pytest.raises(ValueError, match="add up to 1"):
+        generate(tmp_path, slides=2, splits={"train": 0.5, "test": 0.2})
+    with pytest.raises(ValueError, match="side="):
+        generate(tmp_path, slides=2, side=(900, 800))
+
+
+def test_recipe_makes_a_data_set(tmp_path: Path) -> None:
+    recipe = Path(__file__).parents[3] / "datasets" / "synthetic" / "make.py"
+    command = [sys.executable, str(recipe), str(tmp_path / "out"), "--slides", "2", "--side", "300-400"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "manifest.csv").exists()
+    assert len(list((tmp_path / "out" / "slides").glob("*.tif"))) == 2
+    wrong = subprocess.run([*command, "--splits", "train=2"], capture_output=True, text=True)
+    assert wrong.returncode == 2
+    assert "add up to 1" in wrong.stderr
+    assert "Traceback" not in wrong.stderr
+
+
+# -- labels are balanced, patients stay together, splits are stratified
+
+
+@pytest.mark.parametrize("slides", [40, 61, 200])
+def test_splits_have_their_share_of_each_label(slides: int) -> None:
+    members = make_cohort(slides, 3)
+    for label in (0, 1):
+        counts = Counter(m.split for m in members if m.label == label)
+        for split, share in (("train", 0.6), ("val", 0.2), ("test", 0.2)):
+            assert abs(counts[split] - share * slides / 2) <= 2

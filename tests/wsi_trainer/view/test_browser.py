@@ -55,18 +55,6 @@ def test_worst_mistake_map_and_place(page: Any, served: Served, made: Made, tmp_
     assert (tmp_path / "place.png").stat().st_size > 10_000
 
 
-def test_the_value_under_the_pointer_is_that_of_the_map(page: Any, served: Served, made: Made) -> None:
-    open_page(page, f"{served.address}/#slide=slide+0+%3C%26%3E.tif&x=300&y=200&scale=2")
-    box = page.locator("#left").bounding_box()
-    for across, down in ((0, 0), (-120, 60), (200, -150)):
-        page.mouse.move(box["x"] + box["width"] / 2 + across, box["y"] + box["height"] / 2 + down)
-        page.wait_for_function("() => document.querySelector('#value').textContent.startsWith('value ')")
-        x, y = (int(n) for n in re.findall(r"\d+", page.locator("#place").text_content()))
-        assert abs(x - (300 + across / 2)) <= 1 and abs(y - (200 + down / 2)) <= 1
-        value = float(page.locator("#value").text_content().removeprefix("value "))
-        assert value == pytest.approx(float(made.maps[0][y // SQUARE, x // SQUARE]), rel=1e-3, abs=1e-6)
-
-
 def test_the_map_is_drawn_where_its_positions_are(page: Any, served: Served, made: Made) -> None:
     """The colour on the screen of each position is that of its value."""
     open_page(page, f"{served.address}/#slide=slide+0+%3C%26%3E.tif&x=550&y=350&scale=0.5")
@@ -128,14 +116,6 @@ def test_layers_lists_views_and_keys(page: Any, served: Served) -> None:
     assert page.locator("#slides li").first.text_content().startswith("slide 3")
 
 
-def test_a_link_leads_back_to_its_place(page: Any, chromium: Any, served: Served) -> None:
-    open_page(page, f"{served.address}/#slide=slide+2+%3C%26%3E.tif&x=450&y=1234&scale=3&left=")
-    link = link_of(page)
-    assert (link["slide"], link["x"], link["y"]) == ("slide 2 <&>.tif", "450", "1234")
-    assert float(link["scale"]) == pytest.approx(3, rel=1e-3)
-    assert page.locator("#layer-left").input_value() == ""
-
-
 def test_two_runs_side_by_side(page: Any, made_twice: tuple[Made, Made]) -> None:
     first, second = made_twice
     with serving(Scene(contents_of(first.folder.path, second.folder.path))) as served:
@@ -145,14 +125,6 @@ def test_two_runs_side_by_side(page: Any, made_twice: tuple[Made, Made]) -> None
         page.locator("#sort").select_option("better")
         assert page.locator("#slides li").first.text_content().startswith("slide 0")
         page.goto("about:blank")  # before the server ends
-
-
-def test_a_link_with_a_token(page: Any, made: Made) -> None:
-    token = "t" * 32
-    with serving(Scene(made.contents()), token) as served:
-        open_page(page, f"{served.address}/?token={token}")
-        assert token not in page.url and page.locator("#slides li").count() == 4
-        page.goto("about:blank")
 
 
 def test_the_copy_opens_as_a_file(page: Any, made: Made, tmp_path: Path) -> None:

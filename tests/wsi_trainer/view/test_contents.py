@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+import random
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.wsi_trainer.view.conftest import POSITIVE, Made
 from wsi_trainer.errors import UserError
 from wsi_trainer.preprocess.command import preprocess
+from wsi_trainer.synthetic import generate
 from wsi_trainer.view.contents import contents_of
 from wsi_trainer.view.scene import Scene
 
@@ -79,3 +84,29 @@ def test_annotations_of_the_original_lie_right_on_its_store(made: Made, tmp_path
         assert (place["scale"], place["origin"]) == ((2.0, 2.0), (0.0, 0.0))
     finally:
         scene.close()
+
+
+# -- many tiles of many slides leave nothing behind
+
+
+def test_threads_read_slides_that_others_close_and_none_stays_open(tmp_path: Path) -> None:
+    generate(tmp_path, slides=4, side=400, seed=0, workers=1)
+    scene = Scene(contents_of(tmp_path / "slides"), keep_open=1)
+    expected = [scene.region(slide, 40, 50, 60, 70) for slide in range(4)]
+
+    def work(seed: int) -> None:
+        chance = random.Random(seed)
+        for _ in range(60):
+            slide = chance.randrange(4)
+            assert scene.region(slide, 40, 50, 60, 70) == expected[slide]
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(work, range(8)))
+    gc.collect()
+    assert open_files(tmp_path) == scene.opened == 1
+    scene.close()
+    assert open_files(tmp_path) == scene.opened == 0
+
+
+def open_files(folder: Path) -> int:
+    return len({file.path for file in psutil.Process().open_files() if file.path.startswith(str(folder))})

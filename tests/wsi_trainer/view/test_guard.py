@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import getpass
 import socket
 
 import pytest
-from rich.console import Console
 
 from tests.wsi_trainer.view.conftest import Made, Served, serving
-from wsi_trainer.view.command import tell
-from wsi_trainer.view.guard import Guard, is_local, new_token
+from wsi_trainer.view.guard import Guard, new_token
 from wsi_trainer.view.scene import Scene
-from wsi_trainer.view.server import ASSETS
 
 ADDRESSES = ["/", "/contents.json", "/slides/0/about.json", "/slides/0/tiles/0/0-0.jpg", "/assets/view.js"]
 
@@ -61,31 +57,6 @@ def test_other_sites_may_not_use_it(served: Served) -> None:
         assert headers["x-content-type-options"] == "nosniff"
 
 
-def test_each_server_has_a_cookie_of_its_own() -> None:
-    assert Guard(new_token()).cookie != Guard(new_token()).cookie
-
-
-@pytest.mark.parametrize(
-    ("host", "local"),
-    [("127.0.0.1", True), ("localhost", True), ("::1", True), ("0.0.0.0", False), ("::", False), ("10.0.0.1", False)],
-)
-def test_which_addresses_are_local(host: str, local: bool) -> None:
-    assert is_local(host) is local
-
-
-@pytest.mark.parametrize("error", [KeyError("getpwuid(): uid not found: 1234"), OSError("No username set")])
-def test_a_user_without_a_name_gets_the_link(
-    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def nameless() -> str:
-        raise error
-
-    monkeypatch.setattr(getpass, "getuser", nameless)
-    tell(Console(), Guard(None), "127.0.0.2", browser=False)(8765)
-    shown = capsys.readouterr().out
-    assert "http://127.0.0.2:8765/" in shown and f"ssh -L 8765:127.0.0.2:8765 {socket.gethostname()}" in shown
-
-
 WRONG = {"version": b"GET / HTTP/9.9", "long": b"GET / HTTP/1.1\r\nX: " + b"x" * 20_000, "TLS": b"\x16\x03\x01"}
 
 
@@ -97,9 +68,3 @@ def test_what_is_no_request_is_answered_without_a_traceback(
         connection.sendall(sent + b"\r\n\r\n")
         assert connection.makefile("rb").read().partition(b"\r\n")[0].endswith(b"400 Bad Request")
     assert "Traceback" not in caplog.text
-
-
-def test_all_files_of_the_page_are_served(served: Served) -> None:
-    for name, kind in ASSETS.items():
-        reply = served.get(f"/assets/{name}")
-        assert reply.status == 200 and reply.headers["content-type"] == kind and len(reply.body) > 100

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import string
 from pathlib import Path
 
@@ -66,19 +65,6 @@ def test_only_reading_is_answered(served: Served, method: str) -> None:
     assert served.get("/contents.json", method=method).status in REFUSALS
 
 
-@pytest.mark.parametrize("version", [b"", b" HTTP/0.9", b" HTTP/2.0"])
-@pytest.mark.parametrize("address", [b"/", b"/contents.json", b"/slides/0/region.png?x=0&y=0&width=9&height=9"])
-def test_other_versions_of_http_are_refused(served: Served, address: bytes, version: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as connection:
-        connection.sendall(b"GET %b%b\r\nHost: localhost\r\nConnection: close\r\n\r\n" % (address, version))
-        status, _, _ = connection.makefile("rb").read().partition(b"\r\n")
-    assert status.partition(b" ")[2] == b"400 Bad Request"
-
-
-def test_a_layer_of_more_digits_than_a_number_has(served: Served) -> None:
-    assert served.get(f"/slides/0/layers/{'9' * 5000}/top.json?count=3").status == 404
-
-
 @pytest.mark.parametrize("stride", ["1e999", "NaN", "0", "-8", "1" + "0" * 400, '"wide"', "[]"])
 def test_a_stride_that_cannot_be_is_refused_by_name(tmp_path: Path, stride: str) -> None:
     made = make_run(tmp_path / "run", tmp_path / "slides")
@@ -87,11 +73,6 @@ def test_a_stride_that_cannot_be_is_refused_by_name(tmp_path: Path, stride: str)
     with pytest.raises(UserError, match=rf"{re.escape(str(about))} is damaged") as caught:
         contents_of(made.folder.path)
     assert "\n" not in str(caught.value)
-
-
-def test_where_slides_lie_is_told_to_nobody(served: Served, made: Made) -> None:
-    for address in ("/contents.json", "/slides/0/about.json"):
-        assert str(made.folder.path.parent).encode() not in served.get(address).body
 
 
 def test_a_map_outside_of_the_run_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import re
 from pathlib import Path
@@ -13,7 +14,7 @@ from PIL import Image
 
 from tests.wsi_trainer.view.conftest import Made
 from wsi_trainer.cli import main
-from wsi_trainer.view import static_copy
+from wsi_trainer.view.server import ASSETS, asset
 
 SAID = re.compile(r'wsi\.data\.put\("(?P<address>[^"]+)", (?P<content>.*)\);\n', re.DOTALL)
 
@@ -67,25 +68,24 @@ def test_the_copy_does_not_say_where_it_was_made(copy: Path, made: Made) -> None
     assert not [path for path in copy.rglob("*") if path.is_file() and place.encode() in path.read_bytes()]
 
 
-def test_only_some_slides(made: Made, tmp_path: Path) -> None:
-    out = tmp_path / "copy"
-    assert main(["view", str(made.folder.path), f"--static={out}", "--only=[slide 3 <&>.tif]"]) == 0
-    assert [path.name for path in (out / "slides").iterdir()] == ["1"]
+# -- openSeadragon is the file that was chosen, with its notices
 
 
-def test_a_copy_that_failed_leaves_nothing_and_can_be_made_again(
-    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = ["view", str(made.folder.path), f"--static={tmp_path / 'copy'}", "--longest=1000"]
+VERSION = "6.1.1"
+SHA256 = {
+    "openseadragon.min.js": "14d587cd3ee7c4861f1a41077ce642029364a21029956ba635bd8fb1202cf9ad",
+    "openseadragon-license.txt": "a4801fd595dffd7928ac1394959983ea17cb0191230e8ed90858cf4f4c12c88b",
+}
 
-    def full(*args: object) -> None:
-        raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(static_copy, "asset", full)  # after the slides
-        assert main(words) == 2
-    assert not list(tmp_path.iterdir())
-    (tmp_path / ".copy.partial").mkdir()  # as of one that was killed
-    (tmp_path / ".copy.partial" / "old").touch()
-    assert main(words) == 0
-    assert [path.name for path in tmp_path.iterdir()] == ["copy"] and not (tmp_path / "copy" / "old").exists()
+@pytest.mark.parametrize("name", SHA256)
+def test_the_files_are_those_of_the_package(name: str) -> None:
+    assert name in ASSETS and hashlib.sha256(asset(name)).hexdigest() == SHA256[name]
+
+
+def test_the_script_names_its_version_and_the_notices_are_there() -> None:
+    assert f"openseadragon {VERSION}".encode() in asset("openseadragon.min.js")[:200]
+    notices = asset("openseadragon-license.txt").decode()
+    for owner in ("OpenSeadragon contributors", "John Resig", "Matt Snider"):
+        assert owner in notices
+    assert "Redistributions of source code must retain the above copyright" in notices

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from tests.wsi_trainer.view.conftest import Made, Served
+from tests.wsi_trainer.view.conftest import DOWNSAMPLE, STRIDE, Made, Served
 from wsi_trainer.slide.slide import Slide
+from wsi_trainer.view.scene import Scene
 from wsi_trainer.view.tiles import TILE, BadNumber, NotThere, TiledSlide
 
 
@@ -96,3 +97,50 @@ def test_what_is_served_is_the_place_that_was_asked_for(served: Served, made: Ma
     assert tile.size == (1100 - 2 * TILE, 700 - TILE)
     difference = np.abs(np.asarray(tile).astype(int) - made.pixels[0][TILE:, 2 * TILE :])
     assert difference.mean() < 8  # it is a JPEG
+
+
+# -- layers: means, ranks, places and outlines against what is counted by hand
+
+
+SQUARE = STRIDE * DOWNSAMPLE
+
+
+def test_value_and_rank_at_a_place(scene: Scene, made: Made) -> None:
+    values = made.maps[0]
+    for row, column in ((0, 0), (5, 7), (values.shape[0] - 1, values.shape[1] - 1)):
+        found = scene.at(0, "0", column * SQUARE + 3, row * SQUARE + SQUARE - 1)
+        assert found["value"] == pytest.approx(float(values[row, column]))
+        ordered = np.sort(values, axis=None)[::-1].tolist()
+        assert found["rank"] == ordered.index(float(values[row, column])) + 1
+        assert found["of"] == values.size
+        assert found["box"] == [column * SQUARE, row * SQUARE, SQUARE, SQUARE]
+    with pytest.raises(NotThere):
+        scene.at(0, "0", -1, 0)
+
+
+def test_an_outline_surrounds_what_is_above_the_threshold(scene: Scene, made: Made) -> None:
+    polygons = scene.outlines(0, "0", 0.9)["polygons"]
+    values = made.maps[0]
+    for polygon in polygons:
+        points = np.array(polygon["rings"][0])
+        assert (points >= 0).all() and (points <= [1100, 700]).all()
+    row, column = np.unravel_index(values.argmax(), values.shape)
+    centre = np.array([column + 0.5, row + 0.5]) * SQUARE
+    distances = [np.abs(np.array(one["rings"][0]) - centre).max() for one in polygons]
+    assert min(distances) < SQUARE  # one goes round the largest value and no further than its neighbours
+    for bad in (0.0, 1.0, -1.0):
+        with pytest.raises(BadNumber):
+            scene.outlines(0, "0", bad)
+
+
+def test_the_tissue_is_found_where_it_was_painted(scene: Scene, made: Made) -> None:
+    layer = scene.layer(0, "tissue")
+    painted = np.abs(made.pixels[0].astype(int).max(2) - made.pixels[0].min(2)) > 30
+    side = int(layer.stride)
+    for y in range(side // 2, 700, side):
+        for x in range(side // 2, 1100, side):
+            row, column = layer.position(x, y)
+            if not painted[max(0, y - 6 * side) : y + 6 * side, max(0, x - 6 * side) : x + 6 * side].any():
+                assert not layer.values[row, column]
+    middle = layer.position(550, 350)
+    assert layer.values[middle]
