@@ -114,7 +114,7 @@ def deep_cases(draw: Draw) -> Case:
             p.requires_grad_(False)
     if draw(st.integers(0, 4)) == 0:
         whole.eval()
-    plan = draw(plans())
+    plan = draw(plans(3))  # the work is that of tiles times links times runs
     known = plan.__dataclass_fields__
     words = {name: getattr(plan, name) for name in known if known[name].init and name != "planner"}
     plan = AnyChain(**words, slots=draw(st.integers(0, 6)), share=draw(st.sampled_from([0.0, 0.0, 0.3, 0.7, 1.0])))

@@ -207,8 +207,9 @@ def cases(draw: Draw) -> Case:
     return Case(net, shapes, [draw(st.booleans()) for _ in shapes], losses, draw(plans()), seed)
 
 
-def plans() -> st.SearchStrategy[AnyPlan]:
-    grids = st.lists(st.tuples(*(st.integers(1, 5),) * 3), min_size=1, max_size=3)
+def plans(tiles: int = 5) -> st.SearchStrategy[AnyPlan]:
+    """Plans of at most so many tiles along an axis."""
+    grids = st.lists(st.tuples(*(st.integers(1, tiles),) * 3), min_size=1, max_size=3)
     places = st.sets(st.integers(0, 23), max_size=8).map(frozenset)
     few = st.sets(st.integers(0, 3)).map(frozenset)
     return st.builds(

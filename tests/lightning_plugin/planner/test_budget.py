@@ -100,24 +100,24 @@ def run(examples: int, fixed: int, judge: bool = True) -> list[dict[str, float]]
     return found
 
 
-@pytest.mark.parametrize("part", range(2))
+@pytest.mark.parametrize("part", [1, 2])
 def test_steps_keep_their_budget(part: int) -> None:
-    assert len(run(5, part)) == 5
+    assert len(run(3, part)) == 3
 
 
+#: Takes as long as all others.
+LONG = "tiles of one position, of which the third from a border pads most"
 #: What once broke a promise.
 BROKE = {
     "a cotangent is there from the second tile on": Recipe(("conv", "up", "gate"), 4, "group", 140, 0.447, 16, False),
     "and so is a gradient of weights": Recipe(
         ("conv", "pool", "conv", "pool", "conv", "stride", "conv"), 12, "batch", 77, 0.9273376485903109, 77, False
     ),
-    "tiles of one position, of which the third from a border pads most": Recipe(
-        ("conv", "residual", "up", "conv", "residual", "residual"), 4, "none", 20, 0.0, 0, False
-    ),
+    LONG: Recipe(("conv", "residual", "up", "conv", "residual", "residual"), 4, "none", 20, 0.0, 0, False),
 }
 
 
-@pytest.mark.parametrize("name", BROKE)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.full] if n == LONG else []) for n in BROKE])
 def test_what_broke_a_promise_keeps_it(name: str) -> None:
     found = Triple(BROKE[name]).run()
     assert not broken(found), (broken(found), found)
@@ -153,7 +153,7 @@ def small() -> nn.Module:
 
 
 def test_the_error_names_a_budget_that_works_and_none_below_it_does() -> None:
-    net, x = small(), torch.randn(1, 3, 72, 64)
+    net, x = small(), torch.randn(1, 3, 48, 40)
     with pytest.raises(BudgetError, match="smallest budget that works is") as refused:
         make_plan(net, x, budget="20KiB")
     smallest, operator = refused.value.smallest, refused.value.operator

@@ -44,9 +44,9 @@ def network(count: int, channels: int = 4, normed: bool = False, more: int = 0) 
 def budgets(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, ...], int]:
     """A network of one chain or two, an image, and a budget between very little and plenty."""
     torch.manual_seed(draw(st.integers(0, 99)))
-    channels, count = draw(st.integers(1, 8)), draw(st.integers(4, 24))
+    channels, count = draw(st.integers(1, 8)), draw(st.integers(4, 16))
     net = network(count, channels, draw(st.booleans()), draw(st.sampled_from([0, 0, 5]))).double()
-    shape = (draw(st.integers(1, 2)), 3, draw(st.integers(20, 50)), draw(st.integers(20, 50)))
+    shape = (draw(st.integers(1, 2)), 3, draw(st.integers(20, 36)), draw(st.integers(20, 36)))
     one = shape[0] * channels * shape[2] * shape[3] * 8
     parameters = 2 * sum(p.numel() * p.element_size() for p in net.parameters())
     return net, shape, int(parameters + draw(st.floats(5.0, 60.0)) * one + 30_000)
@@ -76,15 +76,14 @@ def step(net: nn.Module, shape: tuple[int, ...], budget: int, steps: int = 2, **
     return "kept" if all(c.kept == c.count for c in plan.chains) else "again"
 
 
-@pytest.mark.parametrize("thorough", [False, True])
-def test_a_step_holds_no_more_than_its_plan(thorough: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Ledger, "thorough", thorough)
+def test_a_step_holds_no_more_than_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
 
-    @settings(max_examples=12, **QUIET)
+    @settings(max_examples=7, **QUIET)
     @seed(3)
-    @given(budgets())
-    def every(drawn: tuple[nn.Module, tuple[int, ...], int]) -> None:
+    @given(budgets(), st.booleans())
+    def every(drawn: tuple[nn.Module, tuple[int, ...], int], thorough: bool) -> None:
+        monkeypatch.setattr(Ledger, "thorough", thorough)
         seen.append(step(*drawn, disk=False))
 
     every()
@@ -172,7 +171,7 @@ def test_what_is_said_of_a_chain(tmp_path: Path) -> None:
     assert again.plan == plan
 
 
-@pytest.mark.parametrize("maps", [12, 16, 30, 200])
+@pytest.mark.parametrize("maps", [12, 30, 200])
 def test_a_step_tells_of_as_many_tiles_as_its_plan_has(maps: int) -> None:
     """Links in tiles, links that run whole and again, and links that are kept."""
 

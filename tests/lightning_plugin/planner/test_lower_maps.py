@@ -145,11 +145,8 @@ def every(examples: int, fixed: int | None, host: Watched) -> int:
 
 @pytest.mark.parametrize("fixed", [0, None])
 def test_the_host_holds_no_more_than_it_may(fixed: int | None, host: Watched) -> None:
-    """A quarter of the networks or more have maps there: of eight of a fresh seed it may be none, of forty hardly."""
-    if fixed is None:
-        assert any(every(8, None, host) for _ in range(5))
-    else:
-        assert every(8, fixed, host)  # how many of eight depends on the modules that are loaded: they give constants
+    """A quarter of the networks or more have maps there: of four it may be none, of forty hardly."""
+    assert any(every(4, None if fixed is None else fixed + i, host) for i in range(10))
 
 
 @pytest.mark.full

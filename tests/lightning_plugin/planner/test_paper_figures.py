@@ -43,7 +43,7 @@ def test_what_11_gib_are_enough_for(name: str, side: int) -> None:
 #: SCORCH, table 3.1: blocks of each stage, and GiB of weights and tape.
 SCORCH = [
     ((3, 8, 36, 3), 0.22, 8.85),
-    ((30, 80, 360, 30), 2.11, 86.23),
+    pytest.param((30, 80, 360, 30), 2.11, 86.23, marks=pytest.mark.full),
     pytest.param((200, 533, 2400, 200), 14.04, 576.08, marks=pytest.mark.full),
 ]
 

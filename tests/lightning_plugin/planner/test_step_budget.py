@@ -145,6 +145,38 @@ BROKE = {
         width=6,
         seed=359,
     )),
+    # What the draws found: an image's gradients of several calls, which autograd adds up by itself.
+    "barriers and a retained graph": (0.7519827707050775, Step(
+        "float32",
+        (Image((52, 108), "noise", kind="leaf"),),
+        (
+            Network(("down3", "tanh", "conv1"), ("median", "adaptive max"), hook=True),
+            Network(("conv3", "conv1", "conv1", "max pool", "conv5", "conv1"), ("sort", "amin"),
+                    inside="functional_call"),
+        ),
+        (
+            Call(0, 0), Call(1, 0), Call(0, 0), Call(1, 0, "frozen"),
+            Backward(((2, 1), (3, 0), (1, 1), (0, 1)), retain=True),
+            Backward(((1, 0), (2, 0)), product=True), Backward(((3, 1),)), Backward(((0, 0),), retain=True),
+        ),
+        Way("lazy", (2, 3)),
+        width=6,
+        seed=114,
+    )),
+    # One of two results is pulled back alone: what only the other needs is not let go on the way.
+    "results that are pulled back apart": (0.6089782214884314, Step(
+        "float32",
+        (Image((68, 156), "whole", kind="leaf"),),
+        (Network(("down3", "conv3", "down3", "valid3", "conv3"), ("amax", "max and where"), hook=True),),
+        (
+            Call(0, 0, "frozen"), Ask(0, 0), Call(0, 0), Drop(1), Call(0, 0), Backward(((2, 1),), retain=True),
+            Backward(((2, 0),)), Backward(((0, 1), (0, 0)), retain=True, twice=True, product=True),
+        ),
+        Way("tiled", (4, 2)),
+        width=4,
+        whole=True,
+        seed=428,
+    )),
     # Of the positions in a row that topk selects from, the first tile of a grid of rows, columns and images has none.
     "a target without a share in the first tile": (0.9, Step(
         "float32",
@@ -180,7 +212,11 @@ BROKE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BROKE)
+#: The steps that take longest.
+LONG = ("a target without a share in the first tile", "one of two results of other sizes pulled back alone")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.full] if n in LONG else []) for n in BROKE])
 def test_what_broke_its_budget_keeps_it(name: str) -> None:
     share, step = BROKE[name]
     books = under_budget(step, share)
@@ -241,62 +277,6 @@ def test_everyday_steps_keep_their_budget(name: str, calls: Any) -> None:
     if len(nets) > 1:
         calls = "lazy"
     found = under_budget(Step("float32", images, nets, actions, Way(calls), width=8), 0.4)
-    assert found is not None and found.kept, found
-
-
-#: What the draws found: an image's gradients of several calls, which autograd adds up by itself.
-BARRIERS = Step(
-    "float32",
-    (Image((52, 108), "noise", kind="leaf"),),
-    (
-        Network(("down3", "tanh", "conv1"), ("median", "adaptive max"), hook=True),
-        Network(("conv3", "conv1", "conv1", "max pool", "conv5", "conv1"), ("sort", "amin"), inside="functional_call"),
-    ),
-    (
-        Call(0, 0),
-        Call(1, 0),
-        Call(0, 0),
-        Call(1, 0, "frozen"),
-        Backward(((2, 1), (3, 0), (1, 1), (0, 1)), retain=True),
-        Backward(((1, 0), (2, 0)), product=True),
-        Backward(((3, 1),)),
-        Backward(((0, 0),), retain=True),
-    ),
-    Way("lazy", (2, 3)),
-    width=6,
-    seed=114,
-)
-
-
-def test_barriers_and_a_retained_graph_keep_their_budget() -> None:
-    found = under_budget(BARRIERS, 0.7519827707050775)
-    assert found is not None and found.kept, found
-
-
-#: One of two results is pulled back alone: what only the other needs is not let go on the way.
-APART = Step(
-    "float32",
-    (Image((68, 156), "whole", kind="leaf"),),
-    (Network(("down3", "conv3", "down3", "valid3", "conv3"), ("amax", "max and where"), hook=True),),
-    (
-        Call(0, 0, "frozen"),
-        Ask(0, 0),
-        Call(0, 0),
-        Drop(1),
-        Call(0, 0),
-        Backward(((2, 1),), retain=True),
-        Backward(((2, 0),)),
-        Backward(((0, 1), (0, 0)), retain=True, twice=True, product=True),
-    ),
-    Way("tiled", (4, 2)),
-    width=4,
-    whole=True,
-    seed=428,
-)
-
-
-def test_results_that_are_pulled_back_apart_keep_their_budget() -> None:
-    found = under_budget(APART, 0.6089782214884314)
     assert found is not None and found.kept, found
 
 

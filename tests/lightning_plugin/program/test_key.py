@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Hashable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from torch import nn
 from lightning_plugin.planner.analysis.recorded import recorded
 from lightning_plugin.program.key import Unkeyed, key, recording_key
 from tests.lightning_plugin.program.test_findings import Net
+from tests.warm import start
 
 
 def text(side: int, sized: bool) -> str:
@@ -31,10 +31,15 @@ class Channels(nn.Module):
         return x.max(1).values
 
 
-def test_another_process_makes_the_same_text() -> None:
-    code = "from tests.lightning_plugin.program.test_key import text; print(text(24, True))"
-    found = {subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout}
-    assert found == {text(24, True) + "\n"} and "0x" not in text(24, True)
+def write(path: Path) -> None:
+    path.write_text(text(24, True))
+
+
+def test_another_process_makes_the_same_text(tmp_path: Path) -> None:
+    log, found = tmp_path / "log", tmp_path / "found"
+    start(log, write, found).join(120)
+    assert found.is_file(), log.read_text()
+    assert found.read_text() == text(24, True) and "0x" not in text(24, True)
 
 
 @pytest.mark.parametrize("thing", [torch.Tensor.mul, torch.nn.functional.relu, torch.add, len, nn.ReLU])
