@@ -1,4 +1,4 @@
-"""The reference reads docstrings as reStructuredText: what only Markdown knows would end `make docs`."""
+"""Docstrings: reStructuredText, since what only Markdown knows would end `make docs`; and a name for what they describe."""
 
 from __future__ import annotations
 
@@ -28,5 +28,17 @@ def test_no_docstring_holds_a_table_or_a_heading_of_markdown(package: str) -> No
         for line, text in docstrings(path)
         for row in text.splitlines()
         if row.lstrip().startswith(("|", "# ", "## "))
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("folder", ["planner"])
+def test_a_docstring_begins_with_a_noun_or_a_verb(folder: str) -> None:
+    """A question word in its place names nothing."""
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
+        for path in sorted((ROOT / "lightning_plugin" / folder).rglob("*.py"))
+        for line, text in docstrings(path)
+        if text.split()[0] in ("What", "Where", "How", "Whether", "Which")
     ]
     assert not found, "\n".join(found)

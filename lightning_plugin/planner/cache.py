@@ -15,12 +15,12 @@ VARIABLE = "LIGHTNING_PLUGIN_CACHE"
 MOST_BYTES = 1 << 28
 #: Names of what is being written begin so, and none is written for so many seconds.
 PARTIAL, LONG = "partial-", 3600.0
-#: What is raised by a text that is not what was written, wherever it is used.
+#: Errors of reading, or of using, a text that was damaged.
 DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError)
 
 
 def folder() -> Path | None:
-    """Where files are kept, if they are to be."""
+    """The folder of the user's cache; None if nothing is to be kept."""
     given = os.environ.get(VARIABLE)
     if given is not None:
         return Path(given) if given else None
@@ -58,14 +58,14 @@ def write(path: Path, text: str) -> None:
 
 
 def remove_half_written(folder: Path) -> None:
-    """Remove what processes that were killed have left half written."""
+    """Remove files that processes left half written when they were killed."""
     for path in folder.glob(f"{PARTIAL}*"):
         if written_at(path) < time.time() - LONG:
             path.unlink(missing_ok=True)
 
 
 def written_at(path: Path) -> float:
-    """When a file was written; long ago, where another process has removed it meanwhile."""
+    """The time at which a file was written; long ago, if another process has removed it meanwhile."""
     try:
         return path.stat().st_mtime
     except FileNotFoundError:

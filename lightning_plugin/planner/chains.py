@@ -1,8 +1,8 @@
-"""How a chain runs: in which segments a link, with how many slots, and how many links are kept.
+"""Plans of chains: the segments of a link, the number of slots, and the number of links that are kept.
 
-A link is planned as a network of its own, whose image is what the link before hands on: run whole where that fits,
-else in tiles. What is left of the room is for slots and for links that are kept; of these, and of the ways to run a
-link, the fastest are taken. How long a chain is makes no difference to how long this takes.
+A link is planned as a network of its own, whose image is the output of the link before: run whole if that fits, else in
+tiles. The rest of the room is for slots and for links that are kept; of these, and of the ways to run a link, the
+fastest are taken. The time of planning does not depend on the length of a chain.
 """
 
 from __future__ import annotations
@@ -23,16 +23,23 @@ from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.rehearsal.rehearse import Account
 from lightning_plugin.recording import Bindings, Capture, Recording
 
-#: A chain has so many slots at the least that no link runs forward more often than this.
+#: A chain has enough slots that no link runs forward more often than this.
 MOST_RUNS = 16
-#: Links are kept in so many steps, from none to all.
+#: Steps in which the number of kept links is tried, from none to all.
 STEPS = 16
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way to run a link: what it needs while it is pulled back, beyond its own vectors and what is stored of others;
-    what it holds if it is kept, where it can be; and its seconds, of forward and of both directions."""
+    """A way to run a link.
+
+    Attributes:
+        segments: Its plan.
+        needs: Bytes while it is pulled back, beyond its own vectors and the slots of others.
+        kept: Bytes that it holds if it is kept; None if it cannot be.
+        forward: Seconds of forward.
+        seconds: Seconds of both directions.
+    """
 
     segments: tuple[SegmentPlan, ...]
     needs: int
@@ -42,7 +49,7 @@ class Way:
 
     @staticmethod
     def of(plan: Plan, network: Network, body: Body) -> Way:
-        """What a plan of a link comes to that was rehearsed. Forward is a third of it, as far as anybody knows."""
+        """The figures of a rehearsed plan of a link. Forward is taken to be a third of its seconds."""
         standing = sum(v.bytes for v in body.own if network.tier_of(v) is None)
         whole = all(s.keep for s in plan.segments)
         forward = plan.seconds / 3 if network.trains else plan.seconds
@@ -56,12 +63,18 @@ Ways = Callable[[Network, Body], list[Way]]
 
 @dataclass(eq=False)
 class Chains:
-    """The chains of a network; ``find`` is asked once for each body, with what of its own lives below the device."""
+    """The chains of a network.
+
+    Attributes:
+        find: Finds the ways to run a link; it is asked once for each body, with the tiers of its own vectors.
+        known: The ways to run the links of each chain.
+        looked: The tiers of the last call of `below`.
+        found: Its results, by the chain's node.
+    """
 
     network: Network
     find: Ways
     known: dict[Hashable, list[Way]] = field(default_factory=dict)
-    #: The tiers that were looked at last, and what was found.
     looked: Mapping[Value, str] = field(default_factory=dict)
     found: dict[int, dict[int, str]] = field(default_factory=dict)
 
@@ -73,8 +86,8 @@ class Chains:
         return bool(self.all)
 
     def within(self, room: int, tiers: Mapping[Value, str]) -> tuple[ChainPlan, ...] | None:
-        """The fastest way to run all chains where they have so much room beside their parameters; None where they have
-        too little. Chains share what is stored in proportion to what they would store at most."""
+        """The fastest way to run all chains within so much room beside their parameters; None if it is too little.
+        Chains share the room for slots in proportion to the largest that each could use."""
         wanted = [op.count * op.body.entry_bytes for _, _, op in self.all]
         best: tuple[ChainPlan, ...] | None = None
         for needs in self.needs(tiers):
@@ -98,13 +111,13 @@ class Chains:
         return tuple(found)
 
     def needs(self, tiers: Mapping[Value, str]) -> list[int]:
-        """What links may need, from the least with which all chains can run."""
+        """Bytes that links may need, from the least with which all chains can run."""
         ways = [[way.needs for way in self.ways(place, node, op, tiers)] for place, node, op in self.all]
         least = max(map(min, ways))
         return sorted({max(least, needs) for each in ways for needs in each})
 
     def ways(self, place: int, node: Node, op: Chain, tiers: Mapping[Value, str]) -> list[Way]:
-        """The ways to run a link. Where some links' vector lives below, it is planned for as if all did."""
+        """The ways to run a link. If a vector of some links lives below, all links are planned as if theirs did."""
         below = self.below(node, op, tiers)
         key = place, tuple(sorted(below.items()))
         if key not in self.known:
@@ -112,7 +125,7 @@ class Chains:
         return self.known[key]
 
     def below(self, node: Node, op: Chain, tiers: Mapping[Value, str]) -> dict[int, str]:
-        """The tiers of what of a link's own lives below in some link; links are many, so they are looked at once."""
+        """The tiers of a link's own vectors that live below the device in some link."""
         if self.looked is not tiers:
             self.looked, self.found = tiers, {}
         if node.serial not in self.found:
@@ -124,7 +137,7 @@ class Chains:
 
     @cached_property
     def plain(self) -> list[int]:
-        """What plain PyTorch would hold for backward of a link of each chain."""
+        """Bytes that plain PyTorch holds for backward of a link of each chain."""
         return [self.network_of(op.body, {}).plain_bytes for _, _, op in self.all]
 
     def network_of(self, body: Body, below: Mapping[int, str]) -> Network:
@@ -138,7 +151,7 @@ class Chains:
         return Network(Recording(body.nodes, bindings), below=tiers, space=self.network.axes_of_space)
 
     def forecast(self, plan: Plan, chains: Sequence[ChainPlan], tiers: Mapping[Value, str]) -> Forecast:
-        """What is predicted of a plan, with its chains."""
+        """The forecast of a plan, with that of its chains."""
         forward = sum(c.count * c.forecast.seconds / (3 * c.count + c.forecast.forwards) for c in chains)
         again = sum(c.forecast.forwards * c.forecast.seconds / (3 * c.count + c.forecast.forwards) for c in chains)
         rest = plan.seconds / 3
@@ -160,7 +173,7 @@ def seconds(plans: Sequence[ChainPlan]) -> float:
 
 
 def fewest(count: int) -> int:
-    """The slots with which no link runs forward too often."""
+    """The fewest slots with which no link runs forward too often."""
     free = 0
     while runs(count, free) > MOST_RUNS:
         free += 1
@@ -168,7 +181,7 @@ def fewest(count: int) -> int:
 
 
 def fastest(place: int, path: str, op: Chain, ways: Sequence[Way], room: int) -> ChainPlan | None:
-    """The fastest plan of a chain that stores no more than fits the room."""
+    """The fastest plan of a chain whose slots and kept links fit the room."""
     best: ChainPlan | None = None
     for way in ways:
         for kept in numbers_kept(op.count, way, room):
@@ -184,7 +197,7 @@ def fastest(place: int, path: str, op: Chain, ways: Sequence[Way], room: int) ->
 
 
 def numbers_kept(count: int, way: Way, room: int) -> Iterator[int]:
-    """How many links may be kept: from none to as many as there is room for."""
+    """Numbers of links that may be kept, from none to as many as there is room for."""
     yield 0
     if way.kept is None or not any(s.keep for s in way.segments):
         return
@@ -193,6 +206,7 @@ def numbers_kept(count: int, way: Way, room: int) -> Iterator[int]:
 
 
 def planned(place: int, path: str, op: Chain, way: Way, slots: int, kept: int) -> ChainPlan:
+    """The plan of a chain run in this way, with its forecast."""
     unkept = op.count - kept
     once = unkept + again(unkept, slots) if op.trains else 0  # and once more when it is pulled back
     total = op.count * way.seconds + once * way.forward
@@ -201,11 +215,11 @@ def planned(place: int, path: str, op: Chain, way: Way, slots: int, kept: int) -
 
 
 def with_peaks(plans: Sequence[ChainPlan], found: Account) -> tuple[ChainPlan, ...]:
-    """Plans of chains, with the most that a rehearsal has seen while links ran."""
+    """Plans of chains, with the peak that a rehearsal found while links ran."""
     peak = max((turn.peak for (place, _), turn in found.turns.items() if in_chains(place)), default=0)
     return tuple(replace(plan, forecast=replace(plan.forecast, peak_bytes=peak)) for plan in plans)
 
 
 def in_chains(place: Any) -> bool:
-    """Whether a turn is that of a chain, or of a segment in one."""
+    """True for the turn of a chain, or of a segment in one."""
     return place == TURN or place >= IN_CHAINS

@@ -1,9 +1,8 @@
-"""From what the search believes to what is true: a plan is rehearsed before it is promised.
+"""The choice of a plan: the search estimates, a rehearsal decides.
 
-The search predicts memory with a quick model; a rehearsal finds it exactly. Where it finds more than there is, the
-search is asked again with the difference as a reserve, a few times at most, and the first plan that passes its
-rehearsal is taken.
-If none does, the plan that needs least is rehearsed: it is the answer, or its peak is the smallest budget.
+The search predicts memory with a quick model; a rehearsal finds it exactly. If the rehearsed peak is over the limit,
+the difference becomes a reserve for the next search, a few times at most, and the first plan that passes its rehearsal
+is taken. If none does, the plan that needs least is rehearsed: it is the answer, or its peak is the smallest budget.
 """
 
 from __future__ import annotations
@@ -34,27 +33,33 @@ from lightning_plugin.planner.search.search import Search
 from lightning_plugin.recording import image_gradient_bytes
 from lightning_plugin.units import exact_bytes, format_bytes
 
-#: No more than this part is left to the workspaces of the device's libraries.
+#: At most this share of a budget is left to the workspaces of the device's libraries.
 WORKSPACE_SHARE = 0.125
 #: More than any network needs.
 PLENTY = 1 << 62
-#: How often the search is asked.
+#: Searches for one limit.
 ROUNDS = 4
-#: A plan that leaves more than this part of a limit is not taken for the best, where a reserve made it smaller.
+#: A plan that a reserve made smaller is searched for again if it leaves more than this share of the limit.
 LEFT = 0.15
-#: How often, where only the smallest budget is sought.
+#: Searches for one limit on the way to the smallest budget.
 FEW = 3
-#: How often the interval in which the smallest budget lies is halved.
+#: Bisections of the interval in which the smallest budget lies.
 HALVINGS = 4
-#: Where everything fits, tiles that stay in a cache are looked for if the step takes so many seconds: they may be
-#: faster by some percent, and a search takes seconds itself. They are taken if they are predicted to win so much:
-#: less is won or lost by what no prediction knows.
+#: If everything fits, tiles that stay in a cache are searched for if a step takes more seconds than ``LONG``: they may
+#: be faster by some percent, and a search takes seconds itself. They are taken if they are predicted to take less than
+#: ``WON`` of the time: smaller gains are within the error of predictions.
 LONG, WON = 2.0, 0.95
 
 
 @dataclass
 class Chooser:
-    """Plans for one network, under any budgets. So many ``calls`` wait for one backward."""
+    """Plans for one network, under any budgets.
+
+    Attributes:
+        calls: The number of calls of a step that wait for one backward.
+        rehearsed: All plans that were rehearsed.
+        accounts: Their rehearsals, by the decisions of the plan.
+    """
 
     network: Network
     rates: Rates
@@ -79,8 +84,8 @@ class Chooser:
         return self.promised(self.recalling(best, limit), budget)
 
     def recalling(self, plan: Plan, limit: int) -> Plan:
-        """A plan that reads back what it can, everywhere or below the device only, if one of these keeps the limit; see
-        [Note: recall] in `program.recall`."""
+        """A plan that reads stored maps back in backward, everywhere or below the device only, if one of these keeps
+        the limit; see [Note: recall] in `program.recall`."""
         for more in recalls(plan, self.network, self.rates) if self.policy.recall else ():
             found = self.account(more)
             if found.peak <= limit:
@@ -88,18 +93,18 @@ class Chooser:
         return plan
 
     def promised(self, plan: Plan, budget: int) -> Plan:
-        """A rehearsed plan, with what a budget leaves to the device's libraries."""
+        """A rehearsed plan, with the reserve for the device's libraries."""
         reserve = self.reserve(budget)
         forecast = dataclasses.replace(plan.forecast, peak_bytes=plan.peak_bytes + reserve, reserve_bytes=reserve)
         return dataclasses.replace(plan, budget=budget, forecast=forecast)
 
     def choose_for_all(self, budget: int) -> Plan:
-        """The fastest plan by which all calls of a step can wait for one backward."""
+        """The fastest plan with which all calls of a step can wait for one backward."""
         whole = self.choose(budget)
         if self.together(whole) <= usable(budget):
             return whole
         frugal, others = self.promised(self.frugal, budget), self.calls - 1
-        # A share of the budget for each is always enough; a smaller part may be.
+        # An equal share of the budget for each call is always enough; a smaller one may be.
         least = self.enough_for(self.frugal.peak_bytes)
         low, high = max(least, (budget + others * self.network.fixed_bytes) // self.calls), budget
         fitting = [p for p in (self.choose(low), frugal) if self.together(p) <= usable(budget)]
@@ -120,22 +125,22 @@ class Chooser:
         return together(plan, self.network, self.calls)
 
     def reserve(self, budget: int) -> int:
-        """What of a budget is left to the workspaces of the device's libraries. They grow with tiles: under a small
-        budget, a share of it."""
+        """Bytes of a budget that are left to the workspaces of the device's libraries: the device's figure, but no more
+        than a share of the budget, since workspaces grow with tiles."""
         return min(self.rates.workspace, int(WORKSPACE_SHARE * budget))
 
     def enough_for(self, peak: int) -> int:
-        """The smallest budget of which a plan may use so much."""
+        """The smallest budget that leaves a plan so many bytes."""
         share = math.ceil((peak + RESERVE) / (1 - UNPLANNED - WORKSPACE_SHARE)) + 2
         return min(budget_for(peak + self.rates.workspace), share)
 
     def refuse_barriers(self, limit: int) -> None:
-        """Barriers hold their maps whole: say so where even one of them alone is too much."""
+        """Raise an error if the maps of one operator that runs whole exceed the limit alone."""
         for node in self.network.barriers:
             assert isinstance(node.op, Barrier)
             whole = sum(v.bytes for v in (*node.inputs, *node.outputs)) + self.least_fixed
             if whole > limit:
-                # What is around a barrier counts too.
+                # The maps around a barrier count too.
                 smallest = self.enough_for(max(whole, self.together(self.frugal)))
                 raise BarrierError(
                     f"{node.label} has to run whole: {node.op.reason}. Its maps and the parameters take "
@@ -148,17 +153,17 @@ class Chooser:
 
     @cached_property
     def placements(self) -> list[Placed]:
-        """What may live below the device, from what has to."""
+        """Sets of parameters that may live below the device, from the smallest."""
         return placements(self.network, self.lower)
 
     @cached_property
     def least_fixed(self) -> int:
-        """What lies on the device all the time, where as much as can be lives below."""
+        """Bytes that lie on the device all the time if as many parameters as possible live below."""
         return self.network.fixed_bytes - Copies(self.network, self.placements[-1], self.rates).freed
 
     def shares(self, limit: int) -> Plan | None:
-        """The faster of two plans: one that leaves as many parameters on the device as any, and one that leaves a share
-        fewer. Copies are fetched ahead where that fits."""
+        """The faster of two plans: with as many parameters on the device as any plan allows, and with a share fewer.
+        Copies are fetched ahead if that fits."""
         found: list[Plan] = []
         for placed in self.placements:
             for ahead in (True, False) if placed.all else (False,):
@@ -172,7 +177,7 @@ class Chooser:
         return min(found, key=lambda plan: plan.seconds, default=None)
 
     def fastest(self, limit: int, rounds: int = ROUNDS) -> Plan | None:
-        """A plan that keeps a limit as rehearsed: everything kept, or tiles if that does not fit or they are faster."""
+        """A plan whose rehearsal keeps a limit: everything kept, or tiles if that does not fit or they are faster."""
         whole = self.search.whole(limit)
         best = None if whole is None else self.with_chains(whole, limit)
         if best is not None and best.peak_bytes > limit:
@@ -183,10 +188,10 @@ class Chooser:
         return tiled if best is None or (tiled is not None and tiled.seconds < WON * best.seconds) else best
 
     def searched(self, limit: int, rounds: int) -> Plan | None:
-        """The fastest plan of a few searches that keeps a limit as rehearsed.
+        """The fastest plan of a few searches whose rehearsal keeps a limit.
 
-        The first search may take the limit by its own estimate. Where the rehearsal finds more, the difference becomes
-        a reserve. Where a plan then leaves much of the limit, the next search may take half of the reserve.
+        The first search may take the limit by its own estimate. If the rehearsed peak is over the limit, the difference
+        becomes a reserve. If a plan then leaves much of the limit, the next search may take half of the reserve.
         """
         best, asked, kept, broke = None, limit, 0, limit + 1
         for _ in range(rounds):
@@ -207,11 +212,11 @@ class Chooser:
         return best
 
     def may_be_beaten(self, whole: Plan) -> bool:
-        """Whether tiles may be faster than everything at once by more than it takes to look for them."""
+        """True if tiles may be faster than everything at once by more than the time of a search."""
         return self.rates.near > self.rates.memory and whole.seconds > LONG
 
     def with_chains(self, plan: Plan, limit: int | None = None) -> Plan:
-        """A rehearsed plan, of which the chains have what the limit leaves to them; as little as can be where they have
+        """A rehearsed plan whose chains use the room that the limit leaves them; as little as possible if there is
         none."""
         if not self.chains:
             return self.true(plan)
@@ -229,13 +234,13 @@ class Chooser:
         return best
 
     def true(self, plan: Plan) -> Plan:
-        """A plan with the figures of its rehearsal in place of the model's."""
+        """A plan with the figures of its rehearsal in place of the estimates."""
         found = rehearsed(plan, self.account(plan))
         self.rehearsed.append(found)
         return found
 
     def account(self, plan: Plan) -> Account:
-        """What a plan holds."""
+        """The rehearsal of a plan."""
         key = decisions(plan)
         if key not in self.accounts:
             self.accounts[key] = rehearse(plan, self.network)
@@ -243,7 +248,8 @@ class Chooser:
 
     @cached_property
     def frugal(self) -> Plan:
-        """The plan with the smallest true peak, to a few percent; it does not depend on what was asked before."""
+        """The plan with the smallest rehearsed peak, to a few percent; it does not depend on the budgets asked for
+        before."""
         self.search.place(self.placements[-1])
         best = self.thriftiest()
         low = self.search.fixed
@@ -254,7 +260,7 @@ class Chooser:
         return best
 
     def thriftiest(self) -> Plan:
-        """The plan that needs least as far as the model knows, found by halving."""
+        """The plan with the smallest estimated peak, found by bisection."""
         low, high = self.search.fixed, max(2 * self.search.fixed, 1 << 20)
         while self.search.run(high) is None:
             low, high = high, high * 2
@@ -269,7 +275,7 @@ class Chooser:
         return self.with_chains(found)
 
     def parts(self) -> str:
-        """What parameters take, in words."""
+        """A sentence about the bytes of parameters, for an error."""
         owes = any(map(self.network.owes, self.network.captured))
         others = ", gradients and the optimizer's state" if owes else " and gradients"
         every, here = format_bytes(self.network.fixed_bytes), format_bytes(self.least_fixed)
@@ -278,6 +284,7 @@ class Chooser:
         return f"Of {every} of parameters{others}, {here} stay on the device; the rest is fetched where it is used"
 
     def refusal(self, budget: int) -> BudgetError:
+        """The error that names the smallest budget."""
         plan = self.frugal
         smallest = self.enough_for(self.together(plan))
         operator = worst(plan)
@@ -291,8 +298,8 @@ class Chooser:
 
 
 def ways_of_link(rates: Rates, lower: Lower, policy: Policy, network: Network, body: Body) -> list[Way]:
-    """The ways to run a link of a chain: whole, and in half as much memory, a quarter and so on, down to as little as
-    can be; of all that were rehearsed on the way, those that no other beats. Its parameters live where they do."""
+    """Ways to run a link of a chain: whole, and within half as much memory, a quarter and so on, down to the least; of
+    all plans that were rehearsed on the way, those that no other beats. Its parameters live where they do."""
     inner = Chooser(network, rates, dataclasses.replace(lower, parameters=()), policy)
     inner.search.place(inner.placements[-1])
     whole = inner.search.whole(PLENTY)
@@ -318,32 +325,32 @@ def rehearsed(plan: Plan, found: Account) -> Plan:
 
 
 def decisions(plan: Plan) -> Hashable:
-    """What a rehearsal of a plan depends on."""
+    """The parts of a plan on which its rehearsal depends."""
     return plan.segments, plan.on_host, plan.on_disk, plan.fetched_ahead, plan.chains
 
 
 def worst(plan: Plan) -> str:
-    """The segment or chain at whose turn a plan's peak comes."""
+    """The segment or chain at whose turn the peak of a plan is."""
     return max(parts(plan), key=lambda part: max(part.forward_bytes, part.backward_bytes)).path
 
 
 def together(plan: Plan, network: Network, calls: int) -> int:
     """The peak of so many calls that wait for one backward. While one is pulled back, each other call holds what its
-    backward needs or, where that came before, the gradients of its images."""
+    backward needs or, once it was pulled back, the gradients of its images."""
     return plan.peak_bytes + (calls - 1) * max(plan.forecast.held_bytes, image_gradient_bytes(network.recording))
 
 
 def choose_plan(
     network: Network, rates: Rates, budget: int, lower: Lower, policy: Policy = AUTO, calls: int = 1
 ) -> Plan:
-    """The fastest plan within the budget, or an error that says what would be enough."""
+    """The fastest plan within the budget, or an error that names the smallest."""
     return chosen(Chooser(network, rates, lower, policy, calls), budget)
 
 
 def choose_recipe(
     network: Network, rates: Rates, budget: int, lower: Lower, policy: Policy = AUTO, calls: int = 1
 ) -> Recipe:
-    """The same, for other sizes too."""
+    """The same as a recipe, for other sizes too."""
     return Recipe.of(choose_plan(network, rates, budget, lower, policy, calls), network)
 
 

@@ -37,13 +37,18 @@ def make_plan(
 ) -> Plan:
     """The plan for one training step (or, in ``torch.no_grad``, one evaluation) of ``module`` on an image.
 
-    ``image`` is a shape ``(N, C, *spatial)``, a tensor or a `LazyImage`. Nothing is read and no activation is
-    allocated: parameters may even be on the meta device. ``device`` names the device whose rates rank the plans
-    (``"cuda:a100"``, ``"cpu"``); it need not be there. Where it is this machine's own and was calibrated (see
-    `calibrate`), what was measured counts; without ``device`` it is where the module's parameters are, and for a
-    CPU the built-in figures count. What an ``optimizer`` of PyTorch's, by its name, keeps for each parameter is
-    part of the plan. A ``policy`` restricts the search, for comparison. The options, of which ``budget`` is one
-    that has to be given, are those of `Options`.
+    Nothing is read and no activation is allocated: parameters may even be on the meta device.
+
+    Args:
+        module: Any module.
+        image: A shape ``(N, C, *spatial)``, a tensor or a `LazyImage`.
+        device: The device whose rates rank the plans (``"cuda:a100"``, ``"cpu"``); it need not be there. For a device
+            of this machine that was calibrated (see `calibrate`) the measured rates count. By default it is the device
+            of the module's parameters, and for a CPU the built-in rates count.
+        dtype: The image's, if only its shape is given.
+        optimizer: An optimizer of PyTorch's by its name, whose state for each parameter is part of the plan.
+        policy: Restricts the search, for comparison.
+        options: Those of `Options`; ``budget`` has to be given.
     """
     asked = Options.parse(options)
     if asked.budget is None:
@@ -55,13 +60,13 @@ def make_plan(
 
 
 def accelerator(network: Network) -> str | None:
-    """The kind of device that a network's image is on, where it is not a CPU."""
+    """The kind of device that a network's image is on, unless it is a CPU."""
     kinds = {image.device.type for image in network.recording.images}
     return next(iter(kinds - {"cpu"}), None)
 
 
 def rates_for(device: str | None) -> Rates:
-    """The rates that rank plans: the built-in table's where no device is named."""
+    """The rates that rank plans: those of the built-in table if no device is named."""
     return rates_of("cpu") if device is None else local_rates(device)
 
 
@@ -71,11 +76,14 @@ AMPLE = 1 << 60
 
 @dataclass(frozen=True)
 class Sweep:
-    """Plans by ascending budget, from the smallest that works to what plain PyTorch needs.
+    """Plans by ascending budget, from the smallest that works to the need of plain PyTorch.
 
-    Where a larger budget only found a slower plan, the smaller budget's plan stands in its place.
-    ``plain`` keeps everything, as plain PyTorch does, and its budget is what that needs. ``asked`` is the plan of the
-    budget that the user asked for.
+    If a larger budget only found a slower plan, the smaller budget's plan stands in its place.
+
+    Attributes:
+        plans: The plans.
+        plain: Keeps everything, as plain PyTorch does, under the budget that this needs.
+        asked: The plan of the budget that the user asked for.
     """
 
     plans: tuple[Plan, ...]
@@ -147,7 +155,7 @@ def ample(chooser: Chooser) -> Plan:
 
 
 def spaced(low: int, high: int, count: int) -> list[int]:
-    """Budgets between two others, which are not among them; none where there is nothing between."""
+    """Budgets between two others, which are not among them; none if there is nothing between."""
     if count < 3 or high <= low + count:
         return []
     step = (high / low) ** (1 / (count - 1))

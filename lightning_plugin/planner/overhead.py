@@ -23,7 +23,7 @@ Found = TypeVar("Found")
 
 
 def remembered(method: Callable[Concatenate[Self, Args], Found]) -> Callable[Concatenate[Self, Args], Found]:
-    """A method whose results are kept by its arguments, which are given by position."""
+    """A method whose results are memoized by its arguments, which are given by position."""
     name = f"answers of {method.__name__}"
 
     @wraps(method)
@@ -41,7 +41,7 @@ def remembered(method: Callable[Concatenate[Self, Args], Found]) -> Callable[Con
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """A block in which no cycles are looked for, unless another thread has them looked for."""
+    """A block without automatic garbage collection of cycles."""
     before = gc.isenabled()
     gc.disable()
     try:

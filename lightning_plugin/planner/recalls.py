@@ -1,8 +1,8 @@
-"""Plans that read back what they have stored; see [Note: recall] in `program.recall`.
+"""Plans that read stored maps back in backward; see [Note: recall] in `program.recall`.
 
-What is recalled changes no cut, no grid and no tier. So it is decided last, of a plan that the search has found:
-wherever reading takes less than to make again. On the device that is memory while the segment is pulled back; where a
-plan has no room for that, what lies below is recalled alone.
+Reading back changes no cut, no grid and no tier. So it is decided last, for a plan that the search has found: wherever
+reading takes less time than recomputing. A map on the device is read back into more memory while its segment is pulled
+back; if there is no room for that, only maps on lower tiers are.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from lightning_plugin.program.recall import InBackward
 
 
 def recalls(plan: Plan, network: Network, rates: Rates) -> Iterator[Plan]:
-    """A plan that recalls wherever it is worth it, and one that does so below the device only; none where that is
-    nowhere."""
+    """A plan that reads back wherever it saves time, and one that does so on lower tiers only; none if it never
+    does."""
     if not network.trains:
         return
     now = each(plan, network, rates)
@@ -33,12 +33,12 @@ def recalls(plan: Plan, network: Network, rates: Rates) -> Iterator[Plan]:
 
 
 def recalling(segment: SegmentPlan) -> SegmentPlan:
-    """A segment that recalls, if it may."""
+    """A segment that reads back, if it may."""
     return replace(segment, recall=True) if segment.may_recall else segment
 
 
 def with_recall(plan: Plan, network: Network, seconds: dict[int, float]) -> Plan:
-    """A plan of which the segments at some places recall, and take so much longer."""
+    """A plan whose segments at some places read back, and take so many seconds more."""
     segments, saved = list(plan.segments), work_saved(plan, network)
     for i, more in seconds.items():
         s = segments[i]
@@ -53,7 +53,7 @@ def with_recall(plan: Plan, network: Network, seconds: dict[int, float]) -> Plan
 
 
 def work_saved(plan: Plan, network: Network) -> list[tuple[float, float]]:
-    """What each segment's backward does not compute again if it recalls: as a share of its work and of all."""
+    """Work that each segment's backward does not recompute if it reads back: as a share of its work and of all work."""
     found = []
     work = {n.serial: network.profiles[n.serial].work for n in network.order}
     for _, _, program in programs(plan, network.nodes):

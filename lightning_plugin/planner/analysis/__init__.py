@@ -1,1 +1,1 @@
-"""What a recording needs, as far as planning asks: operators, their profiles, and what repeats."""
+"""Analysis of a recording for planning: the order of operators, their profiles, and repeated intervals."""

@@ -1,10 +1,11 @@
-"""How many tiles of a grid are really different, where images are known to be constant in part.
+"""Share of different tiles in a grid, where images are known to be constant in part.
 
-[Note: shared work] A tile is identical to others if all of the image that it sees is one value. What a map sees of an
-image is, on each axis, an interval of it times a scale, wider by what the windows on the way look at: its *reach*. With
-the image's cells as a summed table, the tiles of a grid that see no tissue are counted at once. They are computed as
-often as there are ways to lie at the border; backward shares them where nothing that they read needs a gradient. All of
-this predicts seconds; what is shared is found by the tiles themselves ([Note: identical tiles] in `execute.alike`).
+[Note: shared work] A tile is identical to others if all of the image that it sees is one value. A map's *reach* is the
+part of an image that a box of the map sees: on each axis, an interval of the box times a scale, wider by the windows on
+the way. A summed-area table of the image's cells counts the tiles of a grid that see no tissue at once. They are
+computed once for each way to lie at the border; backward shares them where no map that they read needs a gradient. All
+of this predicts seconds; at run time the tiles themselves find what they share ([Note: identical tiles] in
+`execute.alike`).
 """
 
 from __future__ import annotations
@@ -26,34 +27,36 @@ from lightning_plugin.program.program import Program
 STEPS = (0.0, 0.25, 0.5, 0.65, 0.8, 0.9, 0.95, 1.0)
 
 
-#: The share of a segment's tiles that are computed where no tile is like another.
+#: The share of a segment's tiles that are computed if no tile is like another.
 ALL = 1.0
 
 
 @dataclass(frozen=True)
 class Side:
-    """What an interval of a map sees of an image on one axis: ``[scale · lo - before, scale · hi + after)``."""
+    """Reach of a map on one axis of an image: its interval ``[lo, hi)`` sees ``[scale · lo - before, scale · hi +
+    after)``."""
 
     scale: float = 1.0
     before: float = 0.0
     after: float = 0.0
 
     def through(self, inner: Side) -> Side:
-        """What is seen of what is seen."""
+        """Composition of two reaches: this one's of a map, and that map's of the image (``inner``)."""
         before, after = inner.scale * self.before + inner.before, inner.scale * self.after + inner.after
         return Side(inner.scale * self.scale, before, after)
 
     def hull(self, other: Side) -> Side:
+        """The smallest reach that contains both."""
         scale = max(self.scale, other.scale)
         return Side(scale, max(self.before, other.before), max(self.after, other.after))
 
 
-#: What a map sees of an image, axis by axis; None where that is all of it.
+#: Reach of a map in an image, axis by axis; None if it sees all of the image.
 Reach = tuple[Side, ...] | None
 
 
 class Background:
-    """The cells of one image, and what each map of a network sees of them."""
+    """The cells of one image, and the reach of each map of a network in it."""
 
     def __init__(self, known: Constants, image: Value, order: Sequence[Node]) -> None:
         self.known = known
@@ -63,7 +66,7 @@ class Background:
             self.reach.update({v: found for v in node.outputs if v.is_map and found != ()})
 
     def seen_by(self, node: Node) -> Reach:
-        """What the result of a node sees of the image; () where that is nothing."""
+        """Reach of a node's result in the image; () if it sees none of it, None if it sees all."""
         inputs = [(i, self.reach[v]) for i, v in enumerate(node.maps) if v in self.reach]
         if not inputs or not node.outputs[0].is_map or not isinstance(node.op, TileOp):
             return ()
@@ -91,7 +94,7 @@ class Background:
         return [summed(m) for m in marks]
 
     def constant(self, lo: Sequence[np.ndarray], hi: Sequence[np.ndarray]) -> np.ndarray:
-        """For boxes of the image, given by their ends on each axis, whether all of one is known to be one value."""
+        """A mask of boxes of the image, given by their ends on each axis, that are known to be one value."""
         ends = []
         for a, (los, his) in enumerate(zip(lo, hi, strict=True)):
             side, size = self.known.sides[a], self.known.extent[a]
@@ -105,7 +108,7 @@ class Background:
         return varied == 0
 
     def counted(self, grid: Grid, maps: Sequence[Value]) -> np.ndarray | None:
-        """For each tile of a grid whether it sees one value only, None where none sees anything of the image."""
+        """A mask of a grid's tiles that see one value only; None if no map reads the image."""
         extents = [v.space.extent for v in maps]
         found: np.ndarray | None = None
         for v, ends in zip(maps, grid.ends(extents), strict=True):
@@ -134,7 +137,7 @@ class Scene:
         return bool(self.background)
 
     def distinct(self, program: Program, grid: Grid) -> float:
-        """The share of a program's tiles that are different."""
+        """The share of a program's tiles that differ from all others."""
         if not self.background or grid.tiles < 2 or not all(node.op.uniform for node in program.steps):
             return ALL
         maps = [t.map for t in program.targets]
@@ -142,26 +145,30 @@ class Scene:
         if not seen:
             return ALL
         found = reduce(np.logical_and, seen)
-        kinds = math.prod(min(3, n) for n in found.shape)  # as many ways there are to lie at the border
+        kinds = math.prod(min(3, n) for n in found.shape)  # first, inner or last along each axis
         alike = int(found.sum())
         return (found.size - alike + min(alike, kinds)) / max(1, found.size)
 
 
 def parts_of_background(known: Iterable[Constants | None]) -> tuple[int, ...]:
-    """How much of images is background, as coarsely as plans are made for it: for each that knows something the least
-    of all of these, since tiles that read several are alike where all are; () where none is known to be."""
+    """Coarse shares of background of images, by which plans are told apart; () if none is known.
+
+    An image counts with the least share among the images that know theirs: tiles that read several are alike where all
+    are.
+    """
     found = tuple(-1 if k is None else step(float((k.cells > VARIED).mean())) for k in known)
     least = min((i for i in found if i >= 0), default=None)
     return () if least is None else tuple(min(i, least) for i in found)
 
 
 def step(part: float) -> int:
+    """Number of the coarse step that a share of background lies in."""
     return sum(part > s for s in STEPS)
 
 
 def windows(op: TileOp, extent: Sequence[int], maps: Sequence[Value]) -> list[tuple[Side, ...] | None]:
-    """What a box of an operator's result sees of each map it reads; None where that is no interval that goes with it.
-    Found from two boxes in the middle."""
+    """Reach of one position of an operator's result in each map that it reads; None where that is no interval that
+    moves with the position. It is found from two boxes in the middle."""
     middle = [size // 2 for size in extent]
     apart = [max(1, size // 8) for size in extent]
     if any(m + d >= size > 1 for m, d, size in zip(middle, apart, extent, strict=True)):
@@ -199,8 +206,8 @@ def sums(table: np.ndarray, ends: Sequence[tuple[np.ndarray, np.ndarray]]) -> np
 
 
 def scene(images: Mapping[Value, Constants | None], order: Sequence[Node]) -> Scene:
-    """What is known of a network's images. Those of which nothing is known, and what vectors spread, are taken to
-    differ everywhere."""
+    """The background of a network's images. An image of which none is known, and a map spread from a vector, is taken
+    to differ everywhere."""
     if all(known is None for known in images.values()):
         return Scene()
     spread = {v: None for n in order for v in n.maps if v.node is not None and isinstance(v.node.op, Spread)}

@@ -26,19 +26,25 @@ from lightning_plugin.rules.reductions import wide
 
 @dataclass(eq=False)
 class Network:
-    """``accumulates``: parameters have gradients already when a step begins, as in all steps of a training but the
-    first; else they have those that they have now. ``owed`` is what an optimizer keeps, or will keep, for each tensor;
-    ``below`` are the tiers of those that live below the device already: both by identity. The first ``space`` axes are
-    those of space, where no image of the network's own says how many are."""
+    """A recording, with what planning asks of it again and again.
+
+    Attributes:
+        recording: The operators, with their images and tensors.
+        accumulates: Parameters have gradients when a step begins, as in all steps of a training but the first; else
+            they have those that they have now.
+        owed: The bytes that an optimizer keeps, or will keep, for each tensor, by identity.
+        below: The tier of each tensor that lives below the device already, by identity.
+        space: The number of axes of space, for a network without an image of its own.
+        passes: The bytes that tile passes were found to hold in rehearsals; see `execute.rehearsal`.
+        repeats: Keys of operators and programs that are equal; see [Note: repeats] in `repeats`.
+    """
 
     recording: Recording
     accumulates: bool = False
     owed: Mapping[int, int] = field(default_factory=dict)
     below: Mapping[int, str] = field(default_factory=dict)
     space: int | None = None
-    #: What rehearsals have found that passes over tiles hold; see `execute.rehearsal`.
     passes: dict[Hashable, int] = field(default_factory=dict)
-    #: Which programs are alike; see [Note: repeats] in `repeats`.
     repeats: Repeats = field(default_factory=Repeats)
 
     @property
@@ -47,12 +53,12 @@ class Network:
 
     @cached_property
     def axes_of_space(self) -> int | None:
-        """How many axes are space; those after them count images. None where nobody says so."""
+        """The number of axes of space, which those of images follow; None if it is not known."""
         found = spatial_axes(self.nodes)
         return self.space if found is None else found
 
     def has_gradient(self, v: Value) -> bool:
-        """Whether a step begins with a gradient of a tensor that the network uses."""
+        """True if a captured tensor has a gradient when a step begins."""
         capture = self.recording.bindings.captures.get(v)
         if capture is None or not capture.tensor.is_leaf or not v.requires_grad:
             return False
@@ -70,23 +76,24 @@ class Network:
 
     @cached_property
     def order(self) -> tuple[Node, ...]:
+        """The nodes that touch maps, by stage and then as recorded."""
         work = [n for n in self.nodes if n.serial in self.stage]
         return tuple(sorted(work, key=lambda n: (self.stage[n.serial], n.serial)))
 
     @cached_property
     def background(self) -> Scene:
-        """Where images are known to be constant; see [Note: shared work] in `background`."""
+        """Known constant parts of the images; see [Note: shared work] in `background`."""
         images = self.recording.bindings.images
         return scene(dict(zip(images, background_of(images.values()), strict=True)), self.order)
 
     @cached_property
     def place(self) -> dict[int, int]:
-        """Where a node stands among all nodes, which is how plans name it."""
+        """Index of each node among all nodes, by which plans name it."""
         return {n.serial: i for i, n in enumerate(self.nodes)}
 
     @cached_property
     def profiles(self) -> dict[int, Profile]:
-        """What `profile` says of every node; nodes that are alike (as in the blocks of a ResNet) are asked once."""
+        """The `profile` of every node in the order; equal nodes (as in the blocks of a ResNet) are profiled once."""
         known: dict[int, Profile] = {}
         found = {}
         for n in self.order:
@@ -98,12 +105,12 @@ class Network:
 
     @cached_property
     def made(self) -> dict[Value, int]:
-        """The position in the order at which a map is made."""
+        """Position in the order at which each map is made."""
         return {v: i for i, n in enumerate(self.order) for v in n.outputs if v.is_map}
 
     @cached_property
     def last_read(self) -> dict[Value, int]:
-        """The last position at which a map is read; what is gathered is read at once, where it is made."""
+        """Position of the last node that reads each map; a gather reads its map at once, where it is made."""
         last: dict[Value, int] = {}
         for i, n in enumerate(self.order):
             for v in n.maps:
@@ -112,17 +119,18 @@ class Network:
 
     @cached_property
     def first_read(self) -> dict[Value, int]:
-        """The first position at which a map is read."""
+        """Position of the first node that reads each map."""
         return {v: i for i, n in reversed(list(enumerate(self.order))) for v in n.maps}
 
     @cached_property
     def fused(self) -> dict[int, Node]:
-        """Statistics and normalisations that one kernel does together where they are kept (see `program.fuse`)."""
+        """Statistics and normalisations that run in one kernel where they are kept (see `program.fuse`)."""
         return pairs(self.order, self.nodes)
 
     @cached_property
     def key_cuts(self) -> set[int]:
-        """Cuts before which all that some attention may read piece by piece is made, and behind such operators."""
+        """Cuts that reading keys piece by piece needs: those before an attention with all that its keys are made of,
+        and those behind it."""
         found = set()
         for i, n in enumerate(self.order):
             made = [n.maps[place] for place in (n.op.in_pieces if isinstance(n.op, TileOp) else ())]
@@ -160,26 +168,26 @@ class Network:
 
     @cached_property
     def fixed_bytes(self) -> int:
-        """Parameters and other tensors the network uses, with all that goes with them."""
+        """Bytes of captured tensors, with their gradients and the optimizer's state."""
         return sum(map(self.weight, self.captured))
 
     @cached_property
     def captured(self) -> list[Value]:
-        """The tensors that the network uses."""
+        """The tensors that the network uses: parameters, buffers and others of the user's."""
         captures = self.recording.bindings.captures
         return [v for n in self.nodes for v in n.outputs if v in captures]
 
     def weight(self, v: Value) -> int:
-        """The bytes of a tensor that the network uses, with its gradient and what an optimizer keeps for it."""
+        """Bytes of a captured tensor, with its gradient and the optimizer's state for it."""
         t = self.recording.bindings.captures[v].tensor
         return t.numel() * t.element_size() * (2 if t.requires_grad else 1) + self.owes(v)
 
     def owes(self, v: Value) -> int:
-        """What an optimizer keeps for a tensor that the network uses."""
+        """Bytes of the optimizer's state for a captured tensor."""
         return self.owed.get(id(self.recording.bindings.captures[v].tensor), 0)
 
     def tier_of(self, v: Value) -> str | None:
-        """Where a tensor lives that lives below the device."""
+        """The lower tier that a captured tensor lives on already; None for the device."""
         return self.below.get(id(self.recording.bindings.captures[v].tensor))
 
     @cached_property
@@ -188,7 +196,7 @@ class Network:
 
     @cached_property
     def plain_bytes(self) -> int:
-        """What plain PyTorch would hold for backward: every map that some operator saves, once, what operators save
+        """Bytes that plain PyTorch holds for backward: each map that some operator saves, once, what operators save
         besides, and the input."""
         return self.image_bytes + self.saved_bytes(0, len(self.order))
 
@@ -198,12 +206,14 @@ class Network:
         return sum(self.profiles[n.serial].extra for n in self.order if self.saves(n))
 
     def saved_bytes(self, begin: int, end: int) -> int:
-        """What keeping the nodes ``[begin, end)`` holds: maps made there that anybody saves, and extras."""
+        """Bytes that the nodes ``[begin, end)`` hold for backward if they are kept: their maps that some operator
+        saves, and extras."""
         return sum(v.bytes for v in self.kept_maps(begin, end)) + sum(
             self.profiles[n.serial].extra for n in self.order[begin:end] if self.saves(n)
         )
 
     def kept_maps(self, begin: int, end: int) -> list[Value]:
+        """The maps made by the nodes ``[begin, end)`` whose memory some operator saves for backward."""
         roots = self.saved_roots
         return [v for n in self.order[begin:end] for v in n.outputs if v.is_map and v in roots and self.root(v) is v]
 
@@ -221,14 +231,14 @@ class Network:
         return v
 
     def saves(self, node: Node) -> bool:
-        """Whether a node that is kept keeps something for backward."""
+        """True if a node that is kept saves something for backward."""
         if isinstance(node.op, ReduceOp):
             return node.serial not in self.fused and any(v.requires_grad for v in node.outputs)
         return node.outputs[0].requires_grad
 
     @cached_property
     def saved_roots(self) -> set[Value]:
-        """Memory that some operator keeps for backward."""
+        """The maps whose memory some operator saves for backward."""
         roots: set[Value] = set()
         for n in self.order:
             if not self.saves(n):
@@ -241,10 +251,10 @@ class Network:
 
 
 def is_given(v: Value) -> bool:
-    """Whether a map lies somewhere before the network runs: an image, or a tensor of the user's."""
+    """True for a map that lies somewhere before the network runs: an image, or a tensor of the user's."""
     return v.node is not None and isinstance(v.node.op, (Source, Spread))
 
 
 def cotangent_bytes(maps: Iterable[Value]) -> int:
-    """What is collected of the gradients of stored maps takes, in float32 or wider."""
+    """Bytes of the cotangents of stored maps, which are accumulated in float32 or wider."""
     return sum(v.bytes * wide(v.dtype).itemsize // v.dtype.itemsize for v in maps if v.requires_grad)

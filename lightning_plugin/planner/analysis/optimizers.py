@@ -1,4 +1,4 @@
-"""What an optimizer keeps for each parameter, found without making a step on it."""
+"""The optimizer's state for each parameter, in bytes, found without making a step on it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def state_of(optimizer: torch.optim.Optimizer) -> dict[int, int]:
-    """The bytes that an optimizer will keep, once it has made a step, for each of its parameters by identity."""
+    """Bytes of state that an optimizer has after its first step, for each of its parameters by identity."""
     found: dict[int, int] = {}
     for group in optimizer.param_groups:
         found |= state_of_group(optimizer, group)
@@ -25,12 +25,12 @@ def state_of(optimizer: torch.optim.Optimizer) -> dict[int, int]:
 
 
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """What an optimizer will keep once it has made a step."""
+    """Bytes of state that an optimizer has after its first step."""
     return max(held_bytes(optimizer), sum(state_of(optimizer).values()))
 
 
 def held_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """What an optimizer keeps now, beside single numbers such as counts of steps."""
+    """Bytes of state that an optimizer has now, beside single numbers such as counts of steps."""
     return bytes_in(dict(optimizer.state))
 
 
@@ -39,10 +39,12 @@ def bytes_in(state: Any) -> int:
 
 
 def state_of_group(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> dict[int, int]:
-    """The state of a group, found by a step of PyTorch's own class on parameters without data. Neither the user's code
-    nor the class's ``step`` is called, which hooks, profilers and whoever has replaced it hear of. An optimizer that is
+    """Bytes of state of one parameter group, found by a step of PyTorch's own class on parameters without data.
+
+    The user's code is not called, nor the class's ``step``, in which hooks and profilers may hang. An optimizer that is
     not PyTorch's, or needs data for its step, is taken to hold two numbers for each parameter, as Adam does, until it
-    has made a step."""
+    has made a step.
+    """
     parameters = [p for p in group["params"] if p.requires_grad]
     own: Any = next(
         (c for c in type(optimizer).__mro__ if c.__module__.startswith("torch.optim.")), torch.optim.Optimizer
@@ -67,7 +69,8 @@ def state_of_group(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> d
 
 
 def state_for(name: str, tensors: Iterable[Tensor]) -> dict[int, int]:
-    """What an optimizer of PyTorch's, by its name in any case, would keep for each of some tensors, by identity."""
+    """Bytes of state that an optimizer of PyTorch's, by its name in any case, keeps for each of some tensors, by
+    identity."""
     kinds: dict[str, Any] = {
         kind.lower(): found
         for kind in torch.optim.__all__

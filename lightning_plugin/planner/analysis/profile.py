@@ -1,4 +1,4 @@
-"""What an operator keeps for backward, and what it costs: found by running it once on fake tensors of full size."""
+"""Memory and work of one operator, found by running it once on fake tensors of full size."""
 
 from __future__ import annotations
 
@@ -18,12 +18,17 @@ from lightning_plugin.private import FlopCounter, storage_key
 
 @dataclass(frozen=True)
 class Profile:
-    """One node at full size.
+    """Figures of one node at full size.
 
-    ``saves`` are the input maps (by place) whose memory it keeps, ``saves_output`` says whether it keeps its own
-    result's, ``extra`` is how many bytes it keeps besides (pooling indices, masks). ``views`` is the place of the input
-    map that its result shares memory with. ``scratch`` and ``scratch_backward`` are what it needs for a moment beyond
-    what it is given and makes. ``flops`` and ``traffic`` (bytes read and written) are those of forward.
+    Attributes:
+        saves: Places of the input maps whose memory it saves for backward.
+        saves_output: It saves its own result.
+        extra: Bytes that it saves besides (pooling indices, masks).
+        views: Place of the input map whose memory its result shares; None if it has memory of its own.
+        flops: Floating-point operations of forward.
+        traffic: Bytes that forward reads and writes.
+        scratch: Bytes that forward needs for a moment beyond its inputs and results.
+        scratch_backward: Bytes that backward needs for a moment beyond the gradients it is given and makes.
     """
 
     saves: tuple[int, ...]
@@ -37,7 +42,7 @@ class Profile:
 
     @property
     def work(self) -> int:
-        """What forward does, to be compared with what other operators do: a view does nothing."""
+        """Measure of forward's work, comparable between operators: 0 for a view."""
         return 0 if self.views is not None else self.flops or self.traffic
 
 
@@ -65,6 +70,7 @@ class Trial:
         self.saved: dict[int, int] = {}
 
     def pack(self, t: Tensor) -> Tensor:
+        """Note a tensor that autograd saves."""
         self.saved[storage_key(t)] = t.untyped_storage().nbytes()
         return t
 
@@ -93,6 +99,7 @@ class Trial:
         )
 
     def run(self) -> list[Tensor | None]:
+        """Results of the node's forward at full size."""
         op, node = self.node.op, self.node
         if isinstance(op, ReduceOp):
             results = tuple(_like(v) for v in node.outputs)
@@ -103,7 +110,7 @@ class Trial:
         return [op.apply(Box.whole(node.outputs[0].space.extent), self.maps, self.vectors)]
 
     def backward(self, out: list[Tensor | None]) -> int:
-        """What backward needs for a moment, beyond the gradients it is given and makes."""
+        """Bytes that backward needs for a moment, beyond the gradients it is given and makes."""
         wanted = [t for t in (*self.maps, *self.vectors) if t.requires_grad]
         live = [o for o in out if o is not None and o.requires_grad]
         if not wanted or not live:

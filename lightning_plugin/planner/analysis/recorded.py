@@ -1,4 +1,4 @@
-"""What a step of a module would run, recorded without running it."""
+"""A training step of a module, recorded without running it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lightning_plugin.trees import tree_leaves
 
 @dataclass(frozen=True)
 class Blank(TileSource):
-    """An image of a given shape that is only planned for: any of its images could be read alone, as of a tensor."""
+    """An image that has a shape and no pixels, for planning. Each of its images could be read alone, as of a tensor."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
@@ -50,8 +50,8 @@ def recorded(
     optimizer: str | None = None,
     chains: Chains = "never",
 ) -> Iterator[tuple[Network, tuple[int, ...]]]:
-    """What a step of a module on an image runs, split if it is to be, and the image's shape; the recording is gone
-    after the block."""
+    """A step of a module on an image as a network to be planned, split if it is to be, with the image's shape. The
+    recording is gone after the block."""
     if isinstance(image, LazyImage):
         lazy = LazyImage(image.source, device=image.device)
     elif isinstance(image, Tensor):
@@ -89,6 +89,6 @@ def unchanged(module: nn.Module) -> Iterator[None]:
 
 
 def scalar(t: LazyTensor) -> LazyTensor:
-    """A map's stand-in for the loss that will be computed from it."""
+    """The sum of a map, in place of the loss that is computed from it."""
     total: Any = t.sum() if t._value.is_map else t
     return total

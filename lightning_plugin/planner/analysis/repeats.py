@@ -1,8 +1,8 @@
-"""Intervals that compute the same: what one costs, all cost.
+"""Equal intervals of a network, of which only the first is costed.
 
-[Note: repeats] A network of repeated blocks has many intervals of few kinds. What an interval costs depends on what its
-program computes, on the sizes of its maps and on how they hang together, and not on where it stands. So intervals are
-described once, and of those with equal descriptions only the first is costed. What rehearsals teach is kept for each.
+[Note: repeats] A network of repeated blocks has many intervals of few kinds. The cost of an interval depends on the
+operators of its program, the sizes of its maps and how they are connected, and not on its place. So each program has a
+key, and of intervals with equal keys only the first is costed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Found = TypeVar("Found")
 
 
 class Repeats:
-    """Numbers for nodes, and looks of programs made of these."""
+    """Numbers of nodes, and keys of programs made of these."""
 
     def __init__(self) -> None:
         self.numbers: dict[Hashable, int] = {}
@@ -27,7 +27,7 @@ class Repeats:
         self.found: dict[Hashable, Any] = {}
 
     def once(self, program: Program, what: Hashable, find: Callable[[], Found]) -> Found:
-        """Something that is the same for all programs that look the same."""
+        """A result that is equal for all programs with the same key, computed for the first of them."""
         key = self.look(program), what
         if key not in self.found:
             self.found[key] = find()
@@ -35,7 +35,7 @@ class Repeats:
         return found
 
     def number(self, node: Node) -> int:
-        """The same for nodes that compute the same on maps of the same sizes."""
+        """A number that nodes share which compute the same on maps of the same sizes."""
         found = self.of_node.get(node.serial)
         if found is None:
             values = tuple(map(value_key, (*node.inputs, *node.outputs)))
@@ -44,7 +44,7 @@ class Repeats:
         return found
 
     def look(self, program: Program) -> Hashable:
-        """What programs have in common that compute the same on maps of the same sizes."""
+        """A key that programs share which compute the same on maps of the same sizes."""
         place = {v: i for i, v in enumerate((*program.reads, *program.vectors))}
         steps = []
         for n in program.steps:
@@ -57,7 +57,7 @@ class Repeats:
 
 
 def of_operator(node: Node) -> Hashable:
-    """What operators have in common that compute the same; one that cannot be described is like no other."""
+    """Key of an operator; one that cannot be described has a key of its own."""
     try:
         return key(node.op)
     except Unkeyed:
@@ -65,6 +65,6 @@ def of_operator(node: Node) -> Hashable:
 
 
 def origin(v: Value) -> Hashable:
-    """Where a map that is read comes from, as far as that costs anything."""
+    """The source of a map that is read, as far as it changes the cost."""
     op = v.node.op if v.node is not None else None
     return (op.lies, op.prefetches, op.together) if isinstance(op, Source) else None

@@ -39,7 +39,8 @@ def calibrate(device: str | torch.device | None = None) -> Rates:
 
 
 def calibrated(device: str | torch.device | None = None) -> Rates | None:
-    """What `calibrate` found for this device, this version of torch and this number of threads, if it was asked."""
+    """Rates that `calibrate` measured for this device, this version of torch and this number of threads; None if it has
+    not."""
     about = key(local(device))
     path = place(about)
     if path is None or not path.is_file():
@@ -73,12 +74,13 @@ def local(device: str | torch.device | None) -> torch.device:
 
 
 def key(device: torch.device) -> dict[str, Any]:
-    """What a measurement is valid for."""
+    """The device, version of torch and number of threads that a measurement is valid for."""
     rates = sorted(f.name for f in fields(Rates))
     return {"device": name_of(device), "torch": torch.__version__, "threads": torch.get_num_threads(), "rates": rates}
 
 
 def name_of(device: torch.device) -> str:
+    """The name of a device's model."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if CPUINFO.is_file():

@@ -28,12 +28,12 @@ from lightning_plugin.trees import tree_leaves
 
 #: Sizes of what is timed on a CPU and on an accelerator: long enough for a clock, short enough for a user.
 SIDES = {"cpu": 96, "cuda": 1024, "mps": 512}
-#: How many times larger maps are that lie in fresh memory.
+#: Ratio of the sides of maps in fresh memory to those of maps in a cache.
 LARGER = {"cpu": 5, "cuda": 2, "mps": 2}
 CHANNELS = 64
 SMALL = 8
 CALLS = 200
-#: Of a network in tiny tiles: the blocks of layers, and the tiles along each side.
+#: A network in tiny tiles: its blocks of layers, and the tiles along each side.
 BLOCKS, TILES = 4, 6
 TRANSFER = 128 * 2**20
 #: A map in a file: the sides of its tiles, and how many there are along each of its own.
@@ -42,7 +42,7 @@ REPEATS = 5
 
 
 def measure(device: torch.device) -> Rates:
-    """Time convolutions, pointwise operators and a pool, small operators and transfers."""
+    """Rates measured by timing convolutions, pointwise operators and a pool, small operators and transfers."""
     side = SIDES[device.type]
     large = LARGER[device.type] * side
     with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
@@ -64,7 +64,7 @@ def measure(device: torch.device) -> Rates:
 
 
 def seconds(run: Callable[[], object], device: torch.device) -> float:
-    """How long something takes once it has been done before; what else the machine does only adds to that."""
+    """The shortest time of a call among several, after a first one: whatever else the machine does only adds to it."""
     alone = device.type == "cpu" and torch.get_num_threads() == 1
     clock = time.process_time if alone else time.perf_counter
     times = []

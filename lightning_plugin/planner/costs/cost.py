@@ -1,4 +1,4 @@
-"""Memory and time of one segment on one tile grid, predicted without running anything."""
+"""Cost model: bytes and seconds of one segment on one tile grid, predicted without running it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,13 @@ from lightning_plugin.rules.uncut import Uncut
 
 @dataclass(frozen=True)
 class Cost:
-    """Bytes beyond what is stored, and seconds, of one pass over all tiles.
+    """Cost of one pass over all tiles.
 
-    ``work`` are its operations, to be compared with the plain pass's. ``carried`` are the bytes that a scan holds from
-    forward until its backward.
+    Attributes:
+        bytes: The peak beyond what is stored.
+        seconds: The predicted time.
+        work: Operations, comparable with those of the plain pass.
+        carried: Bytes that a scan holds from forward until its backward.
     """
 
     bytes: int
@@ -35,7 +38,12 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Seconds that make maps, or their gradients, and those that make gradients of vectors."""
+    """Seconds of some operators.
+
+    Attributes:
+        maps: Seconds of maps, or of their gradients.
+        vectors: Seconds of gradients of vectors.
+    """
 
     maps: float = 0.0
     vectors: float = 0.0
@@ -45,16 +53,16 @@ class Spent:
         return self.maps + self.vectors
 
 
-#: What it takes, in calls, to look whether a tile is like another, to write it and to note where it is constant; and to
-#: read its cotangent and give its gradients. And of each operator of a tile that is computed, beside its own call.
+#: Overhead in calls, forward and backward: of each tile (finding an identical one, writing it, noting where it is
+#: constant; reading its cotangent, giving its gradients), and of each operator of a tile that is computed.
 TILE, STEP = (20, 60), (7, 15)
 
-#: Calls that a piece of keys takes, forward and on the way back.
+#: Overhead in calls of a piece of keys, forward and backward.
 ATTENDED, PULLED = 16, 40
 
 
-#: How often the bytes of what is recalled are read or written: for its reductions' gradient, and for the sum of that
-#: and the cotangent.
+#: Reads and writes of each byte that is read back: for the gradient of its reductions, and for the sum of that and
+#: the cotangent.
 RECALLED = 9
 
 
@@ -65,23 +73,24 @@ class Coster(Peaks):
         super().__init__(network)
         self.rates = rates
         self._found: dict[Hashable, tuple[Spent, float]] = {}
-        #: The tiles that stand for a scan's: asked for both directions, and for every surroundings.
+        #: The tiles that stand for a scan's, for both directions and wherever its maps lie.
         self._scanned: dict[Hashable, list[Tile]] = {}
 
     def peak(self, tiles: Diagonal, backward: bool) -> int:
-        """The bytes of the largest tile; backward also holds the gradients of vectors that are added to earlier
-        tiles'."""
+        """Bytes of the largest tile. Backward also holds the gradients of vectors that are added to those of earlier
+        tiles."""
         found = (self.tile_at(tiles, i) for i in range(tiles.count))
         most = max(self.tile_peak(tile, backward) for tile in found if tile is not None)
         return most + (self.vectors(tiles.program) if backward and tiles.grid.tiles > 1 else 0)
 
     def middle(self, tiles: Diagonal, backward: bool) -> int:
-        """The bytes of a tile in the middle: for grids whose tiles are too large, no other is looked at."""
+        """Bytes of a tile in the middle, a quick lower bound of `peak`: grids whose middle tile is too large are left
+        out."""
         tile = self.tile_at(tiles, tiles.count // 2)
         return self.peak(tiles, backward) if tile is None else self.tile_peak(tile, backward)
 
     def tile_at(self, tiles: Diagonal, i: int) -> Tile | None:
-        """One of the tiles; None where it has no share in any target."""
+        """One of the tiles that stand for all; None if it has no share in any target."""
         key = i, self.pieces if self.strips else 1
         if key not in tiles.known:
             need = tiles.need(i)
@@ -90,9 +99,11 @@ class Coster(Peaks):
         return found
 
     def passed(self, tiles: Diagonal, backward: bool, distinct: float = ALL) -> tuple[float, float]:
-        """(seconds, operations forward) of one pass over all tiles: forward, or everything again and back. Of tiles
-        that are identical only the share ``distinct`` is computed; all are written, and given their gradients. Backward
-        shares none where what is read needs gradients."""
+        """(seconds, operations forward) of one pass over all tiles: forward, or recomputation and backward.
+
+        Of identical tiles only the share ``distinct`` is computed; all are written, and given their gradients. Backward
+        shares none where what is read needs gradients.
+        """
         find = self.found
         back = Spent()
         if backward and any(v.requires_grad for v in tiles.program.reads):
@@ -113,24 +124,25 @@ class Coster(Peaks):
         return seconds, work
 
     def recalled(self, tiles: Diagonal, distinct: float = ALL) -> tuple[float, float]:
-        """(seconds, operations) of a backward pass that reads back what it can; see [Note: recall] in `program.recall`.
-        Of a tile that is read back, its reductions make as large a gradient, to which the map's cotangent is added."""
+        """(seconds, operations) of a backward pass that reads stored results back; see [Note: recall] in
+        `program.recall`. The reductions of a tile make a gradient as large as itself, to which the cotangent is
+        added."""
         left = InBackward.of(tiles.program)
         size = sum(v.bytes for v in left.maps)
         seconds, work = self.passed(Diagonal(left.program, tiles.grid), True, distinct)
         return seconds + RECALLED * size * self.rates.byte(size / tiles.grid.tiles, self.rates.memory), work
 
     def found(self, tiles: Diagonal, backward: bool) -> tuple[Spent, float]:
-        """(seconds, operations) of all tiles' nodes, forward or the way back: asked for both directions, and for every
-        amount of background before them."""
+        """(seconds, operations) of all tiles' nodes, in forward or backward, memoized: each amount of background asks
+        for them."""
         key = tiles, backward, self.pieces, bool(self.strips)
         if key not in self._found:
             self._found[key] = self.work(tiles.program, tiles.shares, tiles.grid.tiles, backward)
         return self._found[key]
 
     def unread(self, program: Program, tiles: int) -> tuple[float, float]:
-        """(seconds, operations) of the results that backward does not make, since nobody reads them: what is stored is
-        computed once, whatever the grid. See [Note: unread] in `rules.unread`."""
+        """(seconds, operations) of results that backward does not compute, since no operator reads them; see [Note:
+        unread] in `rules.unread`. What is stored is computed once, whatever the grid."""
         seconds = work = 0.0
         for node in program.steps if program.unread else ():
             if node.serial in program.unread and is_unread(node):
@@ -139,7 +151,7 @@ class Coster(Peaks):
         return seconds, work
 
     def scan(self, program: Program, scans: Scans, backward: bool) -> Cost:
-        """A pass whose tiles hand rows on; see [Note: scan] in `program.scan`."""
+        """Cost of a pass whose tiles hand rows on; see [Note: scan] in `program.scan`."""
         most, carried = self.scan_bytes(program, scans, backward)
         shares = {node.serial: part.share for node, part in zip(program.steps, scans.parts(program), strict=True)}
         forward, work = self.work(program, shares, scans.tiles, False)
@@ -152,7 +164,7 @@ class Coster(Peaks):
         return Cost(most, seconds + more, work - unmade, carried=carried)
 
     def scan_bytes(self, program: Program, scans: Scans, backward: bool) -> tuple[int, int]:
-        """The bytes of a scan's tiles, and of all that they hand on."""
+        """Bytes of a scan's largest tile, and of all rows that its tiles hand on."""
         parts = scans.parts(program)
         kept = list(map(sum, zip(*(part.kept for part in parts), strict=True)))
         key = program, scans, self.pieces if self.strips else 1
@@ -167,7 +179,8 @@ class Coster(Peaks):
         return most + self.vectors(program) + 2 * max(kept), sum(kept)
 
     def work(self, program: Program, shares: Mapping[int, float], tiles: int, backward: bool) -> tuple[Spent, float]:
-        """(seconds, operations) of all tiles' nodes, forward or the way back."""
+        """(seconds, operations) of all tiles' nodes, in forward or backward, given the share of each that they compute
+        together."""
         maps = vectors = flops = 0.0
         for node in program.steps:
             share = shares[node.serial]
@@ -177,12 +190,12 @@ class Coster(Peaks):
         return Spent(maps, vectors), flops
 
     def spent(self, node: Node, share: float, tiles: int, backward: bool) -> Spent:
-        """What a node takes in one pass over all tiles, forward or back."""
+        """Seconds of a node in one pass over all tiles, forward or backward."""
         return self.pulled(node, share, tiles) if backward else Spent(self.time(node, share, tiles))
 
     def moved(self, program: Program, backward: bool) -> float:
-        """Seconds that tiles take to be put into stored maps, or their gradients to be added to those of what they
-        read, which begin as zeros."""
+        """Seconds of writing tiles into stored maps or, in backward, of adding to the cotangents of maps that are
+        read."""
         if not backward:
             stored = (t.stored.bytes for t in program.targets if t.stored is not None)
             return sum(2 * size * self.rates.byte(size, self.rates.memory) for size in stored)
@@ -190,14 +203,14 @@ class Coster(Peaks):
         return sum(4 * size * self.rates.byte(size, self.rates.memory) for size in made)
 
     def kept_seconds(self, nodes: Sequence[Node]) -> float:
-        """Nodes that are run whole, forward and backward."""
+        """Seconds of nodes that are run whole, forward and backward."""
         trains = self.network.trains
         return sum(self.time(n, 1.0, 1) + (self.back(n, 1.0, 1) if trains else 0.0) for n in nodes)
 
     def time(self, node: Node, share: float, tiles: int, backward: bool = False) -> float:
         """Seconds of one pass over all tiles, which together compute ``share`` of the node.
 
-        Every tile reads the node's vectors. A map that is made needs memory, and where it is large, fresh memory.
+        Every tile reads the node's vectors. A result needs memory and, if it is large, fresh memory.
         """
         size, _ = self.sizes[node.serial]
         inplace = node.inplace is not None and not backward
@@ -208,7 +221,7 @@ class Coster(Peaks):
         return seconds + share * whole
 
     def whole_and_each(self, node: Node, size: float) -> tuple[float, float]:
-        """Seconds of computing all of a node in tiles of so many bytes, and of each tile beside that."""
+        """Seconds of computing a whole node in tiles of so many bytes, and of each tile beside that."""
         p, rates = self.network.profiles[node.serial], self.rates
         if p.views is not None:
             return 0.0, rates.call
@@ -219,7 +232,7 @@ class Coster(Peaks):
         return p.flops / rates.flops + p.traffic * byte, rates.call + vectors * rates.byte(vectors, rates.memory)
 
     def least(self, node: Node) -> tuple[float, float]:
-        """Seconds below which a node is in no tiles: of forward, and of both passes."""
+        """A lower bound of a node's seconds in any tiles: of forward, and of both passes."""
         forward = sum(self.whole_and_each(node, 0))
         if not self.network.trains:
             return forward, forward
@@ -229,11 +242,12 @@ class Coster(Peaks):
         return forward, times * forward
 
     def back(self, node: Node, share: float, tiles: int) -> float:
-        """Seconds of the way back."""
+        """Seconds of a node's backward."""
         return self.pulled(node, share, tiles).all
 
     def pulled(self, node: Node, share: float, tiles: int) -> Spent:
-        """Seconds of the way back: gradients of the maps, and of the vectors, each tile's added to those before."""
+        """Seconds of a node's backward: gradients of its maps, and those of its vectors, which are added up over
+        tiles."""
         seconds = more = 0.0
         if isinstance(node.op, Uncut) and share > 1 and node.outputs[0].requires_grad:  # each tile adds to all of it
             size = node.outputs[0].bytes

@@ -22,8 +22,8 @@ SCANS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
 def nested(inner: tuple[int, ...], images: tuple[int, ...], among: list[tuple[int, ...]]) -> list[Grid]:
-    """Grids whose tiles have sides of powers of two, so that tiles that see background lie alike in the tiles of the
-    segment before: see [Note: identical tiles] in `execute.alike`."""
+    """Grids whose tiles have sides of powers of two, so that the background tiles of one segment are nested in those of
+    the segment before: see [Note: identical tiles] in `execute.alike`."""
     found = [Grid((*(1 for _ in inner), *counts)) for counts in among]
     side = 1 << max(0, max(inner, default=1) - 1).bit_length()
     sides = tuple(-(-size // count) for size, count in zip(images, among[-1], strict=True))
@@ -35,8 +35,8 @@ def nested(inner: tuple[int, ...], images: tuple[int, ...], among: list[tuple[in
 
 
 def image_counts(images: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Into how many pieces each axis of images may be cut, from coarse to fine: the first axis until each of its images
-    is alone, then the next."""
+    """Numbers of pieces along each axis of images, from coarse to fine: the first axis until each of its images is
+    alone, then the next."""
     found = [tuple(1 for _ in images)]
     for axis, size in enumerate(images):
         counts = sorted({pieces_of(size, c) for c in COUNTS if 1 < c <= size})
@@ -52,7 +52,7 @@ def row_grid(like: tuple[int, ...], count: int) -> Grid:
 
 
 def first_that(grids: list[Grid], fits: Callable[[Grid], bool]) -> int:
-    """The place of the coarsest grid that fits, by halving: finer tiles are smaller."""
+    """Index of the coarsest grid that fits, by bisection: finer tiles are smaller."""
     low, high = 0, len(grids)
     while low < high:
         middle = (low + high) // 2
@@ -64,7 +64,7 @@ def first_that(grids: list[Grid], fits: Callable[[Grid], bool]) -> int:
 
 
 def stand_ins(count: int) -> list[tuple[int, int]]:
-    """(index, how many it stands for) along one axis: the first, a middle one, the last."""
+    """(index, number of tiles it stands for) along one axis: the first, a middle one, the last."""
     if count <= 3:
         return [(i, 1) for i in range(count)]
     return [(0, 1), (count // 2, count - 2), (count - 1, 1)]
@@ -72,10 +72,10 @@ def stand_ins(count: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Diagonal:
-    """The first, a middle and the last tile on all axes at once.
+    """The first, a middle and the last tile of a grid, on all axes at once.
 
-    What a box is on one axis depends on nothing but the tile's index on that axis, so three tiles know all extents that
-    nine (or, in a volume, 27) have: the sum over all tiles of a box's positions is a product of sums.
+    The interval of a box on one axis depends on the tile's index on that axis only, so three tiles know all extents
+    that nine (or, in a volume, 27) have: the sum over all tiles of a box's positions is a product of sums.
     """
 
     program: Program
@@ -91,27 +91,30 @@ class Diagonal:
 
     @cached_property
     def count(self) -> int:
-        """How many tiles stand for all: as many as on the axis that has most."""
+        """The number of tiles that stand for all: as many as on the axis that has most."""
         return max(map(len, self.picks))
 
     @cached_property
     def known(self) -> dict[Hashable, Any]:
-        """What somebody has found of each tile. Its boxes are not kept: there are many, and they are found again."""
+        """Results that others have computed for each tile. Its boxes are not among them: they are many, and quick to
+        find again."""
         return {}
 
     def need(self, i: int) -> dict[Value, Box] | None:
-        """What one of the tiles holds of every map; None where it has no share in any target."""
+        """Boxes of all maps that one of the tiles holds; None if it has no share in any target."""
         index = [picks[min(i, len(picks) - 1)][0] for picks in self.picks]
         owned = self.grid.owned(self.ends, index)
         return None if all(b.empty for b in owned) else self.program.boxes(owned)
 
     @cached_property
     def shares(self) -> Mapping[int, float]:
-        """For every node by its serial: how often all tiles together compute it, 1 where nothing is computed twice."""
+        """For every node by its serial, the work of all tiles as a multiple of the whole node: 1 if nothing is computed
+        twice."""
         needs = [need for need in map(self.need, range(self.count)) if need is not None]
         return {node.serial: self.total(node, needs) for node in self.program.steps}
 
     def total(self, node: Node, needs: Sequence[Mapping[Value, Box]]) -> float:
+        """The work of all tiles on one node as a multiple of the whole node."""
         v = node.maps[0] if isinstance(node.op, ReduceOp) else node.outputs[0]
         boxes = [need.get(v) for need in needs]
         product = 1.0
@@ -127,7 +130,7 @@ class Diagonal:
 
 
 def carried(nodes: Sequence[Node]) -> frozenset[int]:
-    """The axes of several positions that every operator carries: to make one, it needs one."""
+    """The axes of several positions along which every operator needs one position for one."""
     axes: frozenset[int] | None = None
     for node in nodes:
         if isinstance(node.op, Entire):
@@ -140,6 +143,7 @@ def carried(nodes: Sequence[Node]) -> frozenset[int]:
 
 
 def carried_by(node: Node) -> frozenset[int]:
+    """The axes of several positions along which one operator needs one position for one."""
     op = node.op
     assert isinstance(op, (TileOp, ReduceOp))
     made = node.maps[0].space.extent if isinstance(op, ReduceOp) else node.outputs[0].space.extent

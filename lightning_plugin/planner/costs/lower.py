@@ -1,13 +1,13 @@
-"""The tiers below the device: room, what a plan has put there segment by segment, and the time of transfers.
+"""Lower tiers: the room there, the maps that a plan has offloaded segment by segment, and transfer times.
 
-[Note: hosted] The host holds each map that is put there from where it is made until backward has used it, and the
-gradients of some: while a segment is pulled back, those of what is alive at its end are complete, and those of what is
-alive at its beginning are collected. So it holds most while a segment that has put a map there is pulled back: all maps
-so far, and the cotangents at both ends. Parameters that live on the host are there all the time. Where several calls of
-a step wait for one backward, each holds its own maps, and one is pulled back at a time.
+[Note: hosted] The host holds each offloaded map from where it is made until backward has used it, and the cotangents of
+some: while a segment is pulled back, those of its outputs are complete, and those of its inputs are accumulated. So the
+host holds most while a segment with an offloaded map is pulled back: all maps so far, and the cotangents at both ends.
+Parameters that live on the host are there all the time. Where several calls of a step wait for one backward, each holds
+its own maps, and one is pulled back at a time.
 
-[Note: files] A map on the disk is a file, and the system keeps in memory the files written last, beside the memory that
-the budget counts: as long as all files together are no larger than `Rates.cache`, neither way touches the disk.
+[Note: files] A map on the disk is a file, and the system keeps the files written last in memory, beside the memory that
+the budget counts: as long as all files together are no larger than `Rates.cache`, no transfer touches the disk.
 """
 
 from __future__ import annotations
@@ -27,9 +27,15 @@ HOST = 64 * 2**30
 
 @dataclass(frozen=True)
 class Lower:
-    """The tiers below the device: how much the host may hold (None where there is no host below), and whether the disk
-    may be used. ``half`` allows maps there to be kept as bfloat16, which loses digits. So many ``calls`` of a step have
-    maps there at once. Parameters may live on the tiers ``parameters``."""
+    """The tiers below the device.
+
+    Attributes:
+        host: Bytes that the host may hold; None if there is no host below the device.
+        disk: The disk may be used.
+        half: Maps may be offloaded as bfloat16, which loses digits.
+        calls: The number of calls of a step whose maps are offloaded at once.
+        parameters: The tiers on which parameters may live.
+    """
 
     host: int | None = None
     disk: bool = True
@@ -38,22 +44,22 @@ class Lower:
     parameters: tuple[str, ...] = ()
 
     def tier_of_parameter(self, used: int, size: int) -> str | None:
-        """Where the next parameter goes if it leaves the device, with all that goes with it."""
+        """The tier of the next parameter that leaves the device, with its gradient and the optimizer's state."""
         fits = {"host": self.host is None or used + size <= self.host, "disk": True}
         return next((tier for tier in self.parameters if fits[tier]), None)
 
     def tier(self, used: int, size: int) -> str | None:
-        """Where the next map goes if it leaves the device."""
+        """The tier of the next map that leaves the device."""
         if self.host is not None and used + size <= self.host:
             return "host"
         return "disk" if self.disk else None
 
     def sizes(self, maps: Iterable[Value]) -> dict[Value, int]:
-        """What each map takes on a lower tier."""
+        """Bytes of each map on a lower tier."""
         return {v: v.bytes * 2 // v.dtype.itemsize if self.half and v.dtype.itemsize > 2 else v.bytes for v in maps}
 
     def size(self, maps: Iterable[Value]) -> int:
-        """What maps take on a lower tier."""
+        """Bytes of all maps on a lower tier."""
         return sum(self.sizes(maps).values())
 
     @property
@@ -63,17 +69,17 @@ class Lower:
 
 
 def pinned(size: int) -> int:
-    """What PyTorch's allocator takes of pinned memory for a tensor of so many bytes: a power of two."""
+    """Bytes of pinned memory that PyTorch's allocator takes for a tensor: the next power of two."""
     return 1 << (size - 1).bit_length() if size else 0
 
 
 def one_way(rates: Rates, tier: str, size: int) -> float:
-    """Seconds that maps take to a lower tier, or from there."""
+    """Seconds of a transfer to a lower tier, or from there."""
     return size / (rates.host if tier == "host" else rates.disk)
 
 
 def lower_tiers(device: str | None, options: Options) -> Lower:
-    """The tiers below a device that a user allows: a CPU has no host below it."""
+    """The tiers below the device that a user allows: a CPU has no host below it."""
     most = min(HOST, machine_memory() // 2) if device is not None and is_here(device) else HOST
     host = most if options.host_budget is None else options.host_budget
     alone = device is None or device.split(":")[0] == "cpu"
@@ -91,8 +97,15 @@ def lower_tiers(device: str | None, options: Options) -> Lower:
 
 @dataclass(frozen=True)
 class LowerMaps:
-    """The maps on the ``host`` that are alive; the bytes of all maps that were put there and on the disk,
-    and those of parameters on the host, with what goes with them: on the host, those of the blocks that they lie in."""
+    """Offloaded maps up to a place in the network.
+
+    Attributes:
+        host: Maps on the host that are alive.
+        host_bytes: Bytes of all maps that were put on the host.
+        disk_bytes: Bytes of all maps that were put on the disk.
+        parameter_bytes: Bytes of parameters on the host, with their gradients and the optimizer's state, in the blocks
+            that the allocator takes for them.
+    """
 
     host: frozenset[Value] = frozenset()
     host_bytes: int = 0
@@ -100,14 +113,14 @@ class LowerMaps:
     parameter_bytes: int = 0
 
     def more(self, tier: str, maps: frozenset[Value], size: int) -> LowerMaps:
-        """With what one more segment puts on a tier."""
+        """With the maps that one more segment puts on a tier."""
         if tier == "host":
             taken = pinned(size) if len(maps) == 1 else 2 * size  # of several maps, at most
             return replace(self, host=self.host | maps, host_bytes=self.host_bytes + taken)
         return replace(self, disk_bytes=self.disk_bytes + size) if tier == "disk" else self
 
     def at(self, alive: frozenset[Value]) -> LowerMaps:
-        """The same where these maps are alive: the others stay until backward has used them."""
+        """The same at another place, where these maps are alive: the others stay until backward has used them."""
         host = self.host & alive
         return self if host == self.host else replace(self, host=host)
 
@@ -116,12 +129,12 @@ NOTHING = LowerMaps()
 
 
 def beside_parameters(network: Network, places: Iterable[int]) -> LowerMaps:
-    """Nothing yet, beside the parameters that live on the host, by the places of their nodes."""
+    """No maps yet, beside the parameters that live on the host, by the places of their nodes."""
     return LowerMaps(parameter_bytes=sum(weight_on_host(network, place) for place in places))
 
 
 def weight_on_host(network: Network, place: int) -> int:
-    """The bytes of the blocks that a parameter and what goes with it lie in on the host."""
+    """Bytes of the blocks on the host for a parameter, its gradient and the optimizer's state."""
     v = network.nodes[place].outputs[0]
     return network.weight(v) * pinned(v.bytes) // max(1, v.bytes)
 
@@ -129,8 +142,8 @@ def weight_on_host(network: Network, place: int) -> int:
 def tier_of(
     lower: Lower, before: LowerMaps, maps: frozenset[Value], size: int, network: Network, begin: int, end: int
 ) -> str | None:
-    """Where the maps of an interval go that leave the device: to the host, if there is room for all that is there then
-    with the cotangents at both ends, else to the disk, if there is one."""
+    """The tier for the maps of an interval that leave the device: the host, if it has room for them beside all maps
+    that are there and the cotangents at both ends, else the disk, if there is one."""
     if lower.host is None:
         return lower.tier(0, 0)
     after = before.more("host", maps, size)
@@ -141,11 +154,14 @@ def tier_of(
 
 @dataclass(slots=True)
 class Transit:
-    """The seconds of transfers: those in which the processors that compute are ``busy`` with them, and those in which
-    somebody else is, so that they pass beside the work on other tiles.
+    """Seconds of transfers.
 
-    A file in the system's memory is copied by the processor, and where all of a CPU's compute, that is never beside
-    their work.
+    A file in the system's memory is copied by the processor. On a CPU whose threads all compute, that time adds to
+    theirs.
+
+    Attributes:
+        busy: Seconds in which the processors that compute make the transfer.
+        beside: Seconds in which others do, so that it can overlap with the work on other tiles.
     """
 
     busy: float = 0.0
@@ -158,7 +174,7 @@ class Transit:
         return Transit(count * self.busy, count * self.beside)
 
     def with_work(self, work: float, ahead: bool) -> float:
-        """The seconds of a pass that works for so long, with these transfers ahead of it or in turns with it."""
+        """Seconds of a pass with so much work and these transfers, which overlap with the work if they go ``ahead``."""
         return self.busy + (max(work, self.beside) if ahead else work + self.beside)
 
 
@@ -167,7 +183,7 @@ NONE = Transit()
 
 
 def way_down(rates: Rates, before: LowerMaps, tier: str, size: int) -> Transit:
-    """What so many bytes of maps take to a tier, where others have gone before."""
+    """Transfer time of so many bytes of maps to a tier, after those that others have put there."""
     if tier == "host":
         return Transit(beside=size / rates.host)
     cached = min(size, max(0, rates.cache - before.disk_bytes))
@@ -175,7 +191,7 @@ def way_down(rates: Rates, before: LowerMaps, tier: str, size: int) -> Transit:
 
 
 def way_back(rates: Rates, there: LowerMaps, sizes: Mapping[Value, int]) -> Transit:
-    """What maps, whose bytes are known, take from where they are below the device."""
+    """Transfer time of maps, whose bytes are known, from the tiers they are on."""
     host = sum(size for key, size in sizes.items() if key in there.host)
     disk = sum(sizes.values()) - host
     cached = disk * min(1.0, rates.cache / max(1, there.disk_bytes))

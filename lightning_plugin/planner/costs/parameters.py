@@ -1,8 +1,8 @@
-"""Which parameters live below the device, and what their copies cost; see [Note: streamed] in `residency.homes`.
+"""Parameters that live below the device, and the cost of their copies; see [Note: streamed] in `residency.homes`.
 
-A search is asked about one *share* of the parameters after the other, from none to all, until it finds a plan: nothing
-is streamed where all fits. A share is spread evenly over the network, so that what is fetched for one segment has the
-time of several. With a parameter go its gradient and what an optimizer keeps for it.
+The search is given one *share* of the parameters after the other, from none to all, until it finds a plan: nothing is
+streamed where all fits. A share is spread evenly over the network, so that the copies for one segment have the time of
+several to arrive. A parameter's gradient and the optimizer's state for it live where it does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lightning_plugin.planner.overhead import remembered
 from lightning_plugin.residency.disk import fills_its_memory
 from lightning_plugin.rules.reductions import wide
 
-#: Smaller tensors stay on the device: they take no room, and a call each to be fetched.
+#: Smaller tensors, in bytes, stay on the device: they take no room, and a call each to be fetched.
 LEAST = 1 << 16
 #: The shares of the parameters that are tried, in order.
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -41,7 +41,7 @@ class Placed:
 
 
 def placements(network: Network, lower: Lower) -> list[Placed]:
-    """What may live below, share by share; what does already is part of each."""
+    """Sets of parameters that may live below, share by share; each contains those that live there already."""
     may = list(candidates(network)) if lower.parameters else []
     sizes = {place: network.weight(network.nodes[place].outputs[0]) for place in may}
     found: dict[Placed, None] = {}
@@ -59,7 +59,7 @@ def placements(network: Network, lower: Lower) -> list[Placed]:
 
 
 def tiers(network: Network, lower: Lower, chosen: Iterable[int]) -> Placed | None:
-    """The tiers of what was chosen and of what lives below already, the host first; None where there is no room."""
+    """The tiers of chosen parameters and of those that live below already, the host first; None if there is no room."""
     used, on = 0, {"host": list[int](), "disk": list[int]()}
     before = {place: tier for place in captured(network) if (tier := network.tier_of(network.nodes[place].outputs[0]))}
     for place in sorted({*chosen, *before}):
@@ -73,14 +73,14 @@ def tiers(network: Network, lower: Lower, chosen: Iterable[int]) -> Placed | Non
 
 
 def captured(network: Network) -> Iterator[int]:
-    """The places of the tensors that a network uses."""
+    """Places of the nodes of captured tensors."""
     captures = network.recording.bindings.captures
     return (i for i, n in enumerate(network.nodes) if isinstance(n.op, Captured) and n.outputs[0] in captures)
 
 
 def candidates(network: Network, least: int = LEAST) -> Iterator[int]:
-    """The places of those that may be streamed: leaves of some size, alone in their memory, that nobody writes while
-    the network runs, and of which no map is made that lasts."""
+    """Places of parameters that may be streamed: leaves of some size, alone in their memory, that are not written while
+    the network runs, and from which no map is made that lasts."""
     captures = network.recording.bindings.captures
     lasting = spread_from(network.nodes)
     for place in captured(network):
@@ -97,8 +97,8 @@ def candidates(network: Network, least: int = LEAST) -> Iterator[int]:
 
 
 class Copies:
-    """What the copies of streamed tensors take, interval by interval. Those that are fetched ``ahead`` come while the
-    interval before works, beside its own."""
+    """Bytes and transfer time of the copies of streamed tensors, interval by interval. Copies that are fetched
+    ``ahead`` come during the interval before, beside its own."""
 
     def __init__(self, network: Network, placed: Placed, rates: Rates, ahead: bool = False) -> None:
         self.network = network
@@ -112,33 +112,34 @@ class Copies:
 
     @cached_property
     def of_node(self) -> dict[int, frozenset[Value]]:
-        """What each node needs: streamed tensors, and vectors that are made of them."""
+        """Streamed tensors that each node needs, and vectors that are made of them."""
         tensors = {v: self.network.recording.bindings.captures[v].tensor for v in self.tiers}
         served = {*tensors, *derived(tensors, self.network.nodes)}
         return {n.serial: frozenset(closure(n.vectors, served)) for n in self.network.order}
 
     @remembered
     def used(self, begin: int, end: int) -> frozenset[Value]:
-        """What an interval needs."""
+        """Streamed tensors that an interval needs, and vectors that are made of them."""
         return frozenset().union(*(self.of_node[n.serial] for n in self.network.order[begin:end]))
 
     @remembered
     def flight(self, begin: int, end: int) -> int:
-        """The bytes of a tiled interval's copies and of their gradients, which are added up in a wider type; the copies
-        of the one that is next are taken to be as many."""
+        """Bytes of a tiled interval's copies and of their gradients, which are added up in a wider type. The copies for
+        the next interval are taken to be as many."""
         return sum(self.in_flight(v, wide(v.dtype).itemsize) for v in self.used(begin, end)) if self.tiers else 0
 
     def in_flight(self, v: Value, gradient: int) -> int:
-        """The bytes of a copy, of its gradient with so many for each number, and of what comes next."""
+        """Bytes of a copy, of its gradient at ``gradient`` bytes a number, and of the next copy if it is fetched
+        ahead."""
         there = v.bytes * (2 if self.ahead else 1)
         return there + (v.bytes // v.dtype.itemsize * gradient if v.requires_grad else 0)
 
     def copied(self, begin: int, end: int) -> int:
-        """The bytes that an interval fetches in a pass."""
+        """Bytes that an interval fetches in a pass."""
         return sum(v.bytes for v in self.used(begin, end) if v in self.tiers) if self.tiers else 0
 
     def traffic(self, intervals: Iterable[tuple[int, int]]) -> int:
-        """The bytes that travel in a step: each way fetches its copies, and gradients go back."""
+        """Bytes of transfers in a step: each pass fetches its copies, and gradients go back."""
         trains = self.network.trains
         return sum(
             v.bytes * (1 + trains + v.requires_grad)
@@ -149,7 +150,7 @@ class Copies:
 
     @remembered
     def kept_flight(self, begin: int, end: int) -> int:
-        """The same where the interval is kept: its nodes have their copies one after the other."""
+        """The same as `flight` for a kept interval: its nodes have their copies one after the other."""
         if not self.tiers:
             return 0
         nodes = (self.used(i, i + 1) for i in range(begin, end))
@@ -157,13 +158,14 @@ class Copies:
 
     @remembered
     def transfers(self, begin: int, end: int) -> tuple[float, float]:
-        """The seconds in which an interval's copies come, and those in which they come again and gradients go."""
+        """Seconds of an interval's transfers: of its copies in forward; of its copies and their gradients in
+        backward."""
         found = [(v, self.tiers[v]) for v in (self.used(begin, end) if self.tiers else ()) if v in self.tiers]
         forward = sum(one_way(self.rates, tier, v.bytes) for v, tier in found)
         return forward, forward + sum(one_way(self.rates, tier, v.bytes) for v, tier in found if v.requires_grad)
 
     def waiting(self, begin: int, end: int, forward: float, backward: float | None) -> float:
-        """The seconds for which an interval, which works for so long, waits for copies."""
+        """Seconds that an interval of so much work waits for copies."""
         if not self.tiers:
             return 0.0
         there, back = self.transfers(begin, end)
@@ -173,7 +175,7 @@ class Copies:
 
 
 def closure(values: Iterable[Value], served: set[Value]) -> Iterator[Value]:
-    """Those of some values that are served, and all that they are made of."""
+    """Those of some vectors that are ``served``, and all that they are made of."""
     stack = list(values)
     while stack:
         v = stack.pop()
@@ -184,7 +186,7 @@ def closure(values: Iterable[Value], served: set[Value]) -> Iterator[Value]:
 
 
 def spread_from(nodes: Sequence[Node]) -> frozenset[Value]:
-    """The vectors of which maps are made that last, in links too, and all that these are made of."""
+    """Vectors from which maps are made that last, in links too, and all that these are made of."""
     found: set[Value] = set()
     stack = [v for n in nodes if isinstance(n.op, Spread) for v in n.inputs]
     for _, node, op in chains(nodes):

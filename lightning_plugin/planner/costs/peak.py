@@ -1,8 +1,8 @@
-"""Memory of one tile of a segment, predicted without running anything.
+"""Memory of one tile of a segment, predicted without running it.
 
-A tile's life is followed node by node, as a tape would run it: tiles are made, read for the last time and let
-go; with grad, what an operator saves stays until its turn in backward comes, where the gradients of its inputs are
-made and that of its output is let go.
+A tile's life is followed node by node, as a tape would run it: results are made, read for the last time and freed. With
+grad, the memory that an operator saves stays until its backward, where the gradients of its inputs are made and that of
+its result is freed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SCORES_BACKWARD = 5
 
 
 class Books:
-    """Bytes that live now and at the worst moment; memory is let go when the last that holds it does."""
+    """Bytes that are live now and at the peak; memory is freed when its last holder drops it."""
 
     def __init__(self) -> None:
         self.live = self.peak = 0
@@ -42,24 +42,27 @@ class Books:
         self.peak = max(self.peak, self.live)
 
     def passing(self, size: int) -> None:
-        """Memory for a moment."""
+        """Count memory that is needed for a moment."""
         self.peak = max(self.peak, self.live + size)
 
     def make(self, key: Value, size: int) -> None:
+        """Count new memory, held once."""
         self.owner[key] = key
         self.size[key] = size
         self.holders[key] = 1
         self.add(size)
 
     def alias(self, key: Value, source: Value) -> None:
-        """Another name for memory that is there."""
+        """Hold the memory of another value by a second name."""
         self.owner[key] = self.owner[source]
         self.hold(key)
 
     def hold(self, key: Value) -> None:
+        """Hold memory once more."""
         self.holders[self.owner[key]] += 1
 
     def drop(self, key: Value) -> None:
+        """Let go of memory once, and free it with the last holder."""
         owner = self.owner.get(key)
         if owner is None:
             return
@@ -69,24 +72,33 @@ class Books:
 
 
 def tile_bytes(v: Value, box: Box) -> int:
+    """Bytes of a box of a map."""
     whole = Box.whole(v.space.extent).positions
     return v.bytes * box.positions // max(1, whole)
 
 
 def is_padded(node: Node, box: Box) -> bool:
-    """Whether a window operator pads a copy of its input by hand to compute a box of its result."""
+    """True if a window operator pads a copy of its input by hand to compute a box of its result."""
     return isinstance(node.op, TileOp) and node.op.pads_by_hand(box)
 
 
 def may_pad(node: Node) -> bool:
-    """Whether a window operator pads a copy of its input for some box."""
+    """True if a window operator pads a copy of its input for some box."""
     return isinstance(node.op, TileOp) and type(node.op).pads_by_hand is not TileOp.pads_by_hand
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a search asks of a node again and again. ``pads``: it may pad by hand; ``unread``: it
-    may be pulled back without its result."""
+    """Facts about a node that the search needs again and again.
+
+    Attributes:
+        reduce: It reduces maps to vectors.
+        touched: The maps that it reads and makes.
+        wants: The maps that it gives gradients to.
+        grad: Its results require grad.
+        pads: It may pad a copy of its input by hand.
+        unread: It may be pulled back without its result.
+    """
 
     node: Node
     profile: Profile
@@ -122,7 +134,7 @@ class Facts:
 
 
 class Held:
-    """The tiles of one program's maps, in bytes and as shares of the whole maps."""
+    """Sizes of one tile of each map of a program, in bytes and as shares of the whole maps."""
 
     def __init__(self, need: Mapping[Value, Box], per: Mapping[Value, tuple[float, int]]) -> None:
         self.need = need
@@ -135,13 +147,13 @@ class Held:
             self.bytes[key] = int(each * positions)
 
     def part(self, facts: Facts, size: int) -> int:
-        """This tile's part of what a whole node takes."""
+        """This tile's part of the bytes that a whole node needs."""
         return int(size * self.share.get(facts.measure, 0.0)) if size else 0
 
 
 @dataclass(slots=True)
 class Tile:
-    """What is known of one tile of a program, wherever the maps lie that it reads and writes.
+    """Bytes of one tile of a program, wherever the maps lie that it reads and writes.
 
     Attributes:
         reads: The bytes of the tile's part of each map that it reads.
@@ -163,14 +175,14 @@ class Peaks:
 
     def __init__(self, network: Network) -> None:
         self.network = network
-        #: Maps on a lower tier, while a segment is costed: a tile of them is fetched into a buffer.
+        #: Inputs on a lower tier, of the segment that is costed: a tile of them is fetched into a buffer.
         self.spilled: frozenset[Value] = frozenset()
-        #: Whether what the segment stores goes to a lower tier: a tile is sent from a buffer, and its cotangent fetched
+        #: True if the segment's outputs go to a lower tier: a tile is sent from a buffer, and its cotangent fetched
         #: into one.
         self.leaving = False
-        #: Whether such tiles travel beside the work on others; see [Note: ahead] in `residency.transfer`.
+        #: True if transfers overlap with the work on other tiles; see [Note: ahead] in `residency.transfer`.
         self.ahead = False
-        #: In how many pieces a segment reads keys, and which maps these are.
+        #: Number of pieces in which the segment reads keys, and the maps that these are.
         self.pieces = 1
         self.strips: Mapping[Value, Strip] = {}
 
@@ -186,7 +198,7 @@ class Peaks:
         return {v: (v.bytes / whole, whole) for v, whole in wholes.items()}
 
     def held(self, program: Program, need: Mapping[Value, Box]) -> Held:
-        """The tiles of a program's maps; of those that are read piece by piece, a piece."""
+        """Sizes of a tile of each map of a program; of a map that is read piece by piece, those of a piece."""
         held = Held(need, self.per)
         for node in program.steps if self.strips else ():
             if isinstance(node.op, Uncut) and node.maps[0] in self.strips:
@@ -195,19 +207,19 @@ class Peaks:
         return held
 
     def scored(self, node: Node, held: Held) -> int:
-        """The scores of a tile's queries and a piece of keys, where these are read piece by piece."""
+        """Bytes of the scores of a tile's queries and a piece of keys, where keys are read piece by piece."""
         if not self.strips or not isinstance(node.op, Attention) or node.outputs[0] not in held.share:
             return 0
         scores = math.prod(node.op.scores.shape) * wide(node.outputs[0].dtype).itemsize
         return int(scores * held.share[node.outputs[0]]) // self.pieces
 
     def vectors(self, program: Program) -> int:
-        """The gradients of vectors that a tile makes before they are added to those of earlier tiles."""
+        """Bytes of the gradients of vectors that a tile makes before they are added to those of earlier tiles."""
         return sum(v.bytes for v in program.vectors if v.requires_grad)
 
     def read_bytes(self, v: Value, size: int) -> int:
-        """What reading a tile of so many bytes allocates: nothing where it is a view of what lies on the device, or of
-        a buffer that is counted already."""
+        """Bytes that reading a tile of so many bytes allocates: none if it is a view of memory on the device, or of a
+        buffer that is counted already."""
         if v.node is not None and isinstance(v.node.op, Source):
             return 0 if v.node.op.lies == "here" else size
         return 0
@@ -231,26 +243,26 @@ class Peaks:
         return max(4 * reads + 2 * written, 3 * (reads + written) if reads else 0)
 
     def prefetched(self, program: Program, held: Held) -> int:
-        """The pixels of the next tile, where a source reads them ahead into the device's own memory. What has no
-        targets is kept, and reads an image once."""
+        """Bytes of the next tile's pixels, where a source reads them ahead into the device's own memory. A program
+        without targets is kept, and reads an image once."""
         images = program.announced if program.targets else []
         return sum(held.bytes[v] for v in images if v.device.type == "cpu" and v in held.need)
 
     def padded(self, facts: Facts, held: Held) -> int:
-        """What padding a border tile by hand allocates."""
+        """Bytes of the copy that a border tile pads by hand."""
         box = held.need.get(facts.out) if facts.pads else None
         return held.bytes[facts.maps[0]] if box is not None and is_padded(facts.node, box) else 0
 
     def made(self, program: Program, facts: Facts, held: Held) -> int:
-        """What a result takes in backward: nothing where nobody reads it; see [Note: unread] in `rules.unread`."""
+        """Bytes of a result in backward: none if no operator reads it; see [Note: unread] in `rules.unread`."""
         op = facts.node.op
         if facts.unread and facts.node.serial in program.unread and op.unread(held.need[facts.out]):  # type: ignore[attr-defined]
             return 0
         return held.bytes[facts.out]
 
     def source(self, program: Program, facts: Facts, books: Books) -> Value | None:
-        """The input whose memory a node's result lies in; None where it has memory of its own, as rows of a scan have
-        that were handed on without the input they were made from."""
+        """The input whose memory a node's result lies in; None if it has memory of its own, as rows of a scan have that
+        were handed on without the input they were made from."""
         source = None
         if facts.profile.views is not None:
             source = facts.maps[facts.profile.views]
@@ -259,7 +271,7 @@ class Peaks:
         return source if source is not None and source in books.owner else None
 
     def tile(self, program: Program, need: Mapping[Value, Box]) -> Tile:
-        """A tile that holds these boxes."""
+        """The bytes of a tile that holds these boxes."""
         held = self.held(program, need)
         stored = {t.stored for t in program.targets if t.stored is not None}
         return Tile(
@@ -271,16 +283,16 @@ class Peaks:
         )
 
     def beside(self, tile: Tile, backward: bool) -> int:
-        """What transfers take as long as a tile lasts."""
+        """Bytes that transfers hold as long as a tile lasts."""
         moves = self.buffers(tile, backward) if self.spilled or self.leaving else 0
         return moves + tile.prefetched
 
     def tile_peak(self, tile: Tile, backward: bool) -> int:
-        """The most that a tile holds, with what transfers take."""
+        """The peak of a tile, with the buffers of transfers."""
         return self.beside(tile, backward) + (tile.backward if backward else tile.forward)
 
     def forward_alone(self, program: Program, need: Mapping[Value, Box], held: Held) -> int:
-        """A tile's forward, beside no transfers."""
+        """The peak of a tile's forward, without transfers."""
         books = Books()
         for v in program.reads:
             if v in need:
@@ -305,8 +317,8 @@ class Peaks:
         return books.peak
 
     def backward_alone(self, program: Program, need: Mapping[Value, Box], held: Held, ends: int = 0) -> int:
-        """A tile's forward with grad, then its backward, node by node, beside no transfers; ``ends`` is what the
-        cotangents take."""
+        """The peak of a tile's forward with grad and its backward, node by node, without transfers; ``ends`` are the
+        bytes of the cotangents."""
         books = Books()
         for v in program.reads:
             if v in need:
@@ -318,7 +330,7 @@ class Peaks:
         return books.peak
 
     def recomputed(self, program: Program, held: Held, books: Books) -> list[tuple[Facts, list[Value], int]]:
-        """Forward with grad; for each node what it saved, and the bytes it saved besides."""
+        """Follow forward with grad. For each node: the memory that it saves, and the bytes that it saves besides."""
         stored = {t.stored for t in program.targets if t.stored is not None}
         saved: list[tuple[Facts, list[Value], int]] = []
         for place, node in enumerate(program.steps):
@@ -359,7 +371,7 @@ class Peaks:
         books: Books,
         given: frozenset[Value] = frozenset(),
     ) -> None:
-        """Backward: gradients of inputs are made, that of the result and what was saved are let go.
+        """Follow backward: gradients of inputs are made, that of the result and the saved memory are freed.
 
         The gradients of some maps are ``given``, and not autograd's own: others are added to a copy of them.
         """
@@ -389,7 +401,7 @@ class Peaks:
             books.add(-extra)
 
     def kept_peak(self, begin: int, end: int) -> int:
-        """The most that a kept interval holds while it runs, forward or backward, gradients of its ends included."""
+        """The peak of a kept interval while it runs, forward or backward, gradients of its ends included."""
         network = self.network
         nodes = [n for n in network.order[begin:end] if not (isinstance(n.op, ReduceOp) and n.serial in network.fused)]
         made = {v for n in nodes for v in n.outputs}

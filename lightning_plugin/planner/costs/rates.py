@@ -1,4 +1,4 @@
-"""How fast a device is, as far as choosing between plans needs to know."""
+"""Rates of a device: operations, memory and transfers a second, as far as ranking plans needs them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,21 @@ NEAR, FAR = 4 << 20, 32 << 20
 
 @dataclass(frozen=True)
 class Rates:
-    """Sustained rates: floating-point operations, device memory, and the way to each lower tier, a second.
+    """Sustained rates, a second.
 
-    ``call`` is what starting one operator costs, in seconds. ``near`` are bytes a second of operators on small maps,
-    ``memory`` on large ones; ``reorder`` what an operator with arithmetic moves besides, where its maps are large;
-    ``pool`` what a window without arithmetic does. Without a figure they are as ``memory`` says. Files of so many bytes
-    in all as ``cache`` says stay in the system's memory, and ``file`` is the way there. ``workspace`` are the
-    bytes that the device's own libraries take beside tensors while an operator runs: a plan leaves them free, as far as
-    they are not more than a part of the budget.
+    Attributes:
+        flops: Floating-point operations.
+        memory: Bytes of device memory, of operators on large maps.
+        host: Bytes to the host, or back.
+        disk: Bytes to the disk, or back.
+        call: Seconds of starting one operator.
+        near: Bytes of device memory, of operators on maps that stay in a cache; by default as ``memory``.
+        reorder: Bytes that an operator with arithmetic moves besides, on large maps; by default as ``memory``.
+        pool: Bytes of a window without arithmetic; by default as ``memory``.
+        file: Bytes to or from a file that stays in the system's memory; by default as ``disk``.
+        cache: Bytes of files in all that stay in the system's memory.
+        workspace: Bytes that the device's libraries take beside tensors while an operator runs. A plan leaves them
+            free, as far as they are no more than a part of the budget.
     """
 
     flops: float
@@ -54,8 +61,7 @@ class Rates:
 #: until `calibrate` has looked. On a CPU such memory is not the allocator's, and no ledger's.
 WORKSPACE, WORKSPACE_OF_HOPPER = 64 << 20, 128 << 20
 
-#: Where a CPU is the device and has no other figures: Linux lets a fifth of memory wait to be written to the disk, here
-#: of 20 GiB.
+#: For a CPU without other figures: Linux lets a fifth of memory wait to be written to the disk, here of 20 GiB.
 FILE, CACHE = 2.4e9, 4 << 30
 
 #: Rates of common devices for float32 convolutions with tensor cores where they are on by default. They rank plans;
@@ -74,7 +80,7 @@ RATES = {
 
 
 def rates_of(device: str) -> Rates:
-    """The rates of a device by name, or by its kind where the name is not in the table."""
+    """The rates of a device by name, or by its kind if the name is not in the table."""
     if device in RATES:
         return RATES[device]
     kind = device.split(":")[0]
@@ -90,6 +96,6 @@ def kinds() -> list[str]:
 
 
 def is_here(device: str) -> bool:
-    """Whether a device is this machine's own: a kind that it has, with or without a number, and no card by its name."""
+    """True for a device of this machine: a kind that it has, with or without a number, and no card by its name."""
     kind, _, number = device.partition(":")
     return kind in kinds() and (not number or number.isdigit())

@@ -1,8 +1,8 @@
-"""What the tiles of a scan hold, known for all programs that end at the same place together.
+"""Rows that the tiles of a scan hold, known for all programs with the same end together.
 
-[Note: ends] What a node's rows are in a scan depends on nothing before it: see [Note: scan] in `program.scan`. A search
-asks for every interval between two cuts. Those that end at one cut, and whose tiles are cut alike, have their nodes'
-rows in common; each further one that begins earlier looks at the nodes before those that are known.
+[Note: ends] The rows of a node in a scan depend on no node before it: see [Note: scan] in `program.scan`. The search
+asks for every interval between two cuts. Those that end at one cut, and whose tiles are cut alike, share their nodes'
+rows; an interval that begins earlier adds the nodes before those that are known.
 """
 
 from __future__ import annotations
@@ -21,8 +21,13 @@ from lightning_plugin.program.scan import Needs, Rows, axis_of
 
 
 class TilePart(NamedTuple):
-    """A node's part in one tile: the box that the tile holds of the result, the boxes that it needs of the maps that
-    are read, and the bytes that it has ``twice`` if what is fresh is saved apart from what it is joined to."""
+    """A node's part in one tile of a scan.
+
+    Attributes:
+        box: The box of its result that the tile holds.
+        wanted: The boxes that it needs of the maps it reads.
+        twice: Bytes that are there twice if the fresh rows are saved apart from those they are joined to.
+    """
 
     box: Box | None
     wanted: tuple[Box, ...]
@@ -31,8 +36,13 @@ class TilePart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A node's part in a scan: the ``share`` of it that all tiles compute together, the bytes that each tile hands on,
-    and its part in the tiles that stand for all."""
+    """A node's part in a scan.
+
+    Attributes:
+        share: The work of all tiles as a multiple of the whole node.
+        kept: Bytes that each tile hands on.
+        held: Its part in the tiles that stand for all.
+    """
 
     share: float
     kept: tuple[int, ...]
@@ -67,6 +77,7 @@ class Scans:
         return [self.known[node.serial] for node in program.steps]
 
     def look(self, node: Node, target: Target | None) -> Part:
+        """The part of one node, which is not known yet."""
         owned = None if target is None else self.owned(target)
         try:
             rows = self.needs.of(node, owned)
@@ -76,12 +87,13 @@ class Scans:
         return self.part(node, rows)
 
     def owned(self, target: Target) -> list[Box]:
-        """What each tile owns of a target; a grid of more tiles than rows has none of the last."""
+        """The box that each tile owns of a target; in a grid of more tiles than rows the last own none."""
         ends = self.grid.ends([target.map.space.extent], self.extent)
         found = (self.grid.owned(ends, index) for index in self.grid.indices())
         return [box for (box,) in found][: self.tiles]
 
     def part(self, node: Node, rows: Rows) -> Part:
+        """The part of a node that computes and hands on these rows."""
         held = tuple(self.held(node, rows, i) for i in self.stand_ins)
         if isinstance(node.op, ReduceOp):
             return Part(1.0, (0,) * self.tiles, held)
@@ -104,7 +116,7 @@ class Scans:
 
 
 def held(program: Program, parts: Sequence[Part], stand_in: int) -> dict[Value, Box]:
-    """The boxes that one of the tiles that stand for all holds of every map."""
+    """The boxes of every map that one of the tiles that stand for all holds."""
     found: dict[Value, Box] = {}
     reads = set(program.reads)
     for node, part in zip(program.steps, parts, strict=True):

@@ -1,10 +1,9 @@
-"""A plan for one size, made one for another.
+"""A plan for one size, made from a plan for another.
 
-[Note: recipe] What a plan decides (where the network is cut, what is kept, where maps lie, how large tiles are) does
-not depend on an image's exact size. A *recipe* is a plan with the size it was made for: at another size its tiles have
-the sides they had, and there are as many as it takes; maps that leave the device go where there is room for them. What
-the plan holds there is found by a rehearsal. Where that is more than there is room for, the tiles of the segment that
-holds most are made smaller, a few times.
+[Note: recipe] The decisions of a plan (cuts, kept segments, tiers, sides of tiles) do not depend on an image's exact
+size. A *recipe* is a plan with the size it was made for: at another size its tiles have the sides they had, and there
+are as many as it takes; offloaded maps go to the tiers that have room for them. A rehearsal finds the peak there. If it
+is over the limit, the tiles of the segment at the peak are made smaller, a few times.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from lightning_plugin.planner.costs.lower import Lower, beside_parameters, tier_
 from lightning_plugin.planner.rehearsal.rehearse import Account, rehearse
 from lightning_plugin.program.program import resolve
 
-#: An image may have so many times the positions of the one that a recipe was made for, or so many times fewer: beyond,
-#: other decisions are worth a search.
+#: The largest ratio between the positions of an image and those that a recipe was made for: beyond, other decisions are
+#: worth a search.
 NEAR = 1.2
-#: How often tiles are made smaller for a size, before a search is made for it.
+#: Rehearsals of a recipe at another size, before a plan is searched for.
 ATTEMPTS = 4
 #: Tiles are made smaller by this factor on their longest axis.
 SMALLER = 0.75
@@ -33,9 +32,14 @@ SMALLER = 0.75
 
 @dataclass(eq=False)
 class Recipe:
-    """A plan, with the extents of the ``image`` that it was made for, its ``positions``, and the smallest maps of its
-    segments there (``references``). ``too_large``: the fewest positions of an image with which it did not keep the
-    budget."""
+    """A plan, and the size it was made for.
+
+    Attributes:
+        image: The extents of the images.
+        references: The extents of each segment's smallest map.
+        positions: The positions of the images.
+        too_large: The fewest positions of an image with which it did not keep the budget.
+    """
 
     plan: Plan
     image: tuple[int, ...]
@@ -50,13 +54,13 @@ class Recipe:
         return Recipe(plan, image_of(nodes), references(plan, nodes), positions(nodes))
 
     def distance(self, nodes: Sequence[Node]) -> float:
-        """How many times larger or smaller an image is."""
+        """The ratio of an image's positions to the recipe's, or its inverse: 1 or more."""
         ratio = positions(nodes) / self.positions
         return max(ratio, 1 / ratio)
 
     def at(self, network: Network, lower: Lower, room: float = math.inf) -> Plan | None:
-        """The plan for a network of the same structure and another size, if there is room for it on the device and for
-        its maps below."""
+        """The plan for a network of the same structure and another size; None if there is no room for it on the device,
+        or for its maps below."""
         nodes = network.nodes
         if image_of(nodes) == self.image:
             return self.plan if self.plan.peak_bytes <= room else None
@@ -77,7 +81,7 @@ class Recipe:
         return replace(self.plan, segments=segments)
 
     def foretold(self, plan: Plan, found: Account, nodes: Sequence[Node]) -> Plan:
-        """A plan with the forecast of what it holds, and of seconds in proportion to the image."""
+        """A plan with the forecast of its rehearsal, and seconds in proportion to the image."""
         ratio = positions(nodes) / self.positions
         segments = tuple(
             replace(s, forecast=resized_forecast(with_account(s.forecast, i, found), ratio))
@@ -95,12 +99,12 @@ class Recipe:
 
 
 def resized_forecast(forecast: SegmentForecast, ratio: float) -> SegmentForecast:
-    """What no account says, in proportion to the image."""
+    """A segment's figures that no rehearsal gives, in proportion to the image."""
     return replace(forecast, seconds=forecast.seconds * ratio, stored_bytes=int(forecast.stored_bytes * ratio))
 
 
 def with_account(forecast: SegmentForecast, place: int, found: Account) -> SegmentForecast:
-    """A segment's forecast with what an account says."""
+    """A segment's forecast with the figures of a rehearsal."""
     forward, backward = found.turn(place, "forward"), found.turn(place, "backward")
     return replace(
         forecast,
@@ -112,7 +116,7 @@ def with_account(forecast: SegmentForecast, place: int, found: Account) -> Segme
 
 
 def with_smaller_tiles(plan: Plan, found: Account, nodes: Sequence[Node]) -> Plan | None:
-    """The plan with smaller tiles where it holds most; None where that segment has no tiles."""
+    """The plan with smaller tiles in the segment at the peak; None if that segment has no tiles."""
     worst, direction = max(found.turns, key=lambda who: found.turns[who].peak)
     if not 0 <= worst < len(plan.segments) or direction == "again":
         return None  # it holds most in a link of a chain, or where a map is made again
@@ -156,8 +160,8 @@ def segment_at(segment: SegmentPlan, was: Sequence[int], now: Sequence[int]) -> 
 
 
 def grid_at(segment: SegmentPlan, grid: Grid, was: Sequence[int], now: Sequence[int]) -> Grid:
-    """A grid of tiles with the sides they had where a segment's map had other extents. A segment that shares halos
-    stays cut along one axis: on others its tiles are as long as the map."""
+    """A grid of tiles with the sides they had on a map of other extents. A segment that shares halos stays cut along
+    one axis: on others its tiles are as long as the map."""
     sides = sides_of(grid, was)
     if segment.halo == "share":
         cut = zip(sides, grid.counts, now, strict=False)
@@ -171,18 +175,17 @@ def image_of(nodes: Sequence[Node]) -> tuple[int, ...]:
 
 
 def positions(nodes: Sequence[Node]) -> int:
-    """Of the images, along all of their axes: a bag has more of them the more patches it has."""
+    """The positions of the images, along all of their axes: a bag has more of them the more patches it has."""
     return max(1, sum(math.prod(n.outputs[0].space.extent) for n in nodes if isinstance(n.op, Source)))
 
 
 def references(plan: Plan, nodes: Sequence[Node]) -> tuple[tuple[int, ...], ...]:
-    """The map of each segment whose cuts the others follow."""
+    """The extents of each segment's smallest map, whose cuts its others follow."""
     return tuple(reference_of([t.map.space.extent for t in targets]) for targets in resolve(plan, nodes))
 
 
 def retiered(plan: Plan, network: Network, lower: Lower) -> Plan | None:
-    """A plan that was made for another size, with the maps that leave the device where there is room for them; None
-    where there is none."""
+    """A plan for another size, with offloaded maps on the tiers that have room for them; None if there is none."""
     if lower.host is None:
         return plan
     at = {n.serial: i for i, n in enumerate(network.order)}

@@ -24,13 +24,13 @@ from lightning_plugin.planner.recipes.recipe import Recipe
 
 log = logging.getLogger(__name__)
 
-#: So many files are kept; of more, those that were not used for longest go.
+#: Files that are kept; of more, those that were not used for longest go.
 MOST_FILES = 200
 
 
 @once
 def sources() -> str:
-    """What tells this engine from another version of it: what was planned by one says nothing of another."""
+    """A digest of the engine's source: plans of one version of it are not used by another."""
     found = hashlib.sha256()
     root = Path(__file__).resolve().parents[2]
     for path in sorted(root.rglob("*.py")):
@@ -39,17 +39,19 @@ def sources() -> str:
 
 
 def key_of(*about: Any) -> str:
-    """What recipes depend on, in a name: ``about`` are structure and weights of the network, budget, rates, options."""
+    """The name of a file of recipes: a digest of ``about`` (structure and weights of the network, budget, rates,
+    options) and of the versions."""
     return hashlib.sha256(repr((sources(), torch.__version__, about)).encode()).hexdigest()[:24]
 
 
 def place(key: str) -> Path | None:
+    """The file of a key; None if nothing is to be kept."""
     kept = cache.folder()
     return None if kept is None else kept / "recipes" / f"{key}.json"
 
 
 def load(key: str) -> list[Recipe]:
-    """The recipes that were kept."""
+    """The recipes in the user's cache."""
     path = place(key)
     if path is None or not path.is_file():
         return []
@@ -66,7 +68,7 @@ def load(key: str) -> list[Recipe]:
 
 
 def keep(key: str, recipes: Sequence[Recipe]) -> None:
-    """Keep recipes, where there is a place for them."""
+    """Write recipes to the user's cache, if there is one."""
     path = place(key)
     if path is None:
         return

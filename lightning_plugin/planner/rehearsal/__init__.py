@@ -1,1 +1,1 @@
-"""What a plan holds, found by running it on tensors without data."""
+"""Rehearsals: the memory of a plan, found by running it on tensors without data."""

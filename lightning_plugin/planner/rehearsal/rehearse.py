@@ -1,8 +1,8 @@
-"""The exact memory of a plan: run it, forward and backward, on tensors without data, under a ledger.
+"""Rehearsal: the exact memory of a plan, found by running it, forward and backward, on tensors without data.
 
-It is the executor that runs, so what the ledger sees is what a real step holds. Of each tile grid only the tiles that
-can be the worst are run: the first, after which gradients are there to be added to, and the largest. Of a scan all are
-run.
+The executor itself runs under a ledger, so the ledger sees the memory of a real step. Of each tile grid only the tiles
+that can be the worst are run: the first, after which gradients are there to be added to, and the largest. Of a scan all
+are run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from lightning_plugin.turns import Turn
 
 
 class Unfiled(DiskFile):
-    """A map on the disk without the disk."""
+    """A map on the disk without a file."""
 
     def make(self, size: int, folder: str | None) -> None:
         return
@@ -64,11 +64,11 @@ class Elsewhere:
 
 
 def nothing() -> None:
-    """The work of a transfer that is only rehearsed."""
+    """The work of a transfer in a rehearsal."""
 
 
 class Scenery(TileSource):
-    """An image like another one that is read and has no pixels."""
+    """An image of a given shape that is only read, without pixels."""
 
     instances: int
 
@@ -94,8 +94,13 @@ class Scenery(TileSource):
 
 @dataclass(frozen=True)
 class Account:
-    """What a rehearsal found: the peak of the step, ``held``, which is left of forward when backward begins, and what
-    each segment's forward and backward hold, by its place and "forward" or "backward"."""
+    """The memory that a rehearsal found.
+
+    Attributes:
+        peak: The peak of the step.
+        held: Bytes that forward leaves when backward begins.
+        turns: The memory of each segment's forward and backward, by its place and "forward" or "backward".
+    """
 
     peak: int
     held: int
@@ -112,7 +117,7 @@ class Account:
 
 
 def rehearse(plan: Plan, network: Network) -> Account:
-    """What a plan holds: it is run on fake tensors, under a ledger."""
+    """The memory of a plan, found by running it on fake tensors under a ledger."""
     network.profiles  # noqa: B018  found before the ledger looks on
     ledger = Ledger(device_of(network), fakes=True)
 
@@ -153,7 +158,7 @@ def device_of(network: Network) -> torch.device | None:
 def left(nodes: Sequence[Node], frame: Frame) -> list[Tensor]:
     """The results that no other node reads on to a loss.
 
-    Being read without gradient, as running statistics read a pooled vector, does not keep a loss from coming later.
+    A result that is read without gradient, as a pooled vector by running statistics, may still lead to a loss.
     """
 
     def differentiable(v: Value) -> bool:
@@ -172,7 +177,7 @@ def backward(results: Sequence[Tensor]) -> None:
 
 
 def scenery(plan: Plan, network: Network, step: Step) -> Frame:
-    """A frame whose images and vectors hold no data. What lives below the device counts nowhere."""
+    """A frame whose images and vectors hold no data. Tensors that live below the device are not counted."""
     recording, ledger = network.recording, step.ledger
     assert ledger is not None
     known: dict[Value, Tensor] = {}
@@ -200,7 +205,7 @@ def scenery(plan: Plan, network: Network, step: Step) -> Frame:
 
 
 def without_links(plan: Plan, network: Network) -> set[Value]:
-    """The vectors that only links read which a rehearsal leaves out. They are counted, with their gradients."""
+    """Vectors that only links read and that a rehearsal leaves out. They are counted, with their gradients."""
     found: set[Value] = set()
     places = {chain.node for chain in plan.chains}
     used = {v for i, n in enumerate(network.nodes) if i not in places for v in n.inputs}
@@ -211,7 +216,7 @@ def without_links(plan: Plan, network: Network) -> set[Value]:
 
 
 def blank(v: Value, image: Image, ledger: Ledger) -> Image:
-    """An image without pixels: a tensor where it lies in one, else something that is only read."""
+    """An image without pixels: a tensor if it lies in one, else a source that is only read."""
     if image.tensor is None:
         return Image.now(Scenery(v.shape, v.dtype, image), image.device)
     here = image.here is not None
@@ -221,7 +226,7 @@ def blank(v: Value, image: Image, ledger: Ledger) -> Image:
 
 
 def away(v: Value, ledger: Ledger) -> Tensor:
-    """A fake tensor for one that lives below the device, with the gradient that it will have there."""
+    """A fake tensor for one that lives below the device, with its gradient there."""
     tensor = leaf(v)
     ledger.ignore(tensor)
     if v.requires_grad:

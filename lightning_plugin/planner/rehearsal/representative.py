@@ -1,7 +1,7 @@
 """The tiles of a grid that a rehearsal runs: those that can be the worst.
 
-Which they are is said by a model: the one whose maps are largest together, copies that borders ask for included,
-holds most. Of those that hold and copy the same one is run, and none where another has all maps as large.
+A tile's weight is the bytes of all its maps, copies at borders included. The heaviest tiles are run; of tiles of equal
+sizes one is, and none of which another has all maps as large.
 """
 
 from __future__ import annotations
@@ -20,19 +20,25 @@ from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.costs.peak import is_padded, may_pad, tile_bytes
 from lightning_plugin.program.program import Program
 
-#: About how many operators are run for each grid of a network, tiles together: a small network can afford more tiles.
+#: Operators that are run for each grid of a network, all tiles together: a small network can afford more tiles.
 EFFORT = 240
-#: But not more than so many tiles beside the first: with nine, none of 29 plans was found to hold more.
+#: At most so many tiles beside the first: with nine, none of 29 plans was found to hold more.
 MOST_TILES = 4
-#: Of grids of so few tiles, all are run where transfers go ahead.
+#: If transfers go ahead, all tiles of a grid of no more tiles are run.
 FEW_TILES = 4
-#: So many tiles further inside than the second are looked at where they hold maps up to a border.
+#: Tiles further inside than the second that are looked at if they hold maps up to a border.
 MOST_REACHING = 8
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A tile that may be the worst: what it owns, the sizes of its maps and copies, and the bytes of each."""
+    """A tile that may be the worst.
+
+    Attributes:
+        owned: The boxes of the targets that it owns.
+        sizes: The extents of its maps, and the bytes of copies.
+        bytes: The bytes of each map and copy.
+    """
 
     owned: tuple[Box, ...]
     sizes: tuple[int, ...]
@@ -40,20 +46,21 @@ class Candidate:
 
     @cached_property
     def weight(self) -> int:
-        """The bytes of all together."""
+        """The bytes of all maps and copies together."""
         return sum(self.bytes)
 
     def within(self, other: Candidate) -> bool:
-        """Whether another tile has all maps as large."""
+        """True if another tile has all maps as large."""
         return within(self.sizes, other.sizes)
 
 
 def within(one: Sequence[int], other: Sequence[int]) -> bool:
+    """True if no number is larger than the other's at its place."""
     return len(one) == len(other) and all(a <= b for a, b in zip(one, other, strict=True))
 
 
 def effort(network: Network) -> int:
-    """How many of the worst tiles are run of each grid."""
+    """The number of heaviest tiles that are run of each grid."""
     return min(MOST_TILES, max(1, EFFORT // len(network.order)))
 
 
@@ -66,12 +73,12 @@ def representative(program: Program, grid: Grid, worst: int, ahead: bool) -> Ite
 
 
 def turns(program: Program, grid: Grid, worst: int, ahead: bool) -> list[tuple[Candidate, ...]]:
-    """The first tile, after which gradients are there to be added to, and so many of the worst, with those that have to
-    run before and after them.
+    """Groups of tiles to run: the first tile, which makes the gradients that others add to, and so many of the
+    ``worst``, each with the tiles that run before and after it.
 
-    Where transfers go ahead, a tile meets those of the tiles before and after it: each of the worst runs between two
-    that are as large as any, which are not in all images its neighbours. Where there are few tiles, they run as they
-    are. And each target has a share in some tile that runs: of a grid that is another map's, the first may have none.
+    If transfers go ahead, a tile overlaps with those before and after it: each of the worst runs between two that are
+    as large as any, which are not in all images its neighbours. In a grid of few tiles all run as they are. And each
+    target has a share in some tile that runs: in a grid that follows another map, the first tile may have none.
     """
     among = Lines.of(program, grid).candidates()
     found = worst_of(among, grid, worst, ahead)
@@ -82,7 +89,7 @@ def turns(program: Program, grid: Grid, worst: int, ahead: bool) -> list[tuple[C
 
 
 def worst_of(among: Sequence[Candidate], grid: Grid, worst: int, ahead: bool) -> list[tuple[Candidate, ...]]:
-    """The same, whatever has a share in them."""
+    """The same groups, whatever the targets."""
     first, *rest = among
     if not ahead:
         return [(first,), *((c,) for c in heaviest(rest, worst))]
@@ -97,7 +104,7 @@ def worst_of(among: Sequence[Candidate], grid: Grid, worst: int, ahead: bool) ->
 
 
 def heaviest(among: Sequence[Candidate], worst: int) -> list[Candidate]:
-    """So many of the worst tiles."""
+    """The heaviest tiles, of which none has all maps as large as another."""
     kinds = {c.sizes: c for c in reversed(among)}
     found: list[Candidate] = []
     for c in sorted(kinds.values(), key=lambda c: c.weight, reverse=True):
@@ -108,11 +115,15 @@ def heaviest(among: Sequence[Candidate], worst: int) -> list[Candidate]:
 
 @dataclass(frozen=True)
 class Lines:
-    """Corners, edges, the inside, where splits meet and what sees a border: the tiles that may differ from all others,
-    by the telling indices on each axis, the ``picks``. Of grids of few tiles these are all.
+    """The tiles of a grid that may differ from all others: corners, edges, the inside, seams of splits, and tiles that
+    see a border; of a grid of few tiles, all.
 
-    What a box is on one axis depends on nothing but the tile's index there: the boxes of tiles with the same pick on
-    every axis, ``along``, are found, and put together for all others.
+    The interval of a box on one axis depends on the tile's index there only: the boxes of tiles with the same pick on
+    every axis are found, and put together for all others.
+
+    Attributes:
+        picks: The indices along each axis that tell tiles apart.
+        along: The boxes of the tiles with the first pick on every axis, the second, and so on.
     """
 
     program: Program
@@ -130,8 +141,8 @@ class Lines:
         return lines if more == picks else Lines(program, grid, ends, more, boxes_along(program, grid, ends, more))
 
     def reaching(self, axis: int) -> Iterator[int]:
-        """The indices of tiles further inside that hold maps up to a border, where operators pad: tiles shorter than
-        what the network sees."""
+        """Indices of tiles further inside that hold maps up to a border, where operators pad: tiles shorter than the
+        receptive field."""
         count = self.grid.counts[axis]
         for last, inwards in ((1, 1), (count - 2, -1)):
             boxes = self.along[self.picks[axis].index(last)] if last in self.picks[axis] else {}
@@ -142,7 +153,7 @@ class Lines:
                 boxes = self.program.boxes(self.grid.owned(self.ends, on_axis(index, axis, len(self.picks))))
 
     def touches(self, boxes: Mapping[Value, Box], axis: int, low: bool) -> bool:
-        """Whether some box reaches the first position of an axis, or the last."""
+        """True if some box reaches the first position of an axis, or the last."""
         found = ((v.space.extent, boxes[v]) for v in self.maps if v in boxes)
         return any(
             len(extent) > axis and not box.empty and (box.lo[axis] == 0 if low else box.hi[axis] == extent[axis])
@@ -161,13 +172,13 @@ class Lines:
 
     @cached_property
     def whole(self) -> bool:
-        """Whether all maps have the grid's axes, so that boxes can be put together."""
+        """True if all maps have the grid's axes, so that boxes can be put together."""
         same = all(need.keys() == self.along[0].keys() for need in self.along)
         return same and all(len(v.space.extent) == len(self.picks) for v in self.maps)
 
     @cached_property
     def copying(self) -> list[Node]:
-        """The operators that may pad a copy of their input, or put their result together."""
+        """The operators that may pad a copy of their input, or join parts of their result."""
         return [n for n in self.program.steps if may_pad(n) or may_join(n)]
 
     def candidates(self) -> list[Candidate]:
@@ -180,7 +191,7 @@ class Lines:
         return found
 
     def candidate(self, owned: tuple[Box, ...], places: Sequence[int]) -> Candidate:
-        """The tile that has these picks, by their places."""
+        """The tile with these picks, by their places."""
         boxes = self.put_together(places) if self.whole else self.program.boxes(owned)
         boxes = {key: boxes[key] for key in self.maps if key in boxes}
         sizes = {key: box.extent for key, box in boxes.items()}
@@ -191,8 +202,7 @@ class Lines:
         return Candidate(owned, (*itertools.chain(*sizes.values()), *copies), (*tiles, *copies))
 
     def put_together(self, places: Sequence[int]) -> dict[Value, Box]:
-        """The boxes of a tile that has an index of its own on each axis, from those of tiles that have the same on
-        all."""
+        """The boxes of a tile with these picks, from those of tiles with one pick on all axes."""
         held = [self.along[place] for place in places]
         axes = range(len(held))
         return {
@@ -209,7 +219,7 @@ def boxes_along(
 
 
 def at_seams(program: Program, ends: Sequence[Sequence[tuple[int, ...]]], axis: int) -> Iterator[int]:
-    """The indices of tiles in which an operator joins parts of its result."""
+    """Indices of tiles in which an operator joins parts of its result."""
     for node in program.steps:
         if isinstance(node.op, TileOp):
             for cut in node.op.joints(axis):
@@ -219,13 +229,13 @@ def at_seams(program: Program, ends: Sequence[Sequence[tuple[int, ...]]], axis: 
 
 
 def may_join(node: Node) -> bool:
-    """Whether an operator puts its result together for some box."""
+    """True if an operator joins parts of its result for some box."""
     return isinstance(node.op, TileOp) and type(node.op).joins is not TileOp.joins
 
 
 def copied(node: Node, boxes: Mapping[Value, Box]) -> int:
-    """The bytes of what some boxes only need: the copy of its input that an operator pads by hand, or a result that it
-    puts together."""
+    """Bytes of the copies that some boxes need: of an input that an operator pads by hand, or of a result that it
+    joins."""
     box = boxes.get(node.outputs[0])
     if box is None:
         return 0

@@ -1,9 +1,10 @@
-"""Where the order may be cut.
+"""Places where the order may be cut.
 
-[Note: images] Where no operator of a stage mixes the positions of an axis (the images of a batch, the patches of a
-bag or of an image), a tile may hold a few of them through all of it: however long the stage is, there is no halo, and
-nothing has to be stored inside. Where one position through the whole stage takes little of the budget, the search tries
-few cuts inside it, and segments of any length: a chain of forty transformer blocks is planned like one of four.
+[Note: images] Some stages have no operator that mixes the positions of an axis (the images of a batch, the patches of a
+bag or of an image). There a tile may hold a few of these positions through the whole stage: however long the stage is,
+there is no halo, and nothing has to be stored inside. If one position through the whole stage takes little of the
+budget, the search tries few cuts inside it, and segments of any length: a chain of forty transformer blocks is planned
+like one of four.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from lightning_plugin.planner.search.policies import Policy
 from lightning_plugin.program.fixed import is_entire
 from lightning_plugin.program.recall import is_unread
 
-#: Cuts inside stages that are considered; of more, those where least is alive.
+#: Cuts inside stages that are considered; of more, those at which least is alive.
 MOST_CUTS = 48
-#: One position may take this part of a budget.
+#: The share of a budget that one position may take.
 PART = 1 / 4
-#: So many cuts are tried inside a stage, where there would be more than so many.
+#: Cuts that are tried inside a stage with more than ``MANY``.
 CUTS, MANY = 7, 16
 
 
 class Cuts:
-    """The places where the order of one network may be cut, as a policy has it."""
+    """The places where the order of one network may be cut under a policy."""
 
     def __init__(self, intervals: Intervals, policy: Policy, rates: Rates, lower: Lower) -> None:
         self.intervals = intervals
@@ -41,15 +42,15 @@ class Cuts:
         self._free: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
 
     def free(self, budget: int, fixed: int) -> dict[int, tuple[int, int]]:
-        """The stages in which images are on their own, where so much of a budget is fixed."""
+        """The stages whose images are independent, under a budget of which so many bytes are fixed."""
         key = budget, fixed
         if key not in self._free:
             self._free[key] = free_stages(self.intervals, budget - fixed)
         return self._free[key]
 
     def among(self, free: Mapping[int, tuple[int, int]], streaming: bool) -> list[int]:
-        """Of all places, a few inside stages in which images are on their own; those that keys need, where they are
-        read piece by piece."""
+        """The cuts that are tried: all but most of those inside free stages; with those that reading keys piece by
+        piece needs."""
         keys = self.network.key_cuts if streaming else set()
         if not free or self.policy.cuts == "stages":
             return sorted({*self.all} | keys)
@@ -92,9 +93,8 @@ def valleys(network: Network, must: set[int]) -> list[int]:
 
 
 def with_unread(network: Network, cuts: Sequence[int], must: set[int]) -> set[int]:
-    """Cuts with those behind operators that are pulled back without their results, as far as all that lies between is
-    done again at little cost: in their place where no more is alive there, else beside them. See [Note: unread] in
-    `rules.unread`."""
+    """Cuts with those behind operators that are pulled back without their results, if only cheap operators lie between:
+    in place of the first if no more is alive there, else beside it. See [Note: unread] in `rules.unread`."""
     size, found = sizes(network), set(cuts)
     for cut in cuts if network.trains else ():
         unread = unread_before(network, cut, must)
@@ -119,17 +119,17 @@ def unread_before(network: Network, cut: int, must: set[int]) -> int | None:
 
 
 def sizes(network: Network) -> list[int]:
-    """The bytes that are alive at each place, beside what was given."""
+    """Bytes that are alive at each place, beside the network's inputs."""
     return [sum(v.bytes for v in maps if not is_given(v)) for maps in network.alive]
 
 
 def heavy(network: Network, cut: int) -> bool:
-    """Whether real work begins at a cut; a cut before an activation would only store what follows from less."""
+    """True if real work begins at a cut; a cut before an activation would only store a result of less."""
     return network.order[cut].op.kind in ("window", "resample")
 
 
 def stages_of(network: Network) -> dict[int, tuple[int, int]]:
-    """Where each stage begins and ends in the order."""
+    """The interval of each stage in the order."""
     found: dict[int, tuple[int, int]] = {}
     for i, node in enumerate(network.order):
         stage = network.stage[node.serial]
@@ -138,7 +138,7 @@ def stages_of(network: Network) -> dict[int, tuple[int, int]]:
 
 
 def free_stages(intervals: Intervals, room: int) -> dict[int, tuple[int, int]]:
-    """The stages in which instances are on their own, and one of which takes little of the room."""
+    """Stages along whose images nothing is mixed, and one image of which takes little of the room."""
     network = intervals.network
     found = {}
     for stage, (begin, end) in stages_of(network).items():
@@ -153,7 +153,7 @@ def free_stages(intervals: Intervals, room: int) -> dict[int, tuple[int, int]]:
 
 
 def few(cuts: Sequence[int], size: Sequence[int]) -> list[int]:
-    """Some of the cuts inside a stage, where there are many: at the least bytes and evenly apart."""
+    """A few of the cuts inside a stage, if there are many: at the least bytes and evenly apart."""
     if len(cuts) <= MANY:
         return list(cuts)
     least = min(size[i] for i in cuts)

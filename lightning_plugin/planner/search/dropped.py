@@ -1,6 +1,6 @@
-"""What is dropped and has to come back: which maps, when they are there, and what it takes to make them again.
+"""Dropped maps: which have to be recomputed, when they are there, and at what cost.
 
-This is what a plan says of [Note: dropped] in `execute.recompute`, for those who plan, predict or draw.
+This is [Note: dropped] in `execute.recompute` as far as plans, predictions and pictures need it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,17 @@ from lightning_plugin.plan import DEEPEST
 
 @dataclass(frozen=True)
 class Dropped:
-    """What a segment stores and drops, and how deep: the maps and their bytes, what it takes to make them once more
-    (the bytes of the tiles, work and seconds), and the maps that are read to do so."""
+    """The stored maps that one segment drops.
+
+    Attributes:
+        maps: The maps.
+        size: Their bytes.
+        tiles: Bytes of the tiles that recompute them.
+        reads: The maps that are read to recompute them.
+        depth: The depth to which they are dropped.
+        work: Operations of recomputing them once.
+        seconds: Seconds of recomputing them once.
+    """
 
     maps: frozenset[Value]
     size: int
@@ -27,7 +36,8 @@ class Dropped:
 
 
 def still_needed(dropped: Sequence[Dropped], maps: Collection[Value]) -> tuple[Dropped, ...]:
-    """Of what was dropped in this order, what some maps are among, and what it takes to make that again."""
+    """Of the segments that dropped maps, in their order, those whose maps are among ``maps`` or are read to recompute
+    such."""
     found: list[Dropped] = []
     for d in reversed(dropped):
         if not d.maps.isdisjoint(maps) or any(not f.reads.isdisjoint(d.maps) for f in found):
@@ -36,8 +46,8 @@ def still_needed(dropped: Sequence[Dropped], maps: Collection[Value]) -> tuple[D
 
 
 def staying(dropped: Sequence[Dropped], maps: Collection[Value] = ()) -> tuple[Dropped, ...]:
-    """Of what was dropped in this order, what is there when some maps have come back: they, and what has nothing after
-    it that is dropped less deeply."""
+    """Of the segments that dropped maps, in their order, those whose maps are there once ``maps`` are recomputed:
+    these, and each that no shallower drop follows."""
     found: list[Dropped] = []
     least = DEEPEST
     for d in reversed(dropped):
@@ -48,8 +58,8 @@ def staying(dropped: Sequence[Dropped], maps: Collection[Value] = ()) -> tuple[D
 
 
 def passed(dropped: Sequence[Dropped], depth: int) -> tuple[Dropped, ...]:
-    """Of what was dropped in this order, what one more drop to a depth will have made once more than before: it is let
-    go on the way there, and made again when backward has come back to it."""
+    """Of the segments that dropped maps, in their order, those whose maps are recomputed one more time if the next
+    segment drops its maps to ``depth``: they are freed on the way there, and recomputed when backward comes to them."""
     found: list[Dropped] = []
     for d in reversed(dropped):
         if d.depth <= depth:
@@ -59,7 +69,7 @@ def passed(dropped: Sequence[Dropped], depth: int) -> tuple[Dropped, ...]:
 
 
 def recomputing(dropped: Sequence[Dropped], maps: Collection[Value]) -> int:
-    """The most bytes that making all of this again, in order, takes beyond what stays of it."""
+    """The most bytes that recomputing all of these, in order, takes beyond those that stay."""
     there = most = 0
     stay = staying(dropped, maps)
     for d in dropped:

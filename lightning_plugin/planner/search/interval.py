@@ -1,4 +1,4 @@
-"""What an interval of the order costs as one segment: on which grid it fits, tiled, scanned or kept."""
+"""Cost of an interval of the order as one segment, on the grid that fits: tiled, scanned or kept."""
 
 from __future__ import annotations
 
@@ -25,9 +25,17 @@ from lightning_plugin.program.scan import parts_in_order
 
 
 class Where(NamedTuple):
-    """An interval ``[begin, end)`` in its surroundings: which of the maps it reads lie on a lower tier, whether what
-    it stores goes there, and whether such tiles travel beside the work on others; in how many ``pieces`` they read
-    keys. A ``blind`` one is planned as if no part of its maps were known to be constant."""
+    """A tiled interval, and the tiers of its maps.
+
+    Attributes:
+        begin: Its first place in the order.
+        end: The place behind its last.
+        reads: The maps that it reads from a lower tier.
+        leaving: Its outputs go to a lower tier.
+        ahead: Transfers overlap with the work on other tiles.
+        pieces: The number of pieces in which it reads keys.
+        blind: It is planned as if no part of its maps were known to be constant.
+    """
 
     begin: int
     end: int
@@ -47,13 +55,13 @@ class Intervals:
         self.policy = policy
         self.coster = Coster(network, rates)
         self.space = network.axes_of_space
-        #: The first interval of each look.
+        #: The first interval of each program's key.
         self.looks: dict[Hashable, tuple[int, int]] = {}
         self._scans: dict[tuple[int, Grid, tuple[int, ...]], Scans] = {}
 
     @remembered
     def stored_at(self, begin: int, end: int) -> list[Value]:
-        """What a tiled segment has to store: made in it, read after it or asked for."""
+        """The maps that a tiled segment stores: made in it, and read after it or gathered."""
         network = self.network
         made = {v for n in network.order[begin:end] for v in n.outputs if v.is_map}
         alive = dict.fromkeys(v for v in network.alive[end] if v in made)
@@ -70,6 +78,7 @@ class Intervals:
 
     @remembered
     def program(self, begin: int, end: int) -> Program | None:
+        """The tiled program of an interval; None if it makes nothing that is stored."""
         network = self.network
         stored = set(self.stored_at(begin, end))
         targets = []
@@ -85,19 +94,19 @@ class Intervals:
 
     @remembered
     def outline(self, begin: int, end: int) -> tuple[frozenset[Value], bool]:
-        """The maps that an interval reads, and whether anything it makes requires grad."""
+        """The maps that an interval reads, and whether any of its results requires grad."""
         program = self.work_of(begin, end)
         return frozenset(program.reads), any(t.requires_grad for t in program.targets)
 
     @remembered
     def first(self, begin: int, end: int) -> tuple[int, int]:
-        """The first interval that costs the same, whatever is background; see [Note: repeats] in `analysis.repeats`."""
+        """The first interval with the same program, which costs the same; see [Note: repeats] in `analysis.repeats`."""
         return self.looks.setdefault(self.network.repeats.look(self.work_of(begin, end)), (begin, end))
 
     @remembered
     def costed(self, where: Where) -> Where:
-        """Where an interval is costed: the first like it, in the same surroundings. What background saves is its
-        own."""
+        """The first interval with the same program, and its maps on the same tiers. An interval that shares background
+        is costed by itself."""
         if self.sees(where):
             return where
         begin, end = self.first(where.begin, where.end)
@@ -108,6 +117,7 @@ class Intervals:
         return where._replace(begin=begin, end=end, reads=reads)
 
     def work_of(self, begin: int, end: int) -> Program:
+        """The tiled program of an interval that has one."""
         program = self.program(begin, end)
         assert program is not None
         return program
@@ -116,8 +126,8 @@ class Intervals:
 
     @remembered
     def grids(self, begin: int, end: int, sees: bool) -> list[Grid]:
-        """Grids from coarse to fine: fewer images at a time, which costs no halo; then rows, or tiles about as high as
-        they are wide; where background is shared (``sees``), such that tiles of one segment lie alike in another's."""
+        """Grids from coarse to fine: first fewer images at a time, which costs no halo; then rows, or tiles about as
+        high as wide. If background is shared (``sees``), the tiles of one segment are nested in another's."""
         reference = self.work_of(begin, end).reference
         if self.policy.shape == "whole":
             return [Grid((1,) * len(reference))]
@@ -154,6 +164,7 @@ class Intervals:
         return strips(self.work_of(begin, end))
 
     def surround(self, where: Where) -> None:
+        """Set the tiers of maps for which the cost model predicts bytes."""
         coster = self.coster
         coster.spilled, coster.leaving, coster.ahead = where.reads, where.leaving, where.ahead
         coster.pieces, coster.strips = where.pieces, {}
@@ -171,8 +182,7 @@ class Intervals:
     def passed(
         self, begin: int, end: int, pieces: int, blind: bool, grid: Grid, backward: bool
     ) -> tuple[float, float]:  # fmt: skip
-        """Seconds and operations of a pass over an interval's tiles, wherever its maps lie: transfers are added
-        later."""
+        """(seconds, operations) of a pass over an interval's tiles, without transfers."""
         where = Where(begin, end, pieces=pieces, blind=blind)
         self.surround(where)
         return self.coster.passed(self.diagonal(begin, end, grid), backward, self.distinct(where, grid))
@@ -185,12 +195,12 @@ class Intervals:
         return self.network.background.distinct(self.work_of(where.begin, where.end), grid)
 
     def sees(self, where: Where) -> bool:
-        """Whether an interval is planned for what is background."""
+        """True if an interval is planned to share background."""
         return bool(self.network.background) and not where.blind
 
     @remembered
     def scans_of(self, begin: int, end: int, grid: Grid) -> Scans | None:
-        """The scans of which one is this interval's, or None where some operator turns an axis round."""
+        """The scans of which one is this interval's; None if some operator reverses the order of rows."""
         program = self.work_of(begin, end)
         if (end, grid, program.reference) not in self._scans:
             self._scans[end, grid, program.reference] = Scans(program, grid)
@@ -203,39 +213,40 @@ class Intervals:
 
     @remembered
     def scan_cost(self, where: Where, grid: Grid, backward: bool) -> Cost | None:
-        """What a scan costs, where it can be."""
+        """Cost of a scan; None if the interval cannot be scanned."""
         self.surround(where)
         scans = self.scans_of(where.begin, where.end, grid)
         return None if scans is None else self.coster.scan(self.work_of(where.begin, where.end), scans, backward)
 
     @remembered
     def scan_bytes(self, where: Where, grid: Grid, backward: bool) -> tuple[int, int] | None:
-        """The bytes of a scan's tiles, and of all that they hand on, where it can be."""
+        """Bytes of a scan's largest tile and of all rows that its tiles hand on; None if it cannot be scanned."""
         self.surround(where)
         scans = self.scans_of(where.begin, where.end, grid)
         return None if scans is None else self.coster.scan_bytes(self.work_of(where.begin, where.end), scans, backward)
 
     @remembered
     def middle(self, where: Where, grid: Grid, backward: bool) -> int:
-        """The bytes of a tile in the middle: no more than `cost` says, and quickly known."""
+        """Bytes of a tile in the middle: a quick lower bound of the largest tile's."""
         tiles = self.diagonal(where.begin, where.end, grid)
         self.surround(where)
         return self.coster.middle(tiles, backward)
 
     @remembered
     def fastest_first(self, begin: int, end: int, pieces: int, blind: bool, backward: bool, least: int) -> list[Grid]:
-        """The grids of an interval from number ``least`` on by the seconds that they take, wherever its maps lie."""
+        """The grids of an interval, beginning with number ``least``, by their seconds without transfers."""
         grids = self.grids(begin, end, self.sees(Where(begin, end, blind=blind)))[least:]
         return sorted(grids, key=lambda grid: self.passed(begin, end, pieces, blind, grid, backward)[0])
 
     @cached_property
     def least_until(self) -> list[tuple[float, float]]:
-        """Of all operators before each place in the order the least seconds, of forward and of both passes."""
+        """Least seconds of all operators before each place in the order: of forward, and of both passes."""
         each = zip(*map(self.coster.least, self.network.order), strict=True)
         return list(zip(*(itertools.accumulate(seconds, initial=0.0) for seconds in each), strict=True))
 
     def least(self, begin: int, end: int, blind: bool) -> tuple[float, float]:
-        """Seconds below which no tiled segment is: of forward, and of both passes. Of background little is computed."""
+        """A lower bound of a tiled segment's seconds: of forward, and of both passes. For one that shares background it
+        is 0."""
         if self.sees(Where(begin, end, blind=blind)):
             return 0.0, 0.0
         (forward, both), (forward_before, both_before) = self.least_until[end], self.least_until[begin]
@@ -258,7 +269,7 @@ class Intervals:
         return [row_grid(reference, count) for count in SCANS if count <= reference[0]]
 
     def scans(self, where: Where, room: int, trains: bool) -> tuple[Grid, Cost, Cost] | None:
-        """The coarsest scan that fits, forward and backward."""
+        """The coarsest scan that fits, with its cost forward and backward."""
         here = self.costed(where)
 
         def needs(grid: Grid, backward: bool) -> tuple[int, int] | None:
@@ -284,6 +295,7 @@ class Intervals:
 
     @remembered
     def kept_peak(self, begin: int, end: int) -> int:
+        """The peak of a kept interval while it runs."""
         self.surround(Where(begin, end))
         return self.coster.kept_peak(begin, end)
 
@@ -296,12 +308,12 @@ class Intervals:
         return self.coster.kept_seconds(self.network.order[begin:end])
 
     def once(self, node: Node) -> float:
-        """The seconds of a node's forward, run whole."""
+        """Seconds of a node's forward, run whole."""
         return self.coster.time(node, 1.0, 1)
 
     @remembered
     def given_whole(self, begin: int, end: int) -> int:
-        """Images that a kept segment is the first to read whole and that are not on the device yet."""
+        """Bytes of images that a kept segment is the first to read whole and that are not on the device yet."""
         network = self.network
         first = network.first_read
         seen = {v for n in network.order[begin:end] for v in n.maps if is_given(v) and first[v] >= begin}
@@ -314,12 +326,12 @@ class Intervals:
 
     @remembered
     def ends(self, cut: int, spilled: frozenset[Value]) -> int:
-        """The cotangents, on the device, of what is alive at a cut."""
+        """Bytes on the device of the cotangents of the maps that are alive at a cut, without offloaded ones."""
         return sum(size for key, size in self.cotangents(cut).items() if key not in spilled)
 
     @remembered
     def cotangents(self, cut: int) -> dict[Value, int]:
-        """The bytes of the cotangent of each map that is alive at a cut."""
+        """Bytes of the cotangent of each map that is alive at a cut."""
         return {v: cotangent_bytes([v]) for v in self.network.alive[cut] if not is_given(v)}
 
     @remembered

@@ -1,4 +1,4 @@
-"""Plans up to a cut, and the one that a search makes of them."""
+"""Partial plans, up to a cut, and the fronts of those that no other beats."""
 
 from __future__ import annotations
 
@@ -12,22 +12,34 @@ from lightning_plugin.plan import SegmentForecast, SegmentPlan
 from lightning_plugin.planner.costs.lower import NOTHING, LowerMaps
 from lightning_plugin.planner.search.dropped import Dropped, staying, still_needed
 
-#: How many partial plans are carried on from a cut,
+#: Partial plans that are carried on from a cut,
 MOST_PARTIAL = 24
-#: and how many besides that hold dropped maps, which they will be rid of, where maps are dropped to depth 1,
+#: and besides those with dropped maps, whose memory they will be rid of, if maps are dropped to depth 1,
 MOST_OPEN = 6
-#: and where they are dropped deeper.
+#: and if they are dropped deeper.
 MOST_OPEN_DEEP = 24
 
 
 @dataclass(eq=False)
 class Partial:
-    """A plan up to a cut: what it holds, what it costs, and how it got there.
+    """A plan up to a cut.
 
-    What it holds is what it will hold when backward is back at the cut: what it ``keeps`` from forward on, and of what
-    it dropped, the maps that have come back and stay. ``piece`` makes its last segment, which is asked for only where
-    the plan is taken, and ``keep`` says whether that is kept. A plan may go on ``blind``, as if nothing were known to
-    be constant; after a kept segment it does, since nobody looks where its maps are.
+    Its bytes are those that are live when backward has come back to the cut. After a kept segment a plan ignores
+    background, since the constant parts of kept maps are not looked at.
+
+    Attributes:
+        keeps: Bytes that stay from forward on.
+        seconds: Its time.
+        peak: Its peak until now.
+        spilled: Maps on lower tiers.
+        lower: Bytes on lower tiers.
+        extra: Operations beyond the plain pass.
+        piece: Makes its last segment, once the plan is taken.
+        before: The plan without its last segment.
+        dropped: Segments whose dropped maps are still needed.
+        back: Bytes of dropped maps that have been recomputed and stay.
+        keep: The last segment is kept.
+        blind: It goes on as if no part of a map were known to be constant.
     """
 
     keeps: int
@@ -48,20 +60,19 @@ class Partial:
         return self.keeps + self.back
 
     def sights(self, background: bool) -> tuple[Partial, ...]:
-        """Itself, and where some background is known, the same that from here on is planned as if none were: tiles of
-        any grid, and scans, may win more than what is shared."""
+        """This plan and, if some background is known, a variant that ignores it from here on: tiles of any grid, and
+        scans, may win more than sharing."""
         return (self, replace(self, blind=True)) if background and not self.blind else (self,)
 
     @cached_property
     def levels(self) -> tuple[int, ...]:
-        """What it would hold if of what it dropped nothing came back to stay, only what is dropped to depth 1, and so
-        on."""
+        """Bytes by depth: if no dropped map came back to stay, if only those dropped to depth 1 did, and so on."""
         deepest = max((d.depth for d in self.dropped), default=0)
         return tuple(self.keeps + sum(d.size for d in self.dropped if d.depth <= k) for k in range(deepest + 1))
 
     def at(self, alive: frozenset[Value]) -> Partial:
-        """The same where these maps are alive: what else was dropped is held no longer, and where what nobody reads
-        again has gone does not matter."""
+        """The same plan at a cut with these maps alive: dropped and offloaded maps that nothing reads again are left
+        out."""
         spilled, lower = self.spilled & alive, self.lower.at(alive)
         if not self.dropped:
             if not self.back and spilled == self.spilled:
@@ -72,6 +83,7 @@ class Partial:
         return replace(self, dropped=dropped, back=back, spilled=spilled, lower=lower)
 
     def segments(self) -> list[SegmentPlan]:
+        """The segments of the plan, in order."""
         found: list[SegmentPlan] = []
         step: Partial | None = self
         while step is not None:
@@ -82,20 +94,20 @@ class Partial:
 
 
 class Front:
-    """The plans that end at one cut, without those that are beaten when they come."""
+    """Partial plans that end at one cut, without those that were beaten when they came."""
 
     def __init__(self) -> None:
         self.plans: list[Partial] = []
         self.grown = False
-        #: Of plans without dropped maps the bytes held, ascending, and the seconds, descending; by whether they are
-        #: blind, since what later segments cost them differs.
+        #: Of plans without dropped maps the bytes held, ascending, and the seconds, descending; by `Partial.blind`,
+        #: since later segments cost them differently.
         self.stairs: dict[bool, tuple[list[int], list[float]]] = {}
         #: The plans with dropped maps, likewise.
         self.opened: dict[bool, list[Partial]] = {False: [], True: []}
 
     def beats(self, held: int, seconds: float, blind: bool, levels: Sequence[int] = ()) -> bool:
-        """Whether some plan here is no worse than one that holds and takes so much at least: one without dropped maps,
-        or, than a plan that has some and holds so much on its ``levels``, one that has some, too."""
+        """True if some plan here is no worse than one with at least these bytes and seconds: one without dropped maps
+        or, if the other has ``levels``, one with dropped maps, too."""
         helds, times = self.stairs.setdefault(blind, ([], []))
         place = bisect_right(helds, levels[0] if levels else held)
         if place > 0 and times[place - 1] <= seconds:
@@ -104,6 +116,7 @@ class Front:
         return any(r.seconds <= seconds and r.held <= held and below(r.levels, levels) for r in rivals)
 
     def add(self, plan: Partial) -> None:
+        """Take in a plan, unless it is beaten."""
         if self.beats(plan.held, plan.seconds, plan.blind, plan.levels if plan.dropped else ()):
             return
         self.plans.append(plan)
@@ -118,7 +131,7 @@ class Front:
         helds[place:end], times[place:end] = [plan.held], [plan.seconds]
 
     def thin(self) -> None:
-        """Keep the plans that no other beats, and of many some."""
+        """Keep the plans that no other beats, and of many a few."""
         if self.grown:
             kept = undominated(self.plans)
             self.plans, self.stairs, self.opened = [], {}, {False: [], True: []}
@@ -128,8 +141,8 @@ class Front:
 
 
 def undominated(plans: Sequence[Partial]) -> list[Partial]:
-    """The plans that no other beats in bytes, now and later, and in seconds, thinned evenly where they are many."""
-    if len({plan.blind for plan in plans}) > 1:  # what later segments cost them differs
+    """The plans that no other beats in bytes, now and later, and in seconds, thinned evenly if they are many."""
+    if len({plan.blind for plan in plans}) > 1:  # later segments cost them differently
         return [p for blind in (False, True) for p in undominated([p for p in plans if p.blind == blind])]
     closed: list[Partial] = []
     for plan in sorted((p for p in plans if not p.dropped), key=lambda p: (p.held, p.seconds)):
@@ -145,17 +158,18 @@ def undominated(plans: Sequence[Partial]) -> list[Partial]:
 
 
 def levels(keeps: int, dropped: int, depth: int) -> tuple[int, ...]:
-    """The levels of a plan that keeps so much, and so much with what it drops to a depth."""
+    """The levels of a plan that keeps so many bytes, and ``dropped`` bytes with the maps that it drops to a depth."""
     return (*(keeps for _ in range(depth)), dropped)
 
 
 def below(one: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether a plan's levels are not above another's; beyond its deepest, a plan's stay as they are."""
+    """True if a plan's levels are nowhere above another's; beyond its deepest, a plan's stay as they are."""
     longest = max(len(one), len(other))
     return all(one[min(k, len(one) - 1)] <= other[min(k, len(other) - 1)] for k in range(longest))
 
 
 def thinned(plans: list[Partial], most: int) -> list[Partial]:
+    """At most so many plans, evenly spaced."""
     if len(plans) <= most:
         return plans
     step = (len(plans) - 1) / (most - 1)
@@ -163,7 +177,7 @@ def thinned(plans: list[Partial], most: int) -> list[Partial]:
 
 
 def merge_kept(segments: Sequence[SegmentPlan]) -> list[SegmentPlan]:
-    """Neighbouring kept segments are one."""
+    """Segments, with neighbours that are kept joined into one."""
     runs: list[list[SegmentPlan]] = []
     for s in segments:
         if runs and s.keep and runs[-1][-1].keep:
@@ -186,7 +200,7 @@ def merged(segments: Sequence[SegmentPlan]) -> SegmentPlan:
 
 
 def merged_forecast(one: SegmentForecast, other: SegmentForecast) -> SegmentForecast:
-    """What is predicted of two segments that run whole, one after the other."""
+    """The forecast of two segments that run whole, one after the other."""
     return replace(
         one,
         stored_bytes=one.stored_bytes + other.stored_bytes,

@@ -1,7 +1,8 @@
-"""Restrictions of a search: which plans it may choose from.
+"""Policies: restrictions of the search to some plans.
 
-Without any it may choose from all. Published techniques are restrictions (`benchmarks.published`), so that they can be
-compared at the same budget on the same network, and so that ours is never worse as far as the cost model knows.
+Without one the search may choose any plan. Published techniques are restrictions (`benchmarks.published`), so that they
+can be compared at the same budget on the same network, and so that the unrestricted search is never worse as far as the
+cost model knows.
 """
 
 from __future__ import annotations
@@ -16,13 +17,18 @@ from lightning_plugin.plan import HALOS
 
 @dataclass(frozen=True)
 class Policy:
-    """What is allowed.
+    """Allowed plans.
 
-    ``cuts``: everywhere, only where a statistic forces one, or there and where a function of `cuts.Cuts` says.
-    ``shape``: tiles, rows of tiles or whole maps. ``keep``: parts run whole with what backward needs left in memory.
-    ``spill``: whether maps go to lower tiers, or all that can. ``drop``: how deep stored maps may be dropped
-    (`execute.recompute`). ``recall``: whether backward may read them back (`program.recall`). ``same``: a segment's
-    forward and backward on one grid.
+    Attributes:
+        cuts: Everywhere, only where a statistic forces one, or there and at places that a function of `cuts.Cuts`
+            returns.
+        shape: Tiles, rows of tiles or whole maps.
+        halos: Ways to get the rows between neighbouring tiles.
+        keep: Segments may be kept: run whole, with the memory that backward needs.
+        spill: Maps may go to lower tiers; "all": every map that can be offloaded is.
+        drop: The depth to which stored maps may be dropped (`execute.recompute`).
+        recall: Backward may read stored maps back (`program.recall`).
+        same: A segment's forward and backward have one grid.
     """
 
     cuts: Literal["all", "stages"] | Callable[[Any], Iterable[int]] = "all"
@@ -40,7 +46,7 @@ AUTO = Policy()
 
 
 def with_halo(policy: Policy, halo: str) -> Policy:
-    """A policy with what the user says of halos; what splits leave of them is computed twice."""
+    """A policy with the user's halo. Splits leave halos that are computed twice."""
     if halo == "auto":
         return policy
     if halo in SPLITS:

@@ -1,4 +1,4 @@
-"""The seconds that a plan takes as far as the cost model knows, whoever made it."""
+"""The predicted seconds of a plan, whoever made it."""
 
 from __future__ import annotations
 
@@ -22,18 +22,22 @@ from lightning_plugin.program.recall import InBackward
 
 
 def predict(plan: Plan, network: Network, rates: Rates) -> float:
-    """Seconds of a step: a plan that a search has made says the same of itself."""
+    """Seconds of a step by the cost model: those that a plan of the search has as its forecast."""
     return sum(chain.forecast.seconds for chain in plan.chains) + sum(each(plan, network, rates))
 
 
 def each(plan: Plan, network: Network, rates: Rates) -> list[float]:
-    """The seconds of each segment of a step."""
+    """Seconds of each segment of a step."""
     return with_tiers(plan, network, rates, works(plan, network, rates))
 
 
 class Work(NamedTuple):
-    """The seconds of a segment's passes without what lower tiers take: forward and backward, or both as one where it is
-    kept."""
+    """Seconds of a segment's passes without transfers.
+
+    Attributes:
+        forward: Seconds of forward; of a kept segment, of both passes.
+        backward: Seconds of backward; None for a kept segment, and without grad.
+    """
 
     forward: float
     backward: float | None = None
@@ -44,13 +48,13 @@ class Work(NamedTuple):
 
 
 def works(plan: Plan, network: Network, rates: Rates) -> list[Work]:
-    """The work of each segment, wherever its maps lie."""
+    """The work of each segment, without transfers."""
     coster = Coster(network, rates)
     return [work_of(coster, *segment) for segment in programs(plan, network.nodes)]
 
 
 def work_of(coster: Coster, segment: SegmentPlan, targets: Sequence[Target], program: Program | None) -> Work:
-    """The work of a segment."""
+    """The work of one segment."""
     if program is None:
         return Work(coster.kept_seconds([t.node for t in targets]))
     trains = any(t.requires_grad for t in program.targets)
@@ -69,7 +73,7 @@ def work_of(coster: Coster, segment: SegmentPlan, targets: Sequence[Target], pro
 
 
 def with_tiers(plan: Plan, network: Network, rates: Rates, works: Sequence[Work]) -> list[float]:
-    """The seconds of each segment, given its work: what goes to lower tiers and comes back is added."""
+    """Seconds of each segment, given its work, with its transfers."""
     lower = Gone()
     dropped: list[Dropped] = []
     found = []
@@ -86,28 +90,28 @@ def with_tiers(plan: Plan, network: Network, rates: Rates, works: Sequence[Work]
 
 @dataclass(frozen=True)
 class Gone:
-    """What has gone to lower tiers, and the bytes of each map there."""
+    """Maps on lower tiers, and the bytes of each there."""
 
     there: LowerMaps = NOTHING
     sizes: Mapping[Value, int] = field(default_factory=dict)
 
     def more(self, segment: SegmentPlan, targets: Sequence[Target]) -> Gone:
-        """With what a segment stores."""
+        """With the maps that a segment offloads."""
         mine = stored_below(segment, targets)
         return Gone(self.there.more(segment.tier, frozenset(mine), sum(mine.values())), {**self.sizes, **mine})
 
     def down(self, rates: Rates, segment: SegmentPlan, targets: Sequence[Target]) -> Transit:
-        """What it takes for what a segment stores to get to its tier."""
+        """Transfer time of a segment's outputs to their tier."""
         mine = stored_below(segment, targets)
         return way_down(rates, self.there, segment.tier, sum(mine.values())) if mine else NONE
 
     def back(self, rates: Rates, maps: Iterable[Value]) -> Transit:
-        """What those of some maps take that have gone."""
+        """Transfer time of those of some maps that were offloaded."""
         return way_back(rates, self.there, {key: self.sizes[key] for key in maps if key in self.sizes})
 
 
 def stored_below(segment: SegmentPlan, targets: Sequence[Target]) -> dict[Value, int]:
-    """The bytes of each map that a segment stores below the device."""
+    """Bytes of each map that a segment stores below the device."""
     if segment.keep or segment.tier == "device":
         return {}
     return Lower(half=segment.half).sizes([t.stored for t in targets if t.stored is not None])
@@ -122,8 +126,8 @@ def tiled(
     lower: Gone,
     dropped: list[Dropped],
 ) -> float:
-    """The seconds of a segment with tiles, after those that have put maps on ``lower`` tiers and ``dropped`` others, to
-    which it adds."""
+    """Seconds of a tiled segment, after those that have put maps on ``lower`` tiers and ``dropped`` others, to which it
+    adds."""
     writes = lower.down(rates, segment, targets)
     reads = lower.back(rates, program.reads)
     again = InBackward.of(program).maps if segment.recall else ()

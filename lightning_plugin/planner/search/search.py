@@ -1,13 +1,13 @@
 """The fastest plan that keeps a budget: dynamic programming over cuts.
 
-The network is cut into intervals of its order (`network`). Each is run tiled, with what is alive at its end stored, or
-*kept*: run whole, with what its operators save left in memory, as plain PyTorch does. Going through the cuts from the
-image on, a partial plan is a pair (bytes held so far, seconds so far), and of these only the ones that no other beats
-in both are carried on. Bytes held only grow towards the loss, and backward frees them in reverse, so a segment's
-tiles have to fit beside what is held up to it, and beside the cotangents of its ends; that is checked when it is added,
-with the cheapest grid that fits. What is dropped (see [Note: dropped] in `execute.recompute`) is an exception: it is
-held from where it is made to where the last segment that has it come back begins, and not beyond; and what is dropped
-deeper than something after it is made in passing there, and costs its forward once more.
+The network is cut into intervals of its order (`network`). Each is run tiled, and the maps that are alive at its end
+are stored, or *kept*: run whole, as plain PyTorch does, with the memory that its operators save. From the image on, a
+partial plan is a pair (bytes held so far, seconds so far), and only those are carried on that no other beats in both.
+Bytes held only grow towards the loss, and backward frees them in reverse, so a segment's tiles have to fit beside the
+bytes held up to it, and beside the cotangents of its ends; that is checked when it is added, with the cheapest grid
+that fits. Dropped maps (see [Note: dropped] in `execute.recompute`) are an exception: they are held from where they are
+recomputed to where the last segment begins that has them recomputed, and not beyond; and maps that are dropped deeper
+than later ones are recomputed in passing, and cost their forward once more.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from lightning_plugin.planner.search.partial import Front, Partial, levels, merg
 from lightning_plugin.planner.search.policies import AUTO, Policy
 from lightning_plugin.planner.search.ways import Moves, Placement, Room, Site, Span, Tiled, Ways
 
-#: Operators of one segment, beyond those between two cuts: the halo grows with every one of them.
+#: The most operators of a segment that spans several cuts: the halo grows with every one of them.
 MOST_OPERATORS = 96
-#: Pieces in which keys are read: a piece is to be about as large as a tile of queries.
+#: Numbers of pieces in which keys are read: a piece should be about as large as a tile of queries.
 PIECES = (4, 16, 64, 256)
 #: A bound is lower by this part: sums that are added up in another order differ in their last digits.
 ROUNDING = 1e-9
-#: Where fewer tiles than this share are different, identical ones are evaluated once.
+#: Identical tiles are evaluated once if the share of different tiles is below this.
 WORTH_SHARING = 0.95
 
 
@@ -56,17 +56,17 @@ class Search:
         self.streaming = False
         self.copies = Copies(network, Placed(), rates)
         self._stored: dict[tuple[int, int], tuple[Placement, Placement | None]] = {}
-        #: What each map takes on a lower tier.
+        #: Bytes of each map on a lower tier.
         self.below = lower.sizes(v for n in network.order for v in n.outputs if v.is_map)
 
     @property
     def free(self) -> dict[int, tuple[int, int]]:
-        """The stages in which images are on their own; see [Note: images] in `cuts`."""
+        """The stages whose images are independent; see [Note: images] in `cuts`."""
         return self._cuts.free(self.budget, self.fixed)
 
     @property
     def fixed(self) -> int:
-        """What lies on the device all the time."""
+        """Bytes that lie on the device all the time."""
         return self.network.fixed_bytes - self.copies.freed
 
     def place(self, placed: Placed, ahead: bool = False) -> None:
@@ -82,7 +82,7 @@ class Search:
     # One more segment
 
     def span(self, begin: int, end: int) -> Span | None:
-        """An interval; None where it makes nothing that anybody needs."""
+        """An interval; None if it makes nothing that is read elsewhere."""
         intervals = self.intervals
         program = intervals.program(begin, end)
         if program is None:
@@ -93,8 +93,8 @@ class Search:
         return Span(begin, end, program, read, trains, before, after, flight, plain)
 
     def options(self, before: Partial, span: Span, front: Front) -> Iterator[Partial]:
-        """A partial plan with one more tiled segment, in every way that is allowed, fits, and is not beaten by what
-        the ``front`` holds already."""
+        """A partial plan with one more tiled segment, in every way that is allowed, fits, and is not beaten by the
+        ``front``."""
         reads = span.program.reads if before.spilled else ()
         brought = [v for v in reads if v in before.spilled]
         for seen in before.sights(bool(self.network.background)):
@@ -109,19 +109,20 @@ class Search:
                         yield from self.tiled(seen, span, moves, ahead, pieces, depths, front)
 
     def spills(self, before: Partial, span: Span) -> tuple[bool, ...]:
-        """Whether what an interval stores may go to a lower tier, or has to where it can."""
+        """The choices for an interval's outputs: to stay on the device, to be offloaded, or both."""
         if self.policy.spill == "all":
             return (self.placement(before, span, True) is not None,)
         return (False, True) if self.policy.spill else (False,)
 
     def pieces_of(self, span: Span) -> tuple[int, ...]:
-        """In how many pieces an interval may read keys."""
+        """Numbers of pieces in which an interval may read keys."""
         if not self.streaming or not (found := self.intervals.strips(span.begin, span.end)):
             return (1,)
         most = next(iter(found.values())).positions
         return (1, *(count for count in PIECES if count <= most))
 
     def placement(self, before: Partial, span: Span, spill: bool) -> Placement | None:
+        """The tier of an interval's outputs; None if no lower tier has room for those that are to be offloaded."""
         here, below = self.stored(span.begin, span.end)
         if not spill:
             return here
@@ -132,7 +133,8 @@ class Search:
         return None if tier is None else below._replace(tier=tier)
 
     def stored(self, begin: int, end: int) -> tuple[Placement, Placement | None]:
-        """What a tiled segment stores on the device, and below it, where it may; the tier is to be found."""
+        """Placements of an interval's outputs on the device and, if they may be offloaded, below it; the tier is found
+        later."""
         found = self._stored.get((begin, end))
         if found is None:
             maps = tuple(self.intervals.stored_at(begin, end))
@@ -143,7 +145,7 @@ class Search:
         return found
 
     def moves(self, before: Partial, placement: Placement, brought: Sequence[Value]) -> Moves:
-        """What an interval sends to lower tiers, and has brought from there."""
+        """An interval's transfers to lower tiers and from there."""
         writes, reads = NONE, NONE
         if placement.below:
             writes = way_down(self.rates, before.lower, placement.tier, placement.below)
@@ -152,8 +154,8 @@ class Search:
         return Moves(placement, brought, writes, reads)
 
     def depths(self, before: Partial, span: Span, moves: Moves, front: Front) -> list[int]:
-        """How deep a segment may drop what it stores, or 0 where it does not: of these all that are not beaten already,
-        however fast its tiles are."""
+        """Depths to which a segment may drop its outputs (0: not at all) that are not beaten already, however fast its
+        tiles are."""
         found = []
         held = before.keeps + moves.placement.device
         once, both = self.intervals.least(span.begin, span.end, before.blind)
@@ -170,8 +172,8 @@ class Search:
     def tiled(
         self, before: Partial, span: Span, moves: Moves, ahead: bool, pieces: int, depths: Sequence[int], front: Front
     ) -> Iterator[Partial]:
-        """One more segment, tiled, that moves maps while other tiles are computed where they travel ``ahead``, reads
-        keys in so many pieces, and drops what it stores to one of some depths."""
+        """Partial plans with one more tiled segment. Its transfers overlap with work if they go ``ahead``; it reads
+        keys in so many ``pieces`` and drops its outputs to one of the ``depths``."""
         site = self.site(before, span, moves, ahead, pieces)
         if site is None:
             return
@@ -184,7 +186,7 @@ class Search:
                     yield found
 
     def site(self, before: Partial, span: Span, moves: Moves, ahead: bool, pieces: int) -> Site | None:
-        """None where there is no room for what has to be made again."""
+        """The surroundings of one more segment; None if there is no room to recompute its inputs."""
         intervals, placement, begin, end = self.intervals, moves.placement, span.begin, span.end
         leaving, ends, back, again = placement.below > 0, 0, before.back, 0
         if span.trains:
@@ -203,7 +205,7 @@ class Search:
         return Site(span, where, placement, room, again, moves.writes, moves.reads, keys)
 
     def may_drop(self, placement: Placement) -> bool:
-        """Whether a segment that recomputes its halos may drop what it stores there."""
+        """True if a segment that recomputes its halos may drop its outputs."""
         stored = placement.stored
         return (
             self.network.trains
@@ -213,7 +215,8 @@ class Search:
         )
 
     def extended(self, before: Partial, site: Site, way: Tiled, drop: int, front: Front) -> Partial | None:
-        """A partial plan with one more tiled segment, which drops what it stores so deep; None where it is beaten."""
+        """A partial plan with one more tiled segment, which drops its outputs to depth ``drop``; None if it is
+        beaten."""
         where, placement, span = site.where, site.placement, site.span
         dropped = before.dropped
         again: tuple[Dropped, ...] = ()
@@ -248,7 +251,7 @@ class Search:
         ).at(span.after)
 
     def alike(self, where: Where, way: Tiled) -> bool:
-        """Whether many tiles of forward are identical to others."""
+        """True if many tiles of forward are identical to others."""
         if way.halo != "recompute" or where.pieces > 1:
             return False
         return self.intervals.distinct(where, way.forward[0]) < WORTH_SHARING
@@ -256,7 +259,7 @@ class Search:
     def piece(
         self, site: Site, way: Tiled, drop: int, base: int, peak: int, seconds: float, extra: float
     ) -> SegmentPlan:  # fmt: skip
-        """A tiled segment, where so many bytes lie there already."""
+        """The plan of a tiled segment; ``base`` are the bytes that are live beside it."""
         where, placement = site.where, site.placement
         plain, targets = site.span.plain, site.span.program.targets
         return SegmentPlan(
@@ -282,10 +285,10 @@ class Search:
         )
 
     def kept(self, before: Partial, begin: int, end: int) -> Partial | None:
-        """One more segment, run whole."""
+        """A partial plan with one more segment that runs whole; None if it does not fit."""
         network, intervals = self.network, self.intervals
         if still_needed(before.dropped, {v for n in network.order[begin:end] for v in n.maps}):
-            return None  # what is kept would hold on to what was dropped
+            return None  # autograd would hold on to dropped maps
         brought = {v: v.bytes for n in network.order[begin:end] for v in n.maps if v in before.spilled}
         flight = self.copies.kept_flight(begin, end)
         base = before.held + sum(brought.values()) + intervals.given_whole(begin, end)
@@ -321,7 +324,7 @@ class Search:
         return done.at(intervals.alive(end))
 
     def kept_piece(self, begin: int, end: int, forecast: SegmentForecast) -> SegmentPlan:
-        """A kept segment."""
+        """The plan of a kept segment."""
         network, grid = self.network, self.intervals.one_tile(begin)
         return SegmentPlan(
             targets=tuple(network.place[n.serial] for n in network.order[begin:end]),
@@ -335,11 +338,10 @@ class Search:
     # The search
 
     def run(self, budget: int) -> Plan | None:
-        """The best plan, or None where none keeps the budget as far as the cost model knows.
+        """The best plan; None if none keeps the budget by the estimate.
 
-        Where a lower tier can take what the device cannot, maps are dropped to depth 1 at most: what is dropped deeper
-        saves little beside it. Else they are dropped as deep as it takes to find a plan at all. Where none is found,
-        keys may be read piece by piece.
+        If a lower tier can take maps, they are dropped to depth 1 at most: deeper drops save little beside it. Else
+        they are dropped as deep as it takes to find a plan at all. If none is found, keys may be read piece by piece.
         """
         self.budget = budget
         deepest = min(1, self.policy.drop) if self.policy.spill and self.lower.disk else self.policy.drop
@@ -353,7 +355,7 @@ class Search:
         return None
 
     def whole(self, budget: int) -> Plan | None:
-        """Everything kept, as plain PyTorch does, where that fits: it is found at once."""
+        """Everything kept, as plain PyTorch does; None if it does not fit."""
         if not self.policy.keep:
             return None
         self.budget = budget
@@ -366,7 +368,7 @@ class Search:
         return self.finish(done)
 
     def through(self) -> list[Partial]:
-        """From the image to the loss."""
+        """All undominated plans from the image to the loss."""
         cuts, free = self.cuts, self.free
         stages = [self.network.stage[n.serial] for n in self.network.order]
         fronts: dict[int, Front] = {cut: Front() for cut in cuts}
@@ -392,6 +394,7 @@ class Search:
         return fronts[cuts[-1]].plans
 
     def finish(self, best: Partial) -> Plan:
+        """The plan of a partial plan that has come to the loss."""
         network = self.network
         segments = best.segments()
         at = {network.place[n.serial]: i for i, n in enumerate(network.order)}

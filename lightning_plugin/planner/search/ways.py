@@ -1,4 +1,4 @@
-"""Ways to run one interval tile by tile in its surroundings: grids that fit the room that is left."""
+"""Ways to run one interval tile by tile beside the rest of a partial plan: on grids that fit the room."""
 
 from __future__ import annotations
 
@@ -20,7 +20,15 @@ WORTH_SHARING = 0.03
 
 @dataclass(slots=True)
 class Tiled:
-    """One way to run an interval tile by tile."""
+    """A way to run an interval tile by tile.
+
+    Attributes:
+        halo: "recompute" or "share".
+        forward: Grid and cost of forward.
+        backward: Grid and cost of backward; None without grad.
+        ends: Bytes of the cotangents at both ends.
+        stored: Bytes of its outputs on the device.
+    """
 
     halo: str
     forward: tuple[Grid, Cost]
@@ -30,26 +38,27 @@ class Tiled:
 
     @property
     def carried(self) -> int:
+        """Bytes that a scan holds from forward until its backward."""
         return self.forward[1].carried if self.backward is not None else 0
 
     def with_transfers(self, writes: Transit, reads: Transit, ahead: bool) -> float:
-        """The seconds of both passes, given what is written once and read once."""
+        """Seconds of both passes, with transfers."""
         back = None if self.backward is None else self.backward[1].seconds
         return with_transfers(self.forward[1].seconds, back, writes, reads, ahead)
 
     def once(self, reads: Transit, ahead: bool) -> float:
-        """The seconds of making what it stores once more."""
+        """Seconds of recomputing its outputs once."""
         return reads.with_work(self.forward[1].seconds, ahead)
 
     @property
     def forward_bytes(self) -> int:
-        """What forward holds beyond what was held before: what it stores, and its tiles."""
+        """Bytes of forward beyond those held before: its outputs and its tiles."""
         return self.stored + self.carried + self.forward[1].bytes
 
     @property
     def backward_bytes(self) -> int:
-        """What backward holds: its tiles beside the cotangents of its ends. What was stored here is gone by then, with
-        the last segment that read it."""
+        """Bytes of backward: its tiles beside the cotangents of its ends. Its outputs are gone by then, with the last
+        segment that reads them."""
         return self.carried + self.ends + self.backward[1].bytes if self.backward else 0
 
     @property
@@ -58,7 +67,7 @@ class Tiled:
 
     @property
     def seconds(self) -> float:
-        """Of both passes, without transfers."""
+        """Seconds of both passes, without transfers."""
         return self.forward[1].seconds + (self.backward[1].seconds if self.backward else 0.0)
 
     @property
@@ -67,8 +76,13 @@ class Tiled:
 
 
 class Room(NamedTuple):
-    """Bytes that are free for a segment, and what of them is taken: by what it stores in forward, by the cotangents of
-    its ends in backward."""
+    """Bytes for one more segment.
+
+    Attributes:
+        free: Bytes that are free.
+        stored: Bytes of them that its outputs take in forward.
+        ends: Bytes of them that the cotangents of its ends take in backward.
+    """
 
     free: int
     stored: int
@@ -78,10 +92,10 @@ class Room(NamedTuple):
 def with_transfers(
     forward: float, backward: float | None, writes: Transit, reads: Transit, ahead: bool, recalled: Transit = NONE
 ) -> float:
-    """The seconds of a segment's passes with its transfers, given what is written once and read once, and what backward
-    reads back.
+    """Seconds of a segment's passes with its transfers. ``writes`` are made once, ``reads`` once in forward,
+    ``recalled`` once in backward.
 
-    Backward reads the cotangents of what was written, and its input again, and adds to the cotangents of that.
+    Backward reads the cotangents of the outputs and the inputs again, and adds to the cotangents of the inputs.
     """
     passes = [(forward, writes + reads)]
     if backward is not None:
@@ -90,14 +104,14 @@ def with_transfers(
 
 
 class Ways:
-    """What a policy allows of one network's intervals."""
+    """Ways to run the intervals of one network under a policy."""
 
     def __init__(self, intervals: Intervals, policy: Policy) -> None:
         self.intervals = intervals
         self.policy = policy
 
     def of(self, where: Where, room: Room, trains: bool) -> Iterator[Tiled]:
-        """Tiles that compute their halos twice, and where that costs something, tiles that share them."""
+        """Tiles that recompute their halos and, if that costs something, tiles that share them."""
         intervals = self.intervals
         plain = intervals.plain_work(where.begin, where.end)
         halos = self.policy.halos if self.policy.shape != "whole" else ("recompute",)
@@ -118,6 +132,7 @@ class Ways:
                 yield whole
 
     def recomputed(self, where: Where, room: Room, trains: bool) -> Tiled | None:
+        """Tiles that recompute their halos; None if no grid fits."""
         forward = self.intervals.cheapest(where, room.free - room.stored, False)
         if forward is None:
             return None
@@ -132,8 +147,16 @@ class Ways:
 
 
 class Placement(NamedTuple):
-    """Where a segment puts what it stores (also as a set, and how many bytes): the tier, and the bytes there and on
-    the device."""
+    """The tier of a segment's outputs.
+
+    Attributes:
+        stored: The maps.
+        maps: The same as a set.
+        size: Their bytes.
+        tier: The tier.
+        device: Their bytes on the device.
+        below: Their bytes on a lower tier.
+    """
 
     stored: tuple[Value, ...]
     maps: frozenset[Value]
@@ -145,7 +168,14 @@ class Placement(NamedTuple):
 
 @dataclass(slots=True)
 class Moves:
-    """Where a segment puts what it stores, the maps that are ``brought`` from lower tiers, and what each takes once."""
+    """Transfers of a segment.
+
+    Attributes:
+        placement: The tier of its outputs.
+        brought: The inputs that come from lower tiers.
+        writes: The time of moving its outputs once.
+        reads: The time of moving its inputs once.
+    """
 
     placement: Placement
     brought: Sequence[Value]
@@ -158,12 +188,12 @@ class Moves:
 
 @dataclass(frozen=True)
 class Span:
-    """An interval of the order, and what all ways to run it have in common.
+    """An interval of the order, with facts that all ways to run it share.
 
     Attributes:
-        program: What it computes in tiles.
+        program: Its tiled program.
         read: The maps that it reads.
-        trains: Whether anything that it makes requires grad.
+        trains: Some result of it requires grad.
         before: The maps that are alive at its beginning.
         after: The maps that are alive at its end.
         flight: The bytes of its copies of streamed tensors, and of their gradients.
@@ -182,9 +212,18 @@ class Span:
 
 
 class Site(NamedTuple):
-    """A tiled segment's surroundings: its interval, the room there is, the bytes of tiles that make again what it
-    reads, and what its maps take to where they are put and from where they lie; of these the ``keys``, of which each
-    tile of queries reads all."""
+    """A tiled segment beside the rest of a partial plan.
+
+    Attributes:
+        span: Its interval.
+        where: The interval with the tiers of its maps.
+        placement: The tier of its outputs.
+        room: The bytes for it.
+        again: The bytes of tiles that recompute its inputs.
+        writes: The time of moving its outputs once.
+        reads: The time of moving its inputs once.
+        keys: The part of ``reads`` that every tile of queries repeats.
+    """
 
     span: Span
     where: Where
