@@ -1,4 +1,5 @@
-"""Docstrings: reStructuredText, since what only Markdown knows would end `make docs`; and a name for what they describe."""
+"""Docstrings are reStructuredText, since Markdown's own marks would end `make docs`, and begin with a noun or a
+verb."""
 
 from __future__ import annotations
 

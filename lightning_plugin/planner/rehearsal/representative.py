@@ -7,7 +7,6 @@ sizes one is, and none of which another has all maps as large.
 from __future__ import annotations
 
 import itertools
-import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -80,7 +79,7 @@ def turns(program: Program, grid: Grid, worst: int, ahead: bool) -> list[tuple[C
     as large as any, which are not in all images its neighbours. In a grid of few tiles all run as they are. And each
     target has a share in some tile that runs: in a grid that follows another map, the first tile may have none.
     """
-    among = Lines.of(program, grid).candidates()
+    among = Lines(program, grid).candidates()
     found = worst_of(among, grid, worst, ahead)
     for place in range(len(program.targets)):
         if all(c.owned[place].empty for turn in found for c in turn):
@@ -116,44 +115,36 @@ def heaviest(among: Sequence[Candidate], worst: int) -> list[Candidate]:
 @dataclass(frozen=True)
 class Lines:
     """The tiles of a grid that may differ from all others: corners, edges, the inside, seams of splits, and tiles that
-    see a border; of a grid of few tiles, all.
-
-    The interval of a box on one axis depends on the tile's index there only: the boxes of tiles with the same pick on
-    every axis are found, and put together for all others.
-
-    Attributes:
-        picks: The indices along each axis that tell tiles apart.
-        along: The boxes of the tiles with the first pick on every axis, the second, and so on.
-    """
+    see a border; of a grid of few tiles, all. The indices along each axis that tell them apart are its *picks*."""
 
     program: Program
     grid: Grid
-    ends: list[list[tuple[int, ...]]]
-    picks: list[list[int]]
-    along: list[dict[Value, Box]]
 
-    @staticmethod
-    def of(program: Program, grid: Grid) -> Lines:
-        ends = program.ends(grid)
-        picks = [sorted({*telling(count), *at_seams(program, ends, axis)}) for axis, count in enumerate(grid.counts)]
-        lines = Lines(program, grid, ends, picks, boxes_along(program, grid, ends, picks))
-        more = [sorted({*pick, *lines.reaching(axis)}) for axis, pick in enumerate(picks)]
-        return lines if more == picks else Lines(program, grid, ends, more, boxes_along(program, grid, ends, more))
+    @cached_property
+    def ends(self) -> list[list[tuple[int, ...]]]:
+        return self.program.ends(self.grid)
+
+    @cached_property
+    def picks(self) -> list[list[int]]:
+        found = []
+        for axis, count in enumerate(self.grid.counts):
+            seen = {*telling(count), *at_seams(self.program, self.ends, axis)}
+            found.append(sorted({*seen, *self.reaching(axis)}))
+        return found
 
     def reaching(self, axis: int) -> Iterator[int]:
         """Indices of tiles further inside that hold maps up to a border, where operators pad: tiles shorter than the
         receptive field."""
         count = self.grid.counts[axis]
         for last, inwards in ((1, 1), (count - 2, -1)):
-            boxes = self.along[self.picks[axis].index(last)] if last in self.picks[axis] else {}
-            for index in range(last + inwards, last + inwards * (1 + MOST_REACHING), inwards):
-                if not 0 < index < count - 1 or not self.touches(boxes, axis, inwards > 0):
+            for index in range(last, last + inwards * MOST_REACHING, inwards):
+                if not 0 < index < count - 1 or not self.touches(index, axis, inwards > 0):
                     break
-                yield index
-                boxes = self.program.boxes(self.grid.owned(self.ends, on_axis(index, axis, len(self.picks))))
+                yield index + inwards
 
-    def touches(self, boxes: Mapping[Value, Box], axis: int, low: bool) -> bool:
-        """True if some box reaches the first position of an axis, or the last."""
+    def touches(self, index: int, axis: int, low: bool) -> bool:
+        """True if some box of the tile at an index on an axis reaches the first position of that axis, or the last."""
+        boxes = self.program.boxes(self.grid.owned(self.ends, on_axis(index, axis, len(self.grid.counts))))
         found = ((v.space.extent, boxes[v]) for v in self.maps if v in boxes)
         return any(
             len(extent) > axis and not box.empty and (box.lo[axis] == 0 if low else box.hi[axis] == extent[axis])
@@ -166,56 +157,22 @@ class Lines:
         return tuple(dict.fromkeys(maps))
 
     @cached_property
-    def bytes(self) -> list[tuple[Value, int, int]]:
-        """Of each map its bytes and its positions."""
-        return [(v, v.bytes, max(1, math.prod(v.space.extent))) for v in self.maps]
-
-    @cached_property
-    def whole(self) -> bool:
-        """True if all maps have the grid's axes, so that boxes can be put together."""
-        same = all(need.keys() == self.along[0].keys() for need in self.along)
-        return same and all(len(v.space.extent) == len(self.picks) for v in self.maps)
-
-    @cached_property
     def copying(self) -> list[Node]:
         """The operators that may pad a copy of their input, or join parts of their result."""
         return [n for n in self.program.steps if may_pad(n) or may_join(n)]
 
     def candidates(self) -> list[Candidate]:
         """The tiles that own something."""
-        found = []
-        for places in itertools.product(*map(range, map(len, self.picks))):
-            owned = self.grid.owned(self.ends, [pick[i] for pick, i in zip(self.picks, places, strict=True)])
-            if not all(b.empty for b in owned):
-                found.append(self.candidate(owned, places))
-        return found
+        found = (self.grid.owned(self.ends, index) for index in itertools.product(*self.picks))
+        return [self.candidate(owned) for owned in found if not all(b.empty for b in owned)]
 
-    def candidate(self, owned: tuple[Box, ...], places: Sequence[int]) -> Candidate:
-        """The tile with these picks, by their places."""
-        boxes = self.put_together(places) if self.whole else self.program.boxes(owned)
-        boxes = {key: boxes[key] for key in self.maps if key in boxes}
-        sizes = {key: box.extent for key, box in boxes.items()}
-        tiles = [
-            of_map * math.prod(sizes[key]) // all_of_it if key in sizes else 0 for key, of_map, all_of_it in self.bytes
-        ]
+    def candidate(self, owned: tuple[Box, ...]) -> Candidate:
+        """The tile that owns these boxes."""
+        boxes = self.program.boxes(owned)
+        held = [v for v in self.maps if v in boxes]
         copies = [copied(node, boxes) for node in self.copying]
-        return Candidate(owned, (*itertools.chain(*sizes.values()), *copies), (*tiles, *copies))
-
-    def put_together(self, places: Sequence[int]) -> dict[Value, Box]:
-        """The boxes of a tile with these picks, from those of tiles with one pick on all axes."""
-        held = [self.along[place] for place in places]
-        axes = range(len(held))
-        return {
-            key: Box(tuple([held[a][key].lo[a] for a in axes]), tuple([held[a][key].hi[a] for a in axes]))
-            for key in self.along[0]
-        }
-
-
-def boxes_along(
-    program: Program, grid: Grid, ends: list[list[tuple[int, ...]]], picks: Sequence[Sequence[int]]
-) -> list[dict[Value, Box]]:
-    """The boxes of the tiles that have the first pick on every axis, the second, and so on."""
-    return [program.boxes(grid.owned(ends, line)) for line in itertools.zip_longest(*picks, fillvalue=0)]
+        extents = itertools.chain(*(boxes[v].extent for v in held))
+        return Candidate(owned, (*extents, *copies), (*(tile_bytes(v, boxes[v]) for v in held), *copies))
 
 
 def at_seams(program: Program, ends: Sequence[Sequence[tuple[int, ...]]], axis: int) -> Iterator[int]:
