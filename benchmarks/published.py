@@ -78,7 +78,7 @@ def paid_for(cuts: Cuts) -> Iterator[int]:
 
 ONE = ("recompute",)
 #: Nothing is sent to lower tiers, dropped or read back.
-plainly = partial(Policy, spill=False, drop=0, recall=False)
+plainly = partial(Policy, offload=False, drop=0, recall=False)
 
 POLICIES: dict[str, Policy] = {
     "auto": AUTO,
@@ -93,7 +93,7 @@ POLICIES: dict[str, Policy] = {
     "2ps-h": plainly(shape="rows", halos=("share",), keep=False),
     # Everything goes to a lower tier while the device computes, and is cut where that costs no waiting (HMMS's
     # Algorithm 1; what differs is said above).
-    "hmms": Policy(cuts=paid_for, halos=ONE, keep=False, spill="all", drop=0, recall=False),
+    "hmms": Policy(cuts=paid_for, halos=ONE, keep=False, offload="all", drop=0, recall=False),
     # torch.utils.checkpoint.checkpoint_sequential: whole segments, the last of them kept.
     "checkpoint_sequential": plainly(shape="whole", halos=ONE),
 }

@@ -163,9 +163,9 @@ def table(plan: Plan) -> str:
         reserve = format_bytes(expected.reserve_bytes)
         sums += f"\n{reserve} of the peak are left to the workspaces of the device's libraries"
     lower = {tier: sum(s.forecast.stored_bytes for s in plan.segments if s.tier == tier) for tier in ("host", "disk")}
-    spilled = [f"{format_bytes(size)} of maps on the {tier}" for tier, size in lower.items() if size]
-    if spilled:
-        sums += "\n" + " and ".join(spilled) + ", and as much again for their gradients"
+    offloaded = [f"{format_bytes(size)} of maps on the {tier}" for tier, size in lower.items() if size]
+    if offloaded:
+        sums += "\n" + " and ".join(offloaded) + ", and as much again for their gradients"
     if expected.streamed_bytes:
         tiers = " and ".join(f"the {tier}" for tier, on in (("host", plan.on_host), ("disk", plan.on_disk)) if on)
         sums += (
@@ -255,8 +255,8 @@ def draw(plan: Plan, path: str) -> None:
     from matplotlib.figure import Figure
 
     steps = moments(plan)
-    spills = any(m.stored["host"] + m.stored["disk"] for m in steps)
-    heights = [3.2, *([1.4] if spills else []), 2.2]
+    offloads = any(m.stored["host"] + m.stored["disk"] for m in steps)
+    heights = [3.2, *([1.4] if offloads else []), 2.2]
     figure = Figure(figsize=(10, sum(heights) + 2.4), layout="constrained")
     device, *lower, network = figure.subplots(len(heights), 1, height_ratios=heights)
     draw_device(device, plan, steps)
@@ -379,13 +379,13 @@ def draw_sweep(plans: Sequence[Plan], plain: Plan, asked: Plan | None, path: str
     axes = figure.add_subplot()
     budgets = [p.budget or 0 for p in plans]
     seconds = [p.forecast.seconds for p in plans]
-    spilled = [bool(stored_on(p, "host") or stored_on(p, "disk")) for p in plans]
+    offloaded = [bool(stored_on(p, "host") or stored_on(p, "disk")) for p in plans]
     axes.plot(budgets, seconds, color=COLOURS["device"], zorder=1)
     for chosen, colour, label in (
         (False, COLOURS["device"], "all on the device"),
         (True, COLOURS["host"], "with maps on lower tiers"),
     ):
-        here = [(b, t) for b, t, away in zip(budgets[:-1], seconds[:-1], spilled) if away is chosen]
+        here = [(b, t) for b, t, away in zip(budgets[:-1], seconds[:-1], offloaded) if away is chosen]
         if here:
             axes.scatter(*zip(*here), color=colour, label=label, zorder=2)
     for plan, marker, colour, label in (

@@ -28,7 +28,7 @@ from lightning_plugin.planner.analysis.background import parts_of_background
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.calibration.calibrate import local_rates
 from lightning_plugin.planner.choose import choose_plan, choose_recipe, together
-from lightning_plugin.planner.costs.lower import Lower, lower_tiers
+from lightning_plugin.planner.costs.lower import LowerTiers, lower_tiers
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.recipes import shelf
 from lightning_plugin.planner.recipes.recipe import NEAR, Recipe, positions
@@ -313,7 +313,7 @@ def marked(plan: Plan, recording: Recording) -> Plan:
     return plan if plan.approximation == found else replace(plan, approximation=found)
 
 
-def known_for(recipes: Sequence[Recipe], network: Network, lower: Lower, budget: int, calls: int) -> Plan | None:
+def known_for(recipes: Sequence[Recipe], network: Network, lower: LowerTiers, budget: int, calls: int) -> Plan | None:
     """The plan by the recipe for the nearest size, of those that keep the budget and for whose maps there is room
     below. One that did not for an image is not asked about larger ones."""
     size, room = positions(network.nodes), usable(budget)

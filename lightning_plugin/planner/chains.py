@@ -20,7 +20,7 @@ from lightning_plugin.execute.chain import IN_CHAINS, TURN
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.plan import ChainForecast, ChainPlan, Forecast, Plan, SegmentPlan
 from lightning_plugin.planner.analysis.network import Network
-from lightning_plugin.planner.rehearsal.rehearse import Account
+from lightning_plugin.planner.rehearsal.rehearse import RehearsedMemory
 from lightning_plugin.recording import Bindings, Capture, Recording
 
 #: A chain has enough slots that no link runs forward more often than this.
@@ -214,7 +214,7 @@ def planned(place: int, path: str, op: Chain, way: Way, slots: int, kept: int) -
     return ChainPlan(place, op.count, slots, kept, way.segments, path, forecast)
 
 
-def with_peaks(plans: Sequence[ChainPlan], found: Account) -> tuple[ChainPlan, ...]:
+def with_peaks(plans: Sequence[ChainPlan], found: RehearsedMemory) -> tuple[ChainPlan, ...]:
     """Plans of chains, with the peak that a rehearsal found while links ran."""
     peak = max((turn.peak for (place, _), turn in found.turns.items() if in_chains(place)), default=0)
     return tuple(replace(plan, forecast=replace(plan.forecast, peak_bytes=peak)) for plan in plans)

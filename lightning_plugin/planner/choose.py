@@ -21,13 +21,13 @@ from lightning_plugin.plan import Plan
 from lightning_plugin.plan_views import parts
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.chains import Chains, Way, with_peaks
-from lightning_plugin.planner.costs.lower import Lower
+from lightning_plugin.planner.costs.lower import LowerTiers
 from lightning_plugin.planner.costs.parameters import Copies, Placed, placements
 from lightning_plugin.planner.costs.rates import Rates
-from lightning_plugin.planner.overhead import uncollected
+from lightning_plugin.planner.overhead import without_gc
 from lightning_plugin.planner.recalls import recalls
-from lightning_plugin.planner.recipes.recipe import Recipe, with_account
-from lightning_plugin.planner.rehearsal.rehearse import Account, rehearse
+from lightning_plugin.planner.recipes.recipe import Recipe, with_rehearsed
+from lightning_plugin.planner.rehearsal.rehearse import RehearsedMemory, rehearse
 from lightning_plugin.planner.search.policies import AUTO, Policy
 from lightning_plugin.planner.search.search import Search
 from lightning_plugin.recording import image_gradient_bytes
@@ -63,11 +63,11 @@ class Chooser:
 
     network: Network
     rates: Rates
-    lower: Lower
+    lower: LowerTiers
     policy: Policy = AUTO
     calls: int = 1
     rehearsed: list[Plan] = field(default_factory=list)
-    accounts: dict[Hashable, Account] = field(default_factory=dict)
+    accounts: dict[Hashable, RehearsedMemory] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.search = Search(self.network, self.rates, self.lower, self.policy)
@@ -78,10 +78,10 @@ class Chooser:
         reserve = self.reserve(budget)
         limit = usable(budget) - reserve
         self.refuse_barriers(limit)
-        best = self.shares(limit) or self.frugal
+        best = self.shares(limit) or self.smallest_plan
         if best.peak_bytes > limit:
             raise self.refusal(budget)
-        return self.promised(self.recalling(best, limit), budget)
+        return self.with_reserve(self.recalling(best, limit), budget)
 
     def recalling(self, plan: Plan, limit: int) -> Plan:
         """A plan that reads stored maps back in backward, everywhere or below the device only, if one of these keeps
@@ -92,7 +92,7 @@ class Chooser:
                 return rehearsed(more, found)
         return plan
 
-    def promised(self, plan: Plan, budget: int) -> Plan:
+    def with_reserve(self, plan: Plan, budget: int) -> Plan:
         """A rehearsed plan, with the reserve for the device's libraries."""
         reserve = self.reserve(budget)
         forecast = dataclasses.replace(plan.forecast, peak_bytes=plan.peak_bytes + reserve, reserve_bytes=reserve)
@@ -103,11 +103,11 @@ class Chooser:
         whole = self.choose(budget)
         if self.together(whole) <= usable(budget):
             return whole
-        frugal, others = self.promised(self.frugal, budget), self.calls - 1
+        smallest_plan, others = self.with_reserve(self.smallest_plan, budget), self.calls - 1
         # An equal share of the budget for each call is always enough; a smaller one may be.
-        least = self.enough_for(self.frugal.peak_bytes)
+        least = self.enough_for(self.smallest_plan.peak_bytes)
         low, high = max(least, (budget + others * self.network.fixed_bytes) // self.calls), budget
-        fitting = [p for p in (self.choose(low), frugal) if self.together(p) <= usable(budget)]
+        fitting = [p for p in (self.choose(low), smallest_plan) if self.together(p) <= usable(budget)]
         if not fitting:
             raise self.refusal(budget)
         best = min(fitting, key=lambda p: p.seconds)
@@ -141,7 +141,7 @@ class Chooser:
             whole = sum(v.bytes for v in (*node.inputs, *node.outputs)) + self.least_fixed
             if whole > limit:
                 # The maps around a barrier count too.
-                smallest = self.enough_for(max(whole, self.together(self.frugal)))
+                smallest = self.enough_for(max(whole, self.together(self.smallest_plan)))
                 raise BarrierError(
                     f"{node.label} has to run whole: {node.op.reason}. Its maps and the parameters take "
                     f"{exact_bytes(whole)}, more than the budget. Give at least {exact_bytes(smallest)}, replace the "
@@ -182,7 +182,7 @@ class Chooser:
         best = None if whole is None else self.with_chains(whole, limit)
         if best is not None and best.peak_bytes > limit:
             best = None
-        if best is not None and not self.may_be_beaten(best):
+        if best is not None and not self.tiles_may_win(best):
             return best
         tiled = self.searched(limit, rounds)
         return tiled if best is None or (tiled is not None and tiled.seconds < WON * best.seconds) else best
@@ -211,7 +211,7 @@ class Chooser:
             asked = (kept + broke) // 2
         return best
 
-    def may_be_beaten(self, whole: Plan) -> bool:
+    def tiles_may_win(self, whole: Plan) -> bool:
         """True if tiles may be faster than everything at once by more than the time of a search."""
         return self.rates.near > self.rates.memory and whole.seconds > LONG
 
@@ -219,13 +219,13 @@ class Chooser:
         """A rehearsed plan whose chains use the room that the limit leaves them; as little as possible if there is
         none."""
         if not self.chains:
-            return self.true(plan)
+            return self.measured(plan)
         tiers = self.search.copies.tiers
         room = 0 if limit is None else limit - self.search.fixed
         for _ in range(ROUNDS):
             found = self.chains.within(room, tiers) if limit is not None else None
             chains = found if found is not None else self.chains.least(tiers)
-            best = self.true(
+            best = self.measured(
                 dataclasses.replace(plan, chains=chains, forecast=self.chains.forecast(plan, chains, tiers))
             )
             if found is None or limit is None or best.peak_bytes <= limit:
@@ -233,13 +233,13 @@ class Chooser:
             room -= best.peak_bytes - limit
         return best
 
-    def true(self, plan: Plan) -> Plan:
+    def measured(self, plan: Plan) -> Plan:
         """A plan with the figures of its rehearsal in place of the estimates."""
         found = rehearsed(plan, self.account(plan))
         self.rehearsed.append(found)
         return found
 
-    def account(self, plan: Plan) -> Account:
+    def account(self, plan: Plan) -> RehearsedMemory:
         """The rehearsal of a plan."""
         key = decisions(plan)
         if key not in self.accounts:
@@ -247,11 +247,11 @@ class Chooser:
         return self.accounts[key]
 
     @cached_property
-    def frugal(self) -> Plan:
+    def smallest_plan(self) -> Plan:
         """The plan with the smallest rehearsed peak, to a few percent; it does not depend on the budgets asked for
         before."""
         self.search.place(self.placements[-1])
-        best = self.thriftiest()
+        best = self.smallest_estimate()
         low = self.search.fixed
         for _ in range(HALVINGS):
             middle = (low + best.peak_bytes) // 2
@@ -259,7 +259,7 @@ class Chooser:
             low, best = (middle, best) if found is None else (low, found)
         return best
 
-    def thriftiest(self) -> Plan:
+    def smallest_estimate(self) -> Plan:
         """The plan with the smallest estimated peak, found by bisection."""
         low, high = self.search.fixed, max(2 * self.search.fixed, 1 << 20)
         while self.search.run(high) is None:
@@ -285,7 +285,7 @@ class Chooser:
 
     def refusal(self, budget: int) -> BudgetError:
         """The error that names the smallest budget."""
-        plan = self.frugal
+        plan = self.smallest_plan
         smallest = self.enough_for(self.together(plan))
         operator = worst(plan)
         calls = f" for {self.calls} calls that wait for one backward" if self.calls > 1 else ""
@@ -297,14 +297,14 @@ class Chooser:
         )
 
 
-def ways_of_link(rates: Rates, lower: Lower, policy: Policy, network: Network, body: Body) -> list[Way]:
+def ways_of_link(rates: Rates, lower: LowerTiers, policy: Policy, network: Network, body: Body) -> list[Way]:
     """Ways to run a link of a chain: whole, and within half as much memory, a quarter and so on, down to the least; of
     all plans that were rehearsed on the way, those that no other beats. Its parameters live where they do."""
     inner = Chooser(network, rates, dataclasses.replace(lower, parameters=()), policy)
     inner.search.place(inner.placements[-1])
     whole = inner.search.whole(PLENTY)
-    limit = inner.true(whole).peak_bytes // 2 if whole is not None else 0
-    while limit > inner.frugal.peak_bytes:
+    limit = inner.measured(whole).peak_bytes // 2 if whole is not None else 0
+    while limit > inner.smallest_plan.peak_bytes:
         inner.fastest(limit, FEW)
         limit //= 2
     found: list[Plan] = []
@@ -314,10 +314,10 @@ def ways_of_link(rates: Rates, lower: Lower, policy: Policy, network: Network, b
     return [Way.of(plan, network, body) for plan in found]
 
 
-def rehearsed(plan: Plan, found: Account) -> Plan:
+def rehearsed(plan: Plan, found: RehearsedMemory) -> Plan:
     """A plan with what its rehearsal has found."""
     segments = tuple(
-        dataclasses.replace(s, forecast=with_account(s.forecast, i, found)) for i, s in enumerate(plan.segments)
+        dataclasses.replace(s, forecast=with_rehearsed(s.forecast, i, found)) for i, s in enumerate(plan.segments)
     )
     forecast = dataclasses.replace(plan.forecast, peak_bytes=found.peak, held_bytes=found.held)
     chains = with_peaks(plan.chains, found)
@@ -341,19 +341,19 @@ def together(plan: Plan, network: Network, calls: int) -> int:
 
 
 def choose_plan(
-    network: Network, rates: Rates, budget: int, lower: Lower, policy: Policy = AUTO, calls: int = 1
+    network: Network, rates: Rates, budget: int, lower: LowerTiers, policy: Policy = AUTO, calls: int = 1
 ) -> Plan:
     """The fastest plan within the budget, or an error that names the smallest."""
     return chosen(Chooser(network, rates, lower, policy, calls), budget)
 
 
 def choose_recipe(
-    network: Network, rates: Rates, budget: int, lower: Lower, policy: Policy = AUTO, calls: int = 1
+    network: Network, rates: Rates, budget: int, lower: LowerTiers, policy: Policy = AUTO, calls: int = 1
 ) -> Recipe:
     """The same as a recipe, for other sizes too."""
     return Recipe.of(choose_plan(network, rates, budget, lower, policy, calls), network)
 
 
 def chosen(chooser: Chooser, budget: int) -> Plan:
-    with uncollected():
+    with without_gc():
         return chooser.choose_for_all(budget)

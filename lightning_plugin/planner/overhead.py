@@ -22,7 +22,7 @@ Args = ParamSpec("Args")
 Found = TypeVar("Found")
 
 
-def remembered(method: Callable[Concatenate[Self, Args], Found]) -> Callable[Concatenate[Self, Args], Found]:
+def memoized(method: Callable[Concatenate[Self, Args], Found]) -> Callable[Concatenate[Self, Args], Found]:
     """A method whose results are memoized by its arguments, which are given by position."""
     name = f"answers of {method.__name__}"
 
@@ -40,7 +40,7 @@ def remembered(method: Callable[Concatenate[Self, Args], Found]) -> Callable[Con
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def without_gc() -> Iterator[None]:
     """A block without automatic garbage collection of cycles."""
     before = gc.isenabled()
     gc.disable()

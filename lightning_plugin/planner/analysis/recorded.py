@@ -16,7 +16,7 @@ from lightning_plugin.errors import PixelsError, PlanError
 from lightning_plugin.options import Chains
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.analysis.optimizers import state_for
-from lightning_plugin.planner.overhead import uncollected
+from lightning_plugin.planner.overhead import without_gc
 from lightning_plugin.private import version
 from lightning_plugin.recording import Rewriting
 from lightning_plugin.source import TileSource, likely_instances
@@ -60,7 +60,7 @@ def recorded(
         device = next((p.device for p in module.parameters() if not p.is_meta), None)
         lazy = LazyImage(Blank(tuple(image), dtype), device=device)
     lazy._session.root().splitting, lazy._session.root().chains = splitting, chains
-    with uncollected(), unchanged(module):
+    with without_gc(), unchanged(module):
         try:
             out = module(lazy)
         finally:

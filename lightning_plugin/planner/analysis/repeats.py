@@ -28,7 +28,7 @@ class Repeats:
 
     def once(self, program: Program, what: Hashable, find: Callable[[], Found]) -> Found:
         """A result that is equal for all programs with the same key, computed for the first of them."""
-        key = self.look(program), what
+        key = self.program_key(program), what
         if key not in self.found:
             self.found[key] = find()
         found: Found = self.found[key]
@@ -39,11 +39,11 @@ class Repeats:
         found = self.of_node.get(node.serial)
         if found is None:
             values = tuple(map(value_key, (*node.inputs, *node.outputs)))
-            look = of_operator(node), values, node.inplace is not None
-            found = self.of_node[node.serial] = self.numbers.setdefault(look, len(self.numbers))
+            program_key = of_operator(node), values, node.inplace is not None
+            found = self.of_node[node.serial] = self.numbers.setdefault(program_key, len(self.numbers))
         return found
 
-    def look(self, program: Program) -> Hashable:
+    def program_key(self, program: Program) -> Hashable:
         """A key that programs share which compute the same on maps of the same sizes."""
         place = {v: i for i, v in enumerate((*program.reads, *program.vectors))}
         steps = []

@@ -9,7 +9,7 @@ from functools import cached_property
 from lightning_plugin.graph import Node
 from lightning_plugin.planner.analysis.background import ALL
 from lightning_plugin.planner.analysis.network import Network
-from lightning_plugin.planner.costs.grids import Diagonal
+from lightning_plugin.planner.costs.grids import SampleTiles
 from lightning_plugin.planner.costs.peak import Peaks, Tile
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.costs.scans import Scans, held
@@ -37,7 +37,7 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class PassSeconds:
     """Seconds of some operators.
 
     Attributes:
@@ -66,30 +66,30 @@ ATTENDED, PULLED = 16, 40
 RECALLED = 9
 
 
-class Coster(Peaks):
+class CostModel(Peaks):
     """Costs of the segments of one network."""
 
     def __init__(self, network: Network, rates: Rates) -> None:
         super().__init__(network)
         self.rates = rates
-        self._found: dict[Hashable, tuple[Spent, float]] = {}
+        self._found: dict[Hashable, tuple[PassSeconds, float]] = {}
         #: The tiles that stand for a scan's, for both directions and wherever its maps lie.
         self._scanned: dict[Hashable, list[Tile]] = {}
 
-    def peak(self, tiles: Diagonal, backward: bool) -> int:
+    def peak(self, tiles: SampleTiles, backward: bool) -> int:
         """Bytes of the largest tile. Backward also holds the gradients of vectors that are added to those of earlier
         tiles."""
         found = (self.tile_at(tiles, i) for i in range(tiles.count))
         most = max(self.tile_peak(tile, backward) for tile in found if tile is not None)
         return most + (self.vectors(tiles.program) if backward and tiles.grid.tiles > 1 else 0)
 
-    def middle(self, tiles: Diagonal, backward: bool) -> int:
+    def middle(self, tiles: SampleTiles, backward: bool) -> int:
         """Bytes of a tile in the middle, a quick lower bound of `peak`: grids whose middle tile is too large are left
         out."""
         tile = self.tile_at(tiles, tiles.count // 2)
         return self.peak(tiles, backward) if tile is None else self.tile_peak(tile, backward)
 
-    def tile_at(self, tiles: Diagonal, i: int) -> Tile | None:
+    def tile_at(self, tiles: SampleTiles, i: int) -> Tile | None:
         """One of the tiles that stand for all; None if it has no share in any target."""
         key = i, self.pieces if self.strips else 1
         if key not in tiles.known:
@@ -98,14 +98,14 @@ class Coster(Peaks):
         found: Tile | None = tiles.known[key]
         return found
 
-    def passed(self, tiles: Diagonal, backward: bool, distinct: float = ALL) -> tuple[float, float]:
+    def pass_cost(self, tiles: SampleTiles, backward: bool, distinct: float = ALL) -> tuple[float, float]:
         """(seconds, operations forward) of one pass over all tiles: forward, or recomputation and backward.
 
         Of identical tiles only the share ``distinct`` is computed; all are written, and given their gradients. Backward
         shares none where what is read needs gradients.
         """
-        find = self.found
-        back = Spent()
+        find = self.node_seconds
+        back = PassSeconds()
         if backward and any(v.requires_grad for v in tiles.program.reads):
             distinct = ALL
         forward, work = find(tiles, False)
@@ -113,9 +113,9 @@ class Coster(Peaks):
             unread, unmade = self.unread(tiles.program, tiles.grid.tiles)
             seconds, work = distinct * (forward.maps - unread), work - unmade
             back, _ = find(tiles, True)
-            seconds += self.moved(tiles.program, False) + self.moved(tiles.program, True)
+            seconds += self.store_seconds(tiles.program, False) + self.store_seconds(tiles.program, True)
         else:
-            seconds = distinct * forward.maps + self.moved(tiles.program, False)
+            seconds = distinct * forward.maps + self.store_seconds(tiles.program, False)
         seconds += distinct * back.all
         if distinct != ALL:  # what tiles of background still cost decides how many of them there should be
             tile, step = (sum(calls) if backward else calls[0] for calls in (TILE, STEP))
@@ -123,16 +123,16 @@ class Coster(Peaks):
             seconds += tiles.grid.tiles * calls * self.rates.call
         return seconds, work
 
-    def recalled(self, tiles: Diagonal, distinct: float = ALL) -> tuple[float, float]:
+    def recalled(self, tiles: SampleTiles, distinct: float = ALL) -> tuple[float, float]:
         """(seconds, operations) of a backward pass that reads stored results back; see [Note: recall] in
         `program.recall`. The reductions of a tile make a gradient as large as itself, to which the cotangent is
         added."""
         left = InBackward.of(tiles.program)
         size = sum(v.bytes for v in left.maps)
-        seconds, work = self.passed(Diagonal(left.program, tiles.grid), True, distinct)
+        seconds, work = self.pass_cost(SampleTiles(left.program, tiles.grid), True, distinct)
         return seconds + RECALLED * size * self.rates.byte(size / tiles.grid.tiles, self.rates.memory), work
 
-    def found(self, tiles: Diagonal, backward: bool) -> tuple[Spent, float]:
+    def node_seconds(self, tiles: SampleTiles, backward: bool) -> tuple[PassSeconds, float]:
         """(seconds, operations) of all tiles' nodes, in forward or backward, memoized: each amount of background asks
         for them."""
         key = tiles, backward, self.pieces, bool(self.strips)
@@ -155,12 +155,12 @@ class Coster(Peaks):
         most, carried = self.scan_bytes(program, scans, backward)
         shares = {node.serial: part.share for node, part in zip(program.steps, scans.parts(program), strict=True)}
         forward, work = self.work(program, shares, scans.tiles, False)
-        seconds = self.moved(program, False) + forward.all
+        seconds = self.store_seconds(program, False) + forward.all
         if not backward:
             return Cost(most, seconds, work, carried=carried)
         back, _ = self.work(program, shares, scans.tiles, True)
         unread, unmade = self.unread(program, scans.tiles)
-        more = self.moved(program, True) + back.all - unread
+        more = self.store_seconds(program, True) + back.all - unread
         return Cost(most, seconds + more, work - unmade, carried=carried)
 
     def scan_bytes(self, program: Program, scans: Scans, backward: bool) -> tuple[int, int]:
@@ -169,7 +169,7 @@ class Coster(Peaks):
         kept = list(map(sum, zip(*(part.kept for part in parts), strict=True)))
         key = program, scans, self.pieces if self.strips else 1
         if key not in self._scanned:
-            self._scanned[key] = [self.tile(program, held(program, parts, i)) for i in range(len(scans.stand_ins))]
+            self._scanned[key] = [self.tile(program, held(program, parts, i)) for i in range(len(scans.samples))]
         peaks = [self.tile_peak(tile, backward) for tile in self._scanned[key]]
         if not backward:
             return max(peaks) + 2 * max(kept), sum(kept)
@@ -178,7 +178,9 @@ class Coster(Peaks):
         most = max(peak + sum(part.held[i].twice for part in saving) for i, peak in enumerate(peaks))
         return most + self.vectors(program) + 2 * max(kept), sum(kept)
 
-    def work(self, program: Program, shares: Mapping[int, float], tiles: int, backward: bool) -> tuple[Spent, float]:
+    def work(
+        self, program: Program, shares: Mapping[int, float], tiles: int, backward: bool
+    ) -> tuple[PassSeconds, float]:
         """(seconds, operations) of all tiles' nodes, in forward or backward, given the share of each that they compute
         together."""
         maps = vectors = flops = 0.0
@@ -187,13 +189,13 @@ class Coster(Peaks):
             spent = self.spent(node, share, tiles, backward)
             maps, vectors = maps + spent.maps, vectors + spent.vectors
             flops += share * self.network.profiles[node.serial].work
-        return Spent(maps, vectors), flops
+        return PassSeconds(maps, vectors), flops
 
-    def spent(self, node: Node, share: float, tiles: int, backward: bool) -> Spent:
+    def spent(self, node: Node, share: float, tiles: int, backward: bool) -> PassSeconds:
         """Seconds of a node in one pass over all tiles, forward or backward."""
-        return self.pulled(node, share, tiles) if backward else Spent(self.time(node, share, tiles))
+        return self.backward_time(node, share, tiles) if backward else PassSeconds(self.time(node, share, tiles))
 
-    def moved(self, program: Program, backward: bool) -> float:
+    def store_seconds(self, program: Program, backward: bool) -> float:
         """Seconds of writing tiles into stored maps or, in backward, of adding to the cotangents of maps that are
         read."""
         if not backward:
@@ -243,9 +245,9 @@ class Coster(Peaks):
 
     def back(self, node: Node, share: float, tiles: int) -> float:
         """Seconds of a node's backward."""
-        return self.pulled(node, share, tiles).all
+        return self.backward_time(node, share, tiles).all
 
-    def pulled(self, node: Node, share: float, tiles: int) -> Spent:
+    def backward_time(self, node: Node, share: float, tiles: int) -> PassSeconds:
         """Seconds of a node's backward: gradients of its maps, and those of its vectors, which are added up over
         tiles."""
         seconds = more = 0.0
@@ -258,7 +260,7 @@ class Coster(Peaks):
             _, vectors = self.sizes[node.serial]
             more += self.time(node, share, tiles, True) if self.network.profiles[node.serial].flops else 0.0
             more += 3 * (tiles - 1) * vectors * self.rates.byte(vectors, self.rates.memory)
-        return Spent(seconds, more)
+        return PassSeconds(seconds, more)
 
     @cached_property
     def sizes(self) -> dict[int, tuple[int, int]]:

@@ -63,7 +63,7 @@ def first_that(grids: list[Grid], fits: Callable[[Grid], bool]) -> int:
     return low
 
 
-def stand_ins(count: int) -> list[tuple[int, int]]:
+def samples(count: int) -> list[tuple[int, int]]:
     """(index, number of tiles it stands for) along one axis: the first, a middle one, the last."""
     if count <= 3:
         return [(i, 1) for i in range(count)]
@@ -71,7 +71,7 @@ def stand_ins(count: int) -> list[tuple[int, int]]:
 
 
 @dataclass(frozen=True)
-class Diagonal:
+class SampleTiles:
     """The first, a middle and the last tile of a grid, on all axes at once.
 
     The interval of a box on one axis depends on the tile's index on that axis only, so three tiles know all extents
@@ -83,7 +83,7 @@ class Diagonal:
 
     @cached_property
     def picks(self) -> list[list[tuple[int, int]]]:
-        return [stand_ins(count) for count in self.grid.counts]
+        return [samples(count) for count in self.grid.counts]
 
     @cached_property
     def ends(self) -> list[list[tuple[int, ...]]]:

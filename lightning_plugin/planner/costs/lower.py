@@ -26,7 +26,7 @@ HOST = 64 * 2**30
 
 
 @dataclass(frozen=True)
-class Lower:
+class LowerTiers:
     """The tiers below the device.
 
     Attributes:
@@ -78,7 +78,7 @@ def one_way(rates: Rates, tier: str, size: int) -> float:
     return size / (rates.host if tier == "host" else rates.disk)
 
 
-def lower_tiers(device: str | None, options: Options) -> Lower:
+def lower_tiers(device: str | None, options: Options) -> LowerTiers:
     """The tiers below the device that a user allows: a CPU has no host below it."""
     most = min(HOST, machine_memory() // 2) if device is not None and is_here(device) else HOST
     host = most if options.host_budget is None else options.host_budget
@@ -90,7 +90,7 @@ def lower_tiers(device: str | None, options: Options) -> Lower:
         "host": ("host",),
         "disk": ("disk",),
     }
-    return Lower(
+    return LowerTiers(
         None if alone else host, bool(options.disk), options.half, options.calls, parameters[options.parameters]
     )
 
@@ -125,7 +125,7 @@ class LowerMaps:
         return self if host == self.host else replace(self, host=host)
 
 
-NOTHING = LowerMaps()
+NO_MAPS = LowerMaps()
 
 
 def beside_parameters(network: Network, places: Iterable[int]) -> LowerMaps:
@@ -140,7 +140,7 @@ def weight_on_host(network: Network, place: int) -> int:
 
 
 def tier_of(
-    lower: Lower, before: LowerMaps, maps: frozenset[Value], size: int, network: Network, begin: int, end: int
+    lower: LowerTiers, before: LowerMaps, maps: frozenset[Value], size: int, network: Network, begin: int, end: int
 ) -> str | None:
     """The tier for the maps of an interval that leave the device: the host, if it has room for them beside all maps
     that are there and the cotangents at both ends, else the disk, if there is one."""
@@ -153,7 +153,7 @@ def tier_of(
 
 
 @dataclass(slots=True)
-class Transit:
+class TransferTime:
     """Seconds of transfers.
 
     A file in the system's memory is copied by the processor. On a CPU whose threads all compute, that time adds to
@@ -167,11 +167,11 @@ class Transit:
     busy: float = 0.0
     beside: float = 0.0
 
-    def __add__(self, other: Transit) -> Transit:
-        return Transit(self.busy + other.busy, self.beside + other.beside)
+    def __add__(self, other: TransferTime) -> TransferTime:
+        return TransferTime(self.busy + other.busy, self.beside + other.beside)
 
-    def times(self, count: int) -> Transit:
-        return Transit(count * self.busy, count * self.beside)
+    def times(self, count: int) -> TransferTime:
+        return TransferTime(count * self.busy, count * self.beside)
 
     def with_work(self, work: float, ahead: bool) -> float:
         """Seconds of a pass with so much work and these transfers, which overlap with the work if they go ``ahead``."""
@@ -179,20 +179,20 @@ class Transit:
 
 
 #: No transfers.
-NONE = Transit()
+NONE = TransferTime()
 
 
-def way_down(rates: Rates, before: LowerMaps, tier: str, size: int) -> Transit:
+def offload_time(rates: Rates, before: LowerMaps, tier: str, size: int) -> TransferTime:
     """Transfer time of so many bytes of maps to a tier, after those that others have put there."""
     if tier == "host":
-        return Transit(beside=size / rates.host)
+        return TransferTime(beside=size / rates.host)
     cached = min(size, max(0, rates.cache - before.disk_bytes))
-    return Transit(cached / rates.file, (size - cached) / rates.disk)
+    return TransferTime(cached / rates.file, (size - cached) / rates.disk)
 
 
-def way_back(rates: Rates, there: LowerMaps, sizes: Mapping[Value, int]) -> Transit:
+def fetch_time(rates: Rates, there: LowerMaps, sizes: Mapping[Value, int]) -> TransferTime:
     """Transfer time of maps, whose bytes are known, from the tiers they are on."""
     host = sum(size for key, size in sizes.items() if key in there.host)
     disk = sum(sizes.values()) - host
     cached = disk * min(1.0, rates.cache / max(1, there.disk_bytes))
-    return Transit(cached / rates.file, host / rates.host + (disk - cached) / rates.disk)
+    return TransferTime(cached / rates.file, host / rates.host + (disk - cached) / rates.disk)

@@ -16,9 +16,9 @@ from lightning_plugin.execute.streams import derived
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import Captured, Spread, VectorOp
 from lightning_plugin.planner.analysis.network import Network
-from lightning_plugin.planner.costs.lower import Lower, beside_parameters, one_way, weight_on_host
+from lightning_plugin.planner.costs.lower import LowerTiers, beside_parameters, one_way, weight_on_host
 from lightning_plugin.planner.costs.rates import Rates
-from lightning_plugin.planner.overhead import remembered
+from lightning_plugin.planner.overhead import memoized
 from lightning_plugin.residency.disk import fills_its_memory
 from lightning_plugin.rules.reductions import wide
 
@@ -40,7 +40,7 @@ class Placed:
         return frozenset({*self.on_host, *self.on_disk})
 
 
-def placements(network: Network, lower: Lower) -> list[Placed]:
+def placements(network: Network, lower: LowerTiers) -> list[Placed]:
     """Sets of parameters that may live below, share by share; each contains those that live there already."""
     may = list(candidates(network)) if lower.parameters else []
     sizes = {place: network.weight(network.nodes[place].outputs[0]) for place in may}
@@ -58,7 +58,7 @@ def placements(network: Network, lower: Lower) -> list[Placed]:
     return list(found)
 
 
-def tiers(network: Network, lower: Lower, chosen: Iterable[int]) -> Placed | None:
+def tiers(network: Network, lower: LowerTiers, chosen: Iterable[int]) -> Placed | None:
     """The tiers of chosen parameters and of those that live below already, the host first; None if there is no room."""
     used, on = 0, {"host": list[int](), "disk": list[int]()}
     before = {place: tier for place in captured(network) if (tier := network.tier_of(network.nodes[place].outputs[0]))}
@@ -117,12 +117,12 @@ class Copies:
         served = {*tensors, *derived(tensors, self.network.nodes)}
         return {n.serial: frozenset(closure(n.vectors, served)) for n in self.network.order}
 
-    @remembered
+    @memoized
     def used(self, begin: int, end: int) -> frozenset[Value]:
         """Streamed tensors that an interval needs, and vectors that are made of them."""
         return frozenset().union(*(self.of_node[n.serial] for n in self.network.order[begin:end]))
 
-    @remembered
+    @memoized
     def flight(self, begin: int, end: int) -> int:
         """Bytes of a tiled interval's copies and of their gradients, which are added up in a wider type. The copies for
         the next interval are taken to be as many."""
@@ -148,7 +148,7 @@ class Copies:
             if v in self.tiers
         )
 
-    @remembered
+    @memoized
     def kept_flight(self, begin: int, end: int) -> int:
         """The same as `flight` for a kept interval: its nodes have their copies one after the other."""
         if not self.tiers:
@@ -156,7 +156,7 @@ class Copies:
         nodes = (self.used(i, i + 1) for i in range(begin, end))
         return max(sum(self.in_flight(v, v.dtype.itemsize) for v in used) for used in nodes)
 
-    @remembered
+    @memoized
     def transfers(self, begin: int, end: int) -> tuple[float, float]:
         """Seconds of an interval's transfers: of its copies in forward; of its copies and their gradients in
         backward."""

@@ -28,7 +28,7 @@ SCORES_FORWARD = 2
 SCORES_BACKWARD = 5
 
 
-class Books:
+class LiveBytes:
     """Bytes that are live now and at the peak; memory is freed when its last holder drops it."""
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ def may_pad(node: Node) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class NodeFacts:
     """Facts about a node that the search needs again and again.
 
     Attributes:
@@ -112,9 +112,9 @@ class Facts:
     unread: bool
 
     @staticmethod
-    def of(node: Node, profile: Profile) -> Facts:
+    def of(node: Node, profile: Profile) -> NodeFacts:
         touched = dict.fromkeys((*node.maps, *(o for o in node.outputs if o.is_map)))
-        return Facts(
+        return NodeFacts(
             node,
             profile,
             isinstance(node.op, ReduceOp),
@@ -133,7 +133,7 @@ class Facts:
         return self.maps[0] if self.reduce else self.out
 
 
-class Held:
+class TileSizes:
     """Sizes of one tile of each map of a program, in bytes and as shares of the whole maps."""
 
     def __init__(self, need: Mapping[Value, Box], per: Mapping[Value, tuple[float, int]]) -> None:
@@ -146,7 +146,7 @@ class Held:
             self.share[key] = positions / whole
             self.bytes[key] = int(each * positions)
 
-    def part(self, facts: Facts, size: int) -> int:
+    def part(self, facts: NodeFacts, size: int) -> int:
         """This tile's part of the bytes that a whole node needs."""
         return int(size * self.share.get(facts.measure, 0.0)) if size else 0
 
@@ -176,10 +176,10 @@ class Peaks:
     def __init__(self, network: Network) -> None:
         self.network = network
         #: Inputs on a lower tier, of the segment that is costed: a tile of them is fetched into a buffer.
-        self.spilled: frozenset[Value] = frozenset()
+        self.offloaded: frozenset[Value] = frozenset()
         #: True if the segment's outputs go to a lower tier: a tile is sent from a buffer, and its cotangent fetched
         #: into one.
-        self.leaving = False
+        self.offloads = False
         #: True if transfers overlap with the work on other tiles; see [Note: ahead] in `residency.transfer`.
         self.ahead = False
         #: Number of pieces in which the segment reads keys, and the maps that these are.
@@ -187,8 +187,8 @@ class Peaks:
         self.strips: Mapping[Value, Strip] = {}
 
     @cached_property
-    def facts(self) -> dict[int, Facts]:
-        return {n.serial: Facts.of(n, self.network.profiles[n.serial]) for n in self.network.order}
+    def facts(self) -> dict[int, NodeFacts]:
+        return {n.serial: NodeFacts.of(n, self.network.profiles[n.serial]) for n in self.network.order}
 
     @cached_property
     def per(self) -> dict[Value, tuple[float, int]]:
@@ -197,16 +197,16 @@ class Peaks:
         wholes = {v: max(1, Box.whole(v.space.extent).positions) for v in maps}
         return {v: (v.bytes / whole, whole) for v, whole in wholes.items()}
 
-    def held(self, program: Program, need: Mapping[Value, Box]) -> Held:
+    def held(self, program: Program, need: Mapping[Value, Box]) -> TileSizes:
         """Sizes of a tile of each map of a program; of a map that is read piece by piece, those of a piece."""
-        held = Held(need, self.per)
+        held = TileSizes(need, self.per)
         for node in program.steps if self.strips else ():
             if isinstance(node.op, Uncut) and node.maps[0] in self.strips:
                 for key in {node.maps[0], node.outputs[0]} & held.bytes.keys():
                     held.bytes[key] = -(-held.bytes[key] // self.pieces)
         return held
 
-    def scored(self, node: Node, held: Held) -> int:
+    def scored(self, node: Node, held: TileSizes) -> int:
         """Bytes of the scores of a tile's queries and a piece of keys, where keys are read piece by piece."""
         if not self.strips or not isinstance(node.op, Attention) or node.outputs[0] not in held.share:
             return 0
@@ -234,33 +234,33 @@ class Peaks:
         buffers in backward, a small request may have taken a large one, so that up to three are as large as a
         cotangent.
         """
-        reads = sum(size for key, size in tile.reads.items() if key in self.spilled) if self.spilled else 0
-        written = tile.writes if self.leaving else 0
+        reads = sum(size for key, size in tile.reads.items() if key in self.offloaded) if self.offloaded else 0
+        written = tile.writes if self.offloads else 0
         if not backward:
             return 2 * reads + written if self.ahead else max(reads, written)
         if not self.ahead:
             return reads + written
         return max(4 * reads + 2 * written, 3 * (reads + written) if reads else 0)
 
-    def prefetched(self, program: Program, held: Held) -> int:
+    def prefetched(self, program: Program, held: TileSizes) -> int:
         """Bytes of the next tile's pixels, where a source reads them ahead into the device's own memory. A program
         without targets is kept, and reads an image once."""
         images = program.announced if program.targets else []
         return sum(held.bytes[v] for v in images if v.device.type == "cpu" and v in held.need)
 
-    def padded(self, facts: Facts, held: Held) -> int:
+    def padded(self, facts: NodeFacts, held: TileSizes) -> int:
         """Bytes of the copy that a border tile pads by hand."""
         box = held.need.get(facts.out) if facts.pads else None
         return held.bytes[facts.maps[0]] if box is not None and is_padded(facts.node, box) else 0
 
-    def made(self, program: Program, facts: Facts, held: Held) -> int:
+    def made(self, program: Program, facts: NodeFacts, held: TileSizes) -> int:
         """Bytes of a result in backward: none if no operator reads it; see [Note: unread] in `rules.unread`."""
         op = facts.node.op
         if facts.unread and facts.node.serial in program.unread and op.unread(held.need[facts.out]):  # type: ignore[attr-defined]
             return 0
         return held.bytes[facts.out]
 
-    def source(self, program: Program, facts: Facts, books: Books) -> Value | None:
+    def source(self, program: Program, facts: NodeFacts, books: LiveBytes) -> Value | None:
         """The input whose memory a node's result lies in; None if it has memory of its own, as rows of a scan have that
         were handed on without the input they were made from."""
         source = None
@@ -284,16 +284,16 @@ class Peaks:
 
     def beside(self, tile: Tile, backward: bool) -> int:
         """Bytes that transfers hold as long as a tile lasts."""
-        moves = self.buffers(tile, backward) if self.spilled or self.leaving else 0
+        moves = self.buffers(tile, backward) if self.offloaded or self.offloads else 0
         return moves + tile.prefetched
 
     def tile_peak(self, tile: Tile, backward: bool) -> int:
         """The peak of a tile, with the buffers of transfers."""
         return self.beside(tile, backward) + (tile.backward if backward else tile.forward)
 
-    def forward_alone(self, program: Program, need: Mapping[Value, Box], held: Held) -> int:
+    def forward_alone(self, program: Program, need: Mapping[Value, Box], held: TileSizes) -> int:
         """The peak of a tile's forward, without transfers."""
-        books = Books()
+        books = LiveBytes()
         for v in program.reads:
             if v in need:
                 books.make(v, self.read_bytes(v, held.bytes[v]))
@@ -316,23 +316,25 @@ class Peaks:
                     books.drop(key)
         return books.peak
 
-    def backward_alone(self, program: Program, need: Mapping[Value, Box], held: Held, ends: int = 0) -> int:
+    def backward_alone(self, program: Program, need: Mapping[Value, Box], held: TileSizes, ends: int = 0) -> int:
         """The peak of a tile's forward with grad and its backward, node by node, without transfers; ``ends`` are the
         bytes of the cotangents."""
-        books = Books()
+        books = LiveBytes()
         for v in program.reads:
             if v in need:
                 books.make(v, self.read_bytes(v, held.bytes[v]))
         saved = self.recomputed(program, held, books)
         stored = [t.stored for t in program.targets if t.stored is not None and t.stored in need]
         books.add(ends)
-        self.pulled_back(saved, held, books, frozenset(stored))
+        self.backward_peak(saved, held, books, frozenset(stored))
         return books.peak
 
-    def recomputed(self, program: Program, held: Held, books: Books) -> list[tuple[Facts, list[Value], int]]:
+    def recomputed(
+        self, program: Program, held: TileSizes, books: LiveBytes
+    ) -> list[tuple[NodeFacts, list[Value], int]]:
         """Follow forward with grad. For each node: the memory that it saves, and the bytes that it saves besides."""
         stored = {t.stored for t in program.targets if t.stored is not None}
-        saved: list[tuple[Facts, list[Value], int]] = []
+        saved: list[tuple[NodeFacts, list[Value], int]] = []
         for place, node in enumerate(program.steps):
             facts = self.facts[node.serial]
             profile = facts.profile
@@ -364,11 +366,11 @@ class Peaks:
                     books.drop(key)
         return saved
 
-    def pulled_back(
+    def backward_peak(
         self,
-        saved: list[tuple[Facts, list[Value], int]],
-        held: Held,
-        books: Books,
+        saved: list[tuple[NodeFacts, list[Value], int]],
+        held: TileSizes,
+        books: LiveBytes,
         given: frozenset[Value] = frozenset(),
     ) -> None:
         """Follow backward: gradients of inputs are made, that of the result and the saved memory are freed.

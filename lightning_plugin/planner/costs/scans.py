@@ -57,7 +57,7 @@ class Scans:
         self.extent = program.reference
         tiles = len(list(program.owned(grid)))
         #: Tiles that may hold most: the first, which computes all rows of its halo, and one in the middle.
-        self.stand_ins = sorted({0, tiles // 2})
+        self.samples = sorted({0, tiles // 2})
         self.needs = Needs(axis_of(grid), tiles)
         self.known: dict[int, Part] = {}
         self.refused: PlanError | None = None
@@ -73,10 +73,10 @@ class Scans:
             if node.serial not in self.known:
                 if self.refused is not None:
                     raise self.refused
-                self.known[node.serial] = self.look(node, targets.get(node.serial))
+                self.known[node.serial] = self.part_of(node, targets.get(node.serial))
         return [self.known[node.serial] for node in program.steps]
 
-    def look(self, node: Node, target: Target | None) -> Part:
+    def part_of(self, node: Node, target: Target | None) -> Part:
         """The part of one node, which is not known yet."""
         owned = None if target is None else self.owned(target)
         try:
@@ -94,7 +94,7 @@ class Scans:
 
     def part(self, node: Node, rows: Rows) -> Part:
         """The part of a node that computes and hands on these rows."""
-        held = tuple(self.held(node, rows, i) for i in self.stand_ins)
+        held = tuple(self.held(node, rows, i) for i in self.samples)
         if isinstance(node.op, ReduceOp):
             return Part(1.0, (0,) * self.tiles, held)
         out = node.outputs[0]
@@ -115,12 +115,12 @@ class Scans:
         return TilePart(box, rows.wanted[i], twice)
 
 
-def held(program: Program, parts: Sequence[Part], stand_in: int) -> dict[Value, Box]:
+def held(program: Program, parts: Sequence[Part], sample: int) -> dict[Value, Box]:
     """The boxes of every map that one of the tiles that stand for all holds."""
     found: dict[Value, Box] = {}
     reads = set(program.reads)
     for node, part in zip(program.steps, parts, strict=True):
-        here = part.held[stand_in]
+        here = part.held[sample]
         if here.box is not None:
             found[node.outputs[0]] = here.box
         for v, box in zip(node.maps, here.wanted, strict=False):

@@ -17,8 +17,8 @@ from lightning_plugin.graph import Node
 from lightning_plugin.ops import Source
 from lightning_plugin.plan import Plan, SegmentForecast, SegmentPlan
 from lightning_plugin.planner.analysis.network import Network
-from lightning_plugin.planner.costs.lower import Lower, beside_parameters, tier_of
-from lightning_plugin.planner.rehearsal.rehearse import Account, rehearse
+from lightning_plugin.planner.costs.lower import LowerTiers, beside_parameters, tier_of
+from lightning_plugin.planner.rehearsal.rehearse import RehearsedMemory, rehearse
 from lightning_plugin.program.program import resolve
 
 #: The largest ratio between the positions of an image and those that a recipe was made for: beyond, other decisions are
@@ -58,7 +58,7 @@ class Recipe:
         ratio = positions(nodes) / self.positions
         return max(ratio, 1 / ratio)
 
-    def at(self, network: Network, lower: Lower, room: float = math.inf) -> Plan | None:
+    def at(self, network: Network, lower: LowerTiers, room: float = math.inf) -> Plan | None:
         """The plan for a network of the same structure and another size; None if there is no room for it on the device,
         or for its maps below."""
         nodes = network.nodes
@@ -80,11 +80,11 @@ class Recipe:
         segments = tuple(map(segment_at, self.plan.segments, self.references, now))
         return replace(self.plan, segments=segments)
 
-    def foretold(self, plan: Plan, found: Account, nodes: Sequence[Node]) -> Plan:
+    def foretold(self, plan: Plan, found: RehearsedMemory, nodes: Sequence[Node]) -> Plan:
         """A plan with the forecast of its rehearsal, and seconds in proportion to the image."""
         ratio = positions(nodes) / self.positions
         segments = tuple(
-            replace(s, forecast=resized_forecast(with_account(s.forecast, i, found), ratio))
+            replace(s, forecast=resized_forecast(with_rehearsed(s.forecast, i, found), ratio))
             for i, s in enumerate(plan.segments)
         )
         forecast = replace(
@@ -103,7 +103,7 @@ def resized_forecast(forecast: SegmentForecast, ratio: float) -> SegmentForecast
     return replace(forecast, seconds=forecast.seconds * ratio, stored_bytes=int(forecast.stored_bytes * ratio))
 
 
-def with_account(forecast: SegmentForecast, place: int, found: Account) -> SegmentForecast:
+def with_rehearsed(forecast: SegmentForecast, place: int, found: RehearsedMemory) -> SegmentForecast:
     """A segment's forecast with the figures of a rehearsal."""
     forward, backward = found.turn(place, "forward"), found.turn(place, "backward")
     return replace(
@@ -115,7 +115,7 @@ def with_account(forecast: SegmentForecast, place: int, found: Account) -> Segme
     )
 
 
-def with_smaller_tiles(plan: Plan, found: Account, nodes: Sequence[Node]) -> Plan | None:
+def with_smaller_tiles(plan: Plan, found: RehearsedMemory, nodes: Sequence[Node]) -> Plan | None:
     """The plan with smaller tiles in the segment at the peak; None if that segment has no tiles."""
     worst, direction = max(found.turns, key=lambda who: found.turns[who].peak)
     if not 0 <= worst < len(plan.segments) or direction == "again":
@@ -184,7 +184,7 @@ def references(plan: Plan, nodes: Sequence[Node]) -> tuple[tuple[int, ...], ...]
     return tuple(reference_of([t.map.space.extent for t in targets]) for targets in resolve(plan, nodes))
 
 
-def retiered(plan: Plan, network: Network, lower: Lower) -> Plan | None:
+def retiered(plan: Plan, network: Network, lower: LowerTiers) -> Plan | None:
     """A plan for another size, with offloaded maps on the tiers that have room for them; None if there is none."""
     if lower.host is None:
         return plan

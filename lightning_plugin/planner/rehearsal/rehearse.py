@@ -25,7 +25,7 @@ from lightning_plugin.layout import Layout
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.analysis.network import Network
-from lightning_plugin.planner.overhead import uncollected
+from lightning_plugin.planner.overhead import without_gc
 from lightning_plugin.planner.rehearsal.representative import effort, representative
 from lightning_plugin.program.program import Program
 from lightning_plugin.recording import Bindings, Capture, Image
@@ -35,14 +35,14 @@ from lightning_plugin.source import TensorSource, TileSource, together
 from lightning_plugin.turns import Turn
 
 
-class Unfiled(DiskFile):
+class FakeDiskFile(DiskFile):
     """A map on the disk without a file."""
 
     def make(self, size: int, folder: str | None) -> None:
         return
 
 
-class Elsewhere:
+class FakeHostMap:
     """A map in the memory of another device: a tile that is read is a copy."""
 
     made = None
@@ -67,7 +67,7 @@ def nothing() -> None:
     """The work of a transfer in a rehearsal."""
 
 
-class Scenery(TileSource):
+class FakeSource(TileSource):
     """An image of a given shape that is only read, without pixels."""
 
     instances: int
@@ -93,7 +93,7 @@ class Scenery(TileSource):
 
 
 @dataclass(frozen=True)
-class Account:
+class RehearsedMemory:
     """The memory that a rehearsal found.
 
     Attributes:
@@ -107,16 +107,16 @@ class Account:
     turns: Mapping[Any, Turn]
 
     @staticmethod
-    def of(ledger: Ledger) -> Account:
+    def of(ledger: Ledger) -> RehearsedMemory:
         assert ledger.turns is not None
-        return Account(ledger.peak, ledger.turns.held, ledger.turns.known)
+        return RehearsedMemory(ledger.peak, ledger.turns.held, ledger.turns.known)
 
     def turn(self, place: int, direction: str) -> Turn:
         """A segment's turn; an empty one where it has none."""
         return self.turns.get((place, direction), Turn())
 
 
-def rehearse(plan: Plan, network: Network) -> Account:
+def rehearse(plan: Plan, network: Network) -> RehearsedMemory:
     """The memory of a plan, found by running it on fake tensors under a ledger."""
     network.profiles  # noqa: B018  found before the ledger looks on
     ledger = Ledger(device_of(network), fakes=True)
@@ -127,11 +127,11 @@ def rehearse(plan: Plan, network: Network) -> Account:
         )
 
     def away(layout: Layout, dtype: torch.dtype, device: torch.device, tier: str) -> Any:
-        return Unfiled(layout, dtype, device) if tier == "disk" else Elsewhere(layout, dtype, device)
+        return FakeDiskFile(layout, dtype, device) if tier == "disk" else FakeHostMap(layout, dtype, device)
 
-    step = Step(ledger, rehearsal=Rehearsal(tiles, away, network.repeats.look, network.passes))
-    with uncollected(), torch.inference_mode(False), MODES.planning:
-        frame = scenery(plan, network, step)
+    step = Step(ledger, rehearsal=Rehearsal(tiles, away, network.repeats.program_key, network.passes))
+    with without_gc(), torch.inference_mode(False), MODES.planning:
+        frame = fake_frame(plan, network, step)
         given = list(frame.vectors.values())  # a step's parameters stay when its results go
         with ledger.watcher:
             ledger.begin()
@@ -143,7 +143,7 @@ def rehearse(plan: Plan, network: Network) -> Account:
             if network.trains:
                 with torch.autograd.set_multithreading_enabled(False):  # this thread's modes and ledger go with it
                     backward(results)
-            found = Account.of(ledger)
+            found = RehearsedMemory.of(ledger)
         del given
     return found
 
@@ -176,7 +176,7 @@ def backward(results: Sequence[Tensor]) -> None:
         torch.autograd.backward(results, cotangents)
 
 
-def scenery(plan: Plan, network: Network, step: Step) -> Frame:
+def fake_frame(plan: Plan, network: Network, step: Step) -> Frame:
     """A frame whose images and vectors hold no data. Tensors that live below the device are not counted."""
     recording, ledger = network.recording, step.ledger
     assert ledger is not None
@@ -218,7 +218,7 @@ def without_links(plan: Plan, network: Network) -> set[Value]:
 def blank(v: Value, image: Image, ledger: Ledger) -> Image:
     """An image without pixels: a tensor if it lies in one, else a source that is only read."""
     if image.tensor is None:
-        return Image.now(Scenery(v.shape, v.dtype, image), image.device)
+        return Image.now(FakeSource(v.shape, v.dtype, image), image.device)
     here = image.here is not None
     tensor = leaf(v) if here else torch.empty(v.shape, dtype=v.dtype, device=image.tensor.device)
     ledger.ignore(tensor)

@@ -79,7 +79,7 @@ def turns(program: Program, grid: Grid, worst: int, ahead: bool) -> list[tuple[C
     as large as any, which are not in all images its neighbours. In a grid of few tiles all run as they are. And each
     target has a share in some tile that runs: in a grid that follows another map, the first tile may have none.
     """
-    among = Lines(program, grid).candidates()
+    among = DistinctTiles(program, grid).candidates()
     found = worst_of(among, grid, worst, ahead)
     for place in range(len(program.targets)):
         if all(c.owned[place].empty for turn in found for c in turn):
@@ -113,7 +113,7 @@ def heaviest(among: Sequence[Candidate], worst: int) -> list[Candidate]:
 
 
 @dataclass(frozen=True)
-class Lines:
+class DistinctTiles:
     """The tiles of a grid that may differ from all others: corners, edges, the inside, seams of splits, and tiles that
     see a border; of a grid of few tiles, all. The indices along each axis that tell them apart are its *picks*."""
 

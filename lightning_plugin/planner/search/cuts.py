@@ -15,9 +15,9 @@ from functools import cached_property
 from lightning_plugin.boxes import Grid
 from lightning_plugin.planner.analysis.network import Network, is_given
 from lightning_plugin.planner.costs.grids import carried
-from lightning_plugin.planner.costs.lower import Lower
+from lightning_plugin.planner.costs.lower import LowerTiers
 from lightning_plugin.planner.costs.rates import Rates
-from lightning_plugin.planner.search.interval import Intervals, Where
+from lightning_plugin.planner.search.interval import Intervals, TiledInterval
 from lightning_plugin.planner.search.policies import Policy
 from lightning_plugin.program.fixed import is_entire
 from lightning_plugin.program.recall import is_unread
@@ -33,7 +33,7 @@ CUTS, MANY = 7, 16
 class Cuts:
     """The places where the order of one network may be cut under a policy."""
 
-    def __init__(self, intervals: Intervals, policy: Policy, rates: Rates, lower: Lower) -> None:
+    def __init__(self, intervals: Intervals, policy: Policy, rates: Rates, lower: LowerTiers) -> None:
         self.intervals = intervals
         self.network = intervals.network
         self.policy = policy
@@ -147,7 +147,7 @@ def free_stages(intervals: Intervals, room: int) -> dict[int, tuple[int, int]]:
         if program is None or not axes:
             continue
         grid = Grid(tuple(size if a in axes else 1 for a, size in enumerate(program.reference)))
-        if grid.tiles > 1 and intervals.middle(Where(begin, end), grid, network.trains) <= PART * room:
+        if grid.tiles > 1 and intervals.middle(TiledInterval(begin, end), grid, network.trains) <= PART * room:
             found[stage] = begin, end
     return found
 

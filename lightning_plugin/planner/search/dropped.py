@@ -57,7 +57,7 @@ def staying(dropped: Sequence[Dropped], maps: Collection[Value] = ()) -> tuple[D
     return tuple(reversed(found))
 
 
-def passed(dropped: Sequence[Dropped], depth: int) -> tuple[Dropped, ...]:
+def recomputed_in_passing(dropped: Sequence[Dropped], depth: int) -> tuple[Dropped, ...]:
     """Of the segments that dropped maps, in their order, those whose maps are recomputed one more time if the next
     segment drops its maps to ``depth``: they are freed on the way there, and recomputed when backward comes to them."""
     found: list[Dropped] = []

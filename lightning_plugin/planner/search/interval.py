@@ -13,37 +13,37 @@ from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import ReduceOp
 from lightning_plugin.planner.analysis.background import ALL
 from lightning_plugin.planner.analysis.network import Network, cotangent_bytes, is_given
-from lightning_plugin.planner.costs.cost import Cost, Coster
-from lightning_plugin.planner.costs.grids import COUNTS, SCANS, Diagonal, first_that, image_counts, nested, row_grid
+from lightning_plugin.planner.costs.cost import Cost, CostModel
+from lightning_plugin.planner.costs.grids import COUNTS, SCANS, SampleTiles, first_that, image_counts, nested, row_grid
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.costs.scans import Scans
-from lightning_plugin.planner.overhead import remembered
+from lightning_plugin.planner.overhead import memoized
 from lightning_plugin.planner.search.policies import Policy
 from lightning_plugin.program.pieces import Strip, strips
 from lightning_plugin.program.program import Program, Target
 from lightning_plugin.program.scan import parts_in_order
 
 
-class Where(NamedTuple):
+class TiledInterval(NamedTuple):
     """A tiled interval, and the tiers of its maps.
 
     Attributes:
         begin: Its first place in the order.
         end: The place behind its last.
         reads: The maps that it reads from a lower tier.
-        leaving: Its outputs go to a lower tier.
+        offloads: Its outputs go to a lower tier.
         ahead: Transfers overlap with the work on other tiles.
         pieces: The number of pieces in which it reads keys.
-        blind: It is planned as if no part of its maps were known to be constant.
+        no_background: It is planned as if no part of its maps were known to be constant.
     """
 
     begin: int
     end: int
     reads: frozenset[Value] = frozenset()
-    leaving: bool = False
+    offloads: bool = False
     ahead: bool = False
     pieces: int = 1
-    blind: bool = False
+    no_background: bool = False
 
 
 class Intervals:
@@ -53,13 +53,13 @@ class Intervals:
         self.network = network
         self.rates = rates
         self.policy = policy
-        self.coster = Coster(network, rates)
+        self.coster = CostModel(network, rates)
         self.space = network.axes_of_space
         #: The first interval of each program's key.
-        self.looks: dict[Hashable, tuple[int, int]] = {}
+        self.first_of_key: dict[Hashable, tuple[int, int]] = {}
         self._scans: dict[tuple[int, Grid, tuple[int, ...]], Scans] = {}
 
-    @remembered
+    @memoized
     def stored_at(self, begin: int, end: int) -> list[Value]:
         """The maps that a tiled segment stores: made in it, and read after it or gathered."""
         network = self.network
@@ -71,12 +71,12 @@ class Intervals:
                     alive[v] = None
         return list(alive)
 
-    @remembered
+    @memoized
     def alive(self, cut: int) -> frozenset[Value]:
         """The maps that are alive at a cut."""
         return frozenset(self.network.alive[cut])
 
-    @remembered
+    @memoized
     def program(self, begin: int, end: int) -> Program | None:
         """The tiled program of an interval; None if it makes nothing that is stored."""
         network = self.network
@@ -92,29 +92,29 @@ class Intervals:
         made = network.made
         return Program.build(targets, lambda v: v in made and made[v] < begin)
 
-    @remembered
+    @memoized
     def outline(self, begin: int, end: int) -> tuple[frozenset[Value], bool]:
         """The maps that an interval reads, and whether any of its results requires grad."""
         program = self.work_of(begin, end)
         return frozenset(program.reads), any(t.requires_grad for t in program.targets)
 
-    @remembered
+    @memoized
     def first(self, begin: int, end: int) -> tuple[int, int]:
         """The first interval with the same program, which costs the same; see [Note: repeats] in `analysis.repeats`."""
-        return self.looks.setdefault(self.network.repeats.look(self.work_of(begin, end)), (begin, end))
+        return self.first_of_key.setdefault(self.network.repeats.program_key(self.work_of(begin, end)), (begin, end))
 
-    @remembered
-    def costed(self, where: Where) -> Where:
+    @memoized
+    def costed(self, interval: TiledInterval) -> TiledInterval:
         """The first interval with the same program, and its maps on the same tiers. An interval that shares background
         is costed by itself."""
-        if self.sees(where):
-            return where
-        begin, end = self.first(where.begin, where.end)
-        if (begin, end) == (where.begin, where.end):
-            return where
-        pairs = zip(self.work_of(where.begin, where.end).reads, self.work_of(begin, end).reads, strict=True)
-        reads = frozenset(there for here, there in pairs if here in where.reads)
-        return where._replace(begin=begin, end=end, reads=reads)
+        if self.sees(interval):
+            return interval
+        begin, end = self.first(interval.begin, interval.end)
+        if (begin, end) == (interval.begin, interval.end):
+            return interval
+        pairs = zip(self.work_of(interval.begin, interval.end).reads, self.work_of(begin, end).reads, strict=True)
+        reads = frozenset(there for here, there in pairs if here in interval.reads)
+        return interval._replace(begin=begin, end=end, reads=reads)
 
     def work_of(self, begin: int, end: int) -> Program:
         """The tiled program of an interval that has one."""
@@ -124,7 +124,7 @@ class Intervals:
 
     # Grids
 
-    @remembered
+    @memoized
     def grids(self, begin: int, end: int, sees: bool) -> list[Grid]:
         """Grids from coarse to fine: first fewer images at a time, which costs no halo; then rows, or tiles about as
         high as wide. If background is shared (``sees``), the tiles of one segment are nested in another's."""
@@ -154,51 +154,53 @@ class Intervals:
 
     # Costs
 
-    @remembered
-    def diagonal(self, begin: int, end: int, grid: Grid) -> Diagonal:
-        return Diagonal(self.work_of(begin, end), grid)
+    @memoized
+    def diagonal(self, begin: int, end: int, grid: Grid) -> SampleTiles:
+        return SampleTiles(self.work_of(begin, end), grid)
 
-    @remembered
+    @memoized
     def strips(self, begin: int, end: int) -> Mapping[Value, Strip]:
         """The maps that an interval can read piece by piece."""
         return strips(self.work_of(begin, end))
 
-    def surround(self, where: Where) -> None:
+    def surround(self, interval: TiledInterval) -> None:
         """Set the tiers of maps for which the cost model predicts bytes."""
         coster = self.coster
-        coster.spilled, coster.leaving, coster.ahead = where.reads, where.leaving, where.ahead
-        coster.pieces, coster.strips = where.pieces, {}
-        if where.pieces > 1:
-            coster.strips = self.strips(where.begin, where.end)
+        coster.offloaded, coster.offloads, coster.ahead = interval.reads, interval.offloads, interval.ahead
+        coster.pieces, coster.strips = interval.pieces, {}
+        if interval.pieces > 1:
+            coster.strips = self.strips(interval.begin, interval.end)
 
-    @remembered
-    def cost(self, where: Where, grid: Grid, backward: bool) -> Cost:
-        tiles = self.diagonal(where.begin, where.end, grid)
-        passed = self.passed(where.begin, where.end, where.pieces, where.blind, grid, backward)
-        self.surround(where)
-        return Cost(self.coster.peak(tiles, backward), *passed)
+    @memoized
+    def cost(self, interval: TiledInterval, grid: Grid, backward: bool) -> Cost:
+        tiles = self.diagonal(interval.begin, interval.end, grid)
+        pass_cost = self.pass_cost(
+            interval.begin, interval.end, interval.pieces, interval.no_background, grid, backward
+        )
+        self.surround(interval)
+        return Cost(self.coster.peak(tiles, backward), *pass_cost)
 
-    @remembered
-    def passed(
-        self, begin: int, end: int, pieces: int, blind: bool, grid: Grid, backward: bool
+    @memoized
+    def pass_cost(
+        self, begin: int, end: int, pieces: int, no_background: bool, grid: Grid, backward: bool
     ) -> tuple[float, float]:  # fmt: skip
         """(seconds, operations) of a pass over an interval's tiles, without transfers."""
-        where = Where(begin, end, pieces=pieces, blind=blind)
-        self.surround(where)
-        return self.coster.passed(self.diagonal(begin, end, grid), backward, self.distinct(where, grid))
+        interval = TiledInterval(begin, end, pieces=pieces, no_background=no_background)
+        self.surround(interval)
+        return self.coster.pass_cost(self.diagonal(begin, end, grid), backward, self.distinct(interval, grid))
 
-    @remembered
-    def distinct(self, where: Where, grid: Grid) -> float:
+    @memoized
+    def distinct(self, interval: TiledInterval, grid: Grid) -> float:
         """The share of an interval's tiles that are computed; see [Note: shared work] in `analysis.background`."""
-        if not self.sees(where):
+        if not self.sees(interval):
             return ALL
-        return self.network.background.distinct(self.work_of(where.begin, where.end), grid)
+        return self.network.background.distinct(self.work_of(interval.begin, interval.end), grid)
 
-    def sees(self, where: Where) -> bool:
+    def sees(self, interval: TiledInterval) -> bool:
         """True if an interval is planned to share background."""
-        return bool(self.network.background) and not where.blind
+        return bool(self.network.background) and not interval.no_background
 
-    @remembered
+    @memoized
     def scans_of(self, begin: int, end: int, grid: Grid) -> Scans | None:
         """The scans of which one is this interval's; None if some operator reverses the order of rows."""
         program = self.work_of(begin, end)
@@ -211,32 +213,38 @@ class Intervals:
             return None
         return found if parts_in_order(program, grid) else None
 
-    @remembered
-    def scan_cost(self, where: Where, grid: Grid, backward: bool) -> Cost | None:
+    @memoized
+    def scan_cost(self, interval: TiledInterval, grid: Grid, backward: bool) -> Cost | None:
         """Cost of a scan; None if the interval cannot be scanned."""
-        self.surround(where)
-        scans = self.scans_of(where.begin, where.end, grid)
-        return None if scans is None else self.coster.scan(self.work_of(where.begin, where.end), scans, backward)
+        self.surround(interval)
+        scans = self.scans_of(interval.begin, interval.end, grid)
+        return None if scans is None else self.coster.scan(self.work_of(interval.begin, interval.end), scans, backward)
 
-    @remembered
-    def scan_bytes(self, where: Where, grid: Grid, backward: bool) -> tuple[int, int] | None:
+    @memoized
+    def scan_bytes(self, interval: TiledInterval, grid: Grid, backward: bool) -> tuple[int, int] | None:
         """Bytes of a scan's largest tile and of all rows that its tiles hand on; None if it cannot be scanned."""
-        self.surround(where)
-        scans = self.scans_of(where.begin, where.end, grid)
-        return None if scans is None else self.coster.scan_bytes(self.work_of(where.begin, where.end), scans, backward)
+        self.surround(interval)
+        scans = self.scans_of(interval.begin, interval.end, grid)
+        return (
+            None
+            if scans is None
+            else self.coster.scan_bytes(self.work_of(interval.begin, interval.end), scans, backward)
+        )
 
-    @remembered
-    def middle(self, where: Where, grid: Grid, backward: bool) -> int:
+    @memoized
+    def middle(self, interval: TiledInterval, grid: Grid, backward: bool) -> int:
         """Bytes of a tile in the middle: a quick lower bound of the largest tile's."""
-        tiles = self.diagonal(where.begin, where.end, grid)
-        self.surround(where)
+        tiles = self.diagonal(interval.begin, interval.end, grid)
+        self.surround(interval)
         return self.coster.middle(tiles, backward)
 
-    @remembered
-    def fastest_first(self, begin: int, end: int, pieces: int, blind: bool, backward: bool, least: int) -> list[Grid]:
+    @memoized
+    def fastest_first(
+        self, begin: int, end: int, pieces: int, no_background: bool, backward: bool, least: int
+    ) -> list[Grid]:
         """The grids of an interval, beginning with number ``least``, by their seconds without transfers."""
-        grids = self.grids(begin, end, self.sees(Where(begin, end, blind=blind)))[least:]
-        return sorted(grids, key=lambda grid: self.passed(begin, end, pieces, blind, grid, backward)[0])
+        grids = self.grids(begin, end, self.sees(TiledInterval(begin, end, no_background=no_background)))[least:]
+        return sorted(grids, key=lambda grid: self.pass_cost(begin, end, pieces, no_background, grid, backward)[0])
 
     @cached_property
     def least_until(self) -> list[tuple[float, float]]:
@@ -244,33 +252,35 @@ class Intervals:
         each = zip(*map(self.coster.least, self.network.order), strict=True)
         return list(zip(*(itertools.accumulate(seconds, initial=0.0) for seconds in each), strict=True))
 
-    def least(self, begin: int, end: int, blind: bool) -> tuple[float, float]:
+    def least(self, begin: int, end: int, no_background: bool) -> tuple[float, float]:
         """A lower bound of a tiled segment's seconds: of forward, and of both passes. For one that shares background it
         is 0."""
-        if self.sees(Where(begin, end, blind=blind)):
+        if self.sees(TiledInterval(begin, end, no_background=no_background)):
             return 0.0, 0.0
         (forward, both), (forward_before, both_before) = self.least_until[end], self.least_until[begin]
         return forward - forward_before, both - both_before
 
-    def cheapest(self, where: Where, room: int, backward: bool) -> tuple[Grid, Cost] | None:
+    def cheapest(self, interval: TiledInterval, room: int, backward: bool) -> tuple[Grid, Cost] | None:
         """The fastest grid whose tiles fit into ``room``: rarely the coarsest, as small tiles stay in a cache."""
-        where = self.costed(where)
-        grids = self.grids(where.begin, where.end, self.sees(where))
-        least = first_that(grids, lambda grid: self.middle(where, grid, backward) <= room)
-        for grid in self.fastest_first(where.begin, where.end, where.pieces, where.blind, backward, least):
-            cost = self.cost(where, grid, backward)
+        interval = self.costed(interval)
+        grids = self.grids(interval.begin, interval.end, self.sees(interval))
+        least = first_that(grids, lambda grid: self.middle(interval, grid, backward) <= room)
+        for grid in self.fastest_first(
+            interval.begin, interval.end, interval.pieces, interval.no_background, backward, least
+        ):
+            cost = self.cost(interval, grid, backward)
             if cost.bytes <= room:
                 return grid, cost
         return None
 
-    @remembered
+    @memoized
     def scan_grids(self, begin: int, end: int) -> list[Grid]:
         reference = self.work_of(begin, end).reference
         return [row_grid(reference, count) for count in SCANS if count <= reference[0]]
 
-    def scans(self, where: Where, room: int, trains: bool) -> tuple[Grid, Cost, Cost] | None:
+    def scans(self, interval: TiledInterval, room: int, trains: bool) -> tuple[Grid, Cost, Cost] | None:
         """The coarsest scan that fits, with its cost forward and backward."""
-        here = self.costed(where)
+        here = self.costed(interval)
 
         def needs(grid: Grid, backward: bool) -> tuple[int, int] | None:
             found = self.scan_bytes(here, grid, backward)
@@ -293,17 +303,17 @@ class Intervals:
 
     # Kept intervals
 
-    @remembered
+    @memoized
     def kept_peak(self, begin: int, end: int) -> int:
         """The peak of a kept interval while it runs."""
-        self.surround(Where(begin, end))
+        self.surround(TiledInterval(begin, end))
         return self.coster.kept_peak(begin, end)
 
-    @remembered
+    @memoized
     def saved_bytes(self, begin: int, end: int) -> int:
         return self.network.saved_bytes(begin, end)
 
-    @remembered
+    @memoized
     def kept_seconds(self, begin: int, end: int) -> float:
         return self.coster.kept_seconds(self.network.order[begin:end])
 
@@ -311,30 +321,30 @@ class Intervals:
         """Seconds of a node's forward, run whole."""
         return self.coster.time(node, 1.0, 1)
 
-    @remembered
+    @memoized
     def given_whole(self, begin: int, end: int) -> int:
         """Bytes of images that a kept segment is the first to read whole and that are not on the device yet."""
         network = self.network
         first = network.first_read
         seen = {v for n in network.order[begin:end] for v in n.maps if is_given(v) and first[v] >= begin}
-        self.surround(Where(begin, end))
+        self.surround(TiledInterval(begin, end))
         return sum(self.coster.read_bytes(v, v.bytes) for v in seen)
 
-    @remembered
+    @memoized
     def plain_work(self, begin: int, end: int) -> float:
         return float(sum(self.network.profiles[n.serial].work for n in self.network.order[begin:end]))
 
-    @remembered
-    def ends(self, cut: int, spilled: frozenset[Value]) -> int:
+    @memoized
+    def ends(self, cut: int, offloaded: frozenset[Value]) -> int:
         """Bytes on the device of the cotangents of the maps that are alive at a cut, without offloaded ones."""
-        return sum(size for key, size in self.cotangents(cut).items() if key not in spilled)
+        return sum(size for key, size in self.cotangents(cut).items() if key not in offloaded)
 
-    @remembered
+    @memoized
     def cotangents(self, cut: int) -> dict[Value, int]:
         """Bytes of the cotangent of each map that is alive at a cut."""
         return {v: cotangent_bytes([v]) for v in self.network.alive[cut] if not is_given(v)}
 
-    @remembered
+    @memoized
     def path(self, begin: int, end: int) -> str:
         """The modules of an interval, first to last."""
         paths = [n.path or n.name for n in self.network.order[begin:end]]

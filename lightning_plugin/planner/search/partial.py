@@ -9,7 +9,7 @@ from functools import cached_property, reduce
 
 from lightning_plugin.graph import Value
 from lightning_plugin.plan import SegmentForecast, SegmentPlan
-from lightning_plugin.planner.costs.lower import NOTHING, LowerMaps
+from lightning_plugin.planner.costs.lower import NO_MAPS, LowerMaps
 from lightning_plugin.planner.search.dropped import Dropped, staying, still_needed
 
 #: Partial plans that are carried on from a cut,
@@ -31,7 +31,7 @@ class Partial:
         keeps: Bytes that stay from forward on.
         seconds: Its time.
         peak: Its peak until now.
-        spilled: Maps on lower tiers.
+        offloaded: Maps on lower tiers.
         lower: Bytes on lower tiers.
         extra: Operations beyond the plain pass.
         piece: Makes its last segment, once the plan is taken.
@@ -39,30 +39,30 @@ class Partial:
         dropped: Segments whose dropped maps are still needed.
         back: Bytes of dropped maps that have been recomputed and stay.
         keep: The last segment is kept.
-        blind: It goes on as if no part of a map were known to be constant.
+        no_background: It goes on as if no part of a map were known to be constant.
     """
 
     keeps: int
     seconds: float
     peak: int
-    spilled: frozenset[Value] = frozenset()
-    lower: LowerMaps = NOTHING
+    offloaded: frozenset[Value] = frozenset()
+    lower: LowerMaps = NO_MAPS
     extra: float = 0.0
     piece: Callable[[], SegmentPlan] | None = None
     before: Partial | None = None
     dropped: tuple[Dropped, ...] = ()
     back: int = 0
     keep: bool = False
-    blind: bool = False
+    no_background: bool = False
 
     @property
     def held(self) -> int:
         return self.keeps + self.back
 
-    def sights(self, background: bool) -> tuple[Partial, ...]:
+    def variants(self, background: bool) -> tuple[Partial, ...]:
         """This plan and, if some background is known, a variant that ignores it from here on: tiles of any grid, and
         scans, may win more than sharing."""
-        return (self, replace(self, blind=True)) if background and not self.blind else (self,)
+        return (self, replace(self, no_background=True)) if background and not self.no_background else (self,)
 
     @cached_property
     def levels(self) -> tuple[int, ...]:
@@ -73,14 +73,14 @@ class Partial:
     def at(self, alive: frozenset[Value]) -> Partial:
         """The same plan at a cut with these maps alive: dropped and offloaded maps that nothing reads again are left
         out."""
-        spilled, lower = self.spilled & alive, self.lower.at(alive)
+        offloaded, lower = self.offloaded & alive, self.lower.at(alive)
         if not self.dropped:
-            if not self.back and spilled == self.spilled:
+            if not self.back and offloaded == self.offloaded:
                 return self
-            return replace(self, back=0, spilled=spilled, lower=lower)
+            return replace(self, back=0, offloaded=offloaded, lower=lower)
         dropped = still_needed(self.dropped, alive)
         back = sum(d.size for d in staying(dropped, alive))
-        return replace(self, dropped=dropped, back=back, spilled=spilled, lower=lower)
+        return replace(self, dropped=dropped, back=back, offloaded=offloaded, lower=lower)
 
     def segments(self) -> list[SegmentPlan]:
         """The segments of the plan, in order."""
@@ -99,32 +99,32 @@ class Front:
     def __init__(self) -> None:
         self.plans: list[Partial] = []
         self.grown = False
-        #: Of plans without dropped maps the bytes held, ascending, and the seconds, descending; by `Partial.blind`,
-        #: since later segments cost them differently.
+        #: Of plans without dropped maps the bytes held, ascending, and the seconds, descending; by
+        #: `Partial.no_background`, since later segments cost them differently.
         self.stairs: dict[bool, tuple[list[int], list[float]]] = {}
         #: The plans with dropped maps, likewise.
         self.opened: dict[bool, list[Partial]] = {False: [], True: []}
 
-    def beats(self, held: int, seconds: float, blind: bool, levels: Sequence[int] = ()) -> bool:
+    def dominates(self, held: int, seconds: float, no_background: bool, levels: Sequence[int] = ()) -> bool:
         """True if some plan here is no worse than one with at least these bytes and seconds: one without dropped maps
         or, if the other has ``levels``, one with dropped maps, too."""
-        helds, times = self.stairs.setdefault(blind, ([], []))
+        helds, times = self.stairs.setdefault(no_background, ([], []))
         place = bisect_right(helds, levels[0] if levels else held)
         if place > 0 and times[place - 1] <= seconds:
             return True
-        rivals = self.opened[blind] if levels else ()
-        return any(r.seconds <= seconds and r.held <= held and below(r.levels, levels) for r in rivals)
+        rivals = self.opened[no_background] if levels else ()
+        return any(r.seconds <= seconds and r.held <= held and not_above(r.levels, levels) for r in rivals)
 
     def add(self, plan: Partial) -> None:
         """Take in a plan, unless it is beaten."""
-        if self.beats(plan.held, plan.seconds, plan.blind, plan.levels if plan.dropped else ()):
+        if self.dominates(plan.held, plan.seconds, plan.no_background, plan.levels if plan.dropped else ()):
             return
         self.plans.append(plan)
         self.grown = True
         if plan.dropped:
-            self.opened[plan.blind].append(plan)
+            self.opened[plan.no_background].append(plan)
             return
-        helds, times = self.stairs[plan.blind]
+        helds, times = self.stairs[plan.no_background]
         place = end = bisect_left(helds, plan.held)
         while end < len(helds) and times[end] >= plan.seconds:
             end += 1
@@ -133,17 +133,21 @@ class Front:
     def thin(self) -> None:
         """Keep the plans that no other beats, and of many a few."""
         if self.grown:
-            kept = undominated(self.plans)
+            kept = pareto_front(self.plans)
             self.plans, self.stairs, self.opened = [], {}, {False: [], True: []}
             for plan in kept:
                 self.add(plan)
             self.grown = False
 
 
-def undominated(plans: Sequence[Partial]) -> list[Partial]:
+def pareto_front(plans: Sequence[Partial]) -> list[Partial]:
     """The plans that no other beats in bytes, now and later, and in seconds, thinned evenly if they are many."""
-    if len({plan.blind for plan in plans}) > 1:  # later segments cost them differently
-        return [p for blind in (False, True) for p in undominated([p for p in plans if p.blind == blind])]
+    if len({plan.no_background for plan in plans}) > 1:  # later segments cost them differently
+        return [
+            p
+            for no_background in (False, True)
+            for p in pareto_front([p for p in plans if p.no_background == no_background])
+        ]
     closed: list[Partial] = []
     for plan in sorted((p for p in plans if not p.dropped), key=lambda p: (p.held, p.seconds)):
         if not closed or plan.seconds < closed[-1].seconds:
@@ -151,7 +155,7 @@ def undominated(plans: Sequence[Partial]) -> list[Partial]:
     opened: list[Partial] = []
     for plan in sorted((p for p in plans if p.dropped), key=lambda p: (p.seconds, p.held, p.keeps)):
         rivals = (r for r in (*opened, *closed) if r.seconds <= plan.seconds)
-        if not any(r.held <= plan.held and below(r.levels, plan.levels) for r in rivals):
+        if not any(r.held <= plan.held and not_above(r.levels, plan.levels) for r in rivals):
             opened.append(plan)
     deep = any(d.depth > 1 for p in opened for d in p.dropped)
     return [*thinned(closed, MOST_PARTIAL), *thinned(opened, MOST_OPEN_DEEP if deep else MOST_OPEN)]
@@ -162,7 +166,7 @@ def levels(keeps: int, dropped: int, depth: int) -> tuple[int, ...]:
     return (*(keeps for _ in range(depth)), dropped)
 
 
-def below(one: Sequence[int], other: Sequence[int]) -> bool:
+def not_above(one: Sequence[int], other: Sequence[int]) -> bool:
     """True if a plan's levels are nowhere above another's; beyond its deepest, a plan's stay as they are."""
     longest = max(len(one), len(other))
     return all(one[min(k, len(one) - 1)] <= other[min(k, len(other) - 1)] for k in range(longest))

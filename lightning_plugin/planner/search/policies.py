@@ -25,7 +25,7 @@ class Policy:
         shape: Tiles, rows of tiles or whole maps.
         halos: Ways to get the rows between neighbouring tiles.
         keep: Segments may be kept: run whole, with the memory that backward needs.
-        spill: Maps may go to lower tiers; "all": every map that can be offloaded is.
+        offload: Maps may go to lower tiers; "all": every map that can be offloaded is.
         drop: The depth to which stored maps may be dropped (`execute.recompute`).
         recall: Backward may read stored maps back (`program.recall`).
         same: A segment's forward and backward have one grid.
@@ -35,7 +35,7 @@ class Policy:
     shape: Literal["tiles", "rows", "whole"] = "tiles"
     halos: tuple[str, ...] = HALOS
     keep: bool = True
-    spill: bool | Literal["all"] = True
+    offload: bool | Literal["all"] = True
     drop: int = 3
     recall: bool = True
     same: bool = False

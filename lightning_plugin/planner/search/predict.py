@@ -10,12 +10,20 @@ from lightning_plugin.graph import Value
 from lightning_plugin.plan import Plan, SegmentPlan
 from lightning_plugin.planner.analysis.background import ALL
 from lightning_plugin.planner.analysis.network import Network
-from lightning_plugin.planner.costs.cost import Coster
-from lightning_plugin.planner.costs.grids import Diagonal
-from lightning_plugin.planner.costs.lower import NONE, NOTHING, Lower, LowerMaps, Transit, way_back, way_down
+from lightning_plugin.planner.costs.cost import CostModel
+from lightning_plugin.planner.costs.grids import SampleTiles
+from lightning_plugin.planner.costs.lower import (
+    NO_MAPS,
+    NONE,
+    LowerMaps,
+    LowerTiers,
+    TransferTime,
+    fetch_time,
+    offload_time,
+)
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.costs.scans import Scans
-from lightning_plugin.planner.search.dropped import Dropped, passed, still_needed
+from lightning_plugin.planner.search.dropped import Dropped, recomputed_in_passing, still_needed
 from lightning_plugin.planner.search.ways import with_transfers
 from lightning_plugin.program.program import Program, Target, programs
 from lightning_plugin.program.recall import InBackward
@@ -49,11 +57,11 @@ class Work(NamedTuple):
 
 def works(plan: Plan, network: Network, rates: Rates) -> list[Work]:
     """The work of each segment, without transfers."""
-    coster = Coster(network, rates)
+    coster = CostModel(network, rates)
     return [work_of(coster, *segment) for segment in programs(plan, network.nodes)]
 
 
-def work_of(coster: Coster, segment: SegmentPlan, targets: Sequence[Target], program: Program | None) -> Work:
+def work_of(coster: CostModel, segment: SegmentPlan, targets: Sequence[Target], program: Program | None) -> Work:
     """The work of one segment."""
     if program is None:
         return Work(coster.kept_seconds([t.node for t in targets]))
@@ -65,16 +73,16 @@ def work_of(coster: Coster, segment: SegmentPlan, targets: Sequence[Target], pro
         backward = coster.scan(program, scans, True).seconds if trains else None
     else:
         forth, back = (background.distinct(program, g) if segment.alike else ALL for g in grids)
-        forward = coster.passed(Diagonal(program, segment.forward), False, forth)[0]
-        tiles, backward = Diagonal(program, segment.backward), None
+        forward = coster.pass_cost(SampleTiles(program, segment.forward), False, forth)[0]
+        tiles, backward = SampleTiles(program, segment.backward), None
         if trains:
-            backward = coster.recalled(tiles, back)[0] if segment.recall else coster.passed(tiles, True, back)[0]
+            backward = coster.recalled(tiles, back)[0] if segment.recall else coster.pass_cost(tiles, True, back)[0]
     return Work(forward, backward)
 
 
 def with_tiers(plan: Plan, network: Network, rates: Rates, works: Sequence[Work]) -> list[float]:
     """Seconds of each segment, given its work, with its transfers."""
-    lower = Gone()
+    lower = OffloadedMaps()
     dropped: list[Dropped] = []
     found = []
     for mine, (segment, targets, program) in zip(works, programs(plan, network.nodes), strict=True):
@@ -89,32 +97,32 @@ def with_tiers(plan: Plan, network: Network, rates: Rates, works: Sequence[Work]
 
 
 @dataclass(frozen=True)
-class Gone:
+class OffloadedMaps:
     """Maps on lower tiers, and the bytes of each there."""
 
-    there: LowerMaps = NOTHING
+    there: LowerMaps = NO_MAPS
     sizes: Mapping[Value, int] = field(default_factory=dict)
 
-    def more(self, segment: SegmentPlan, targets: Sequence[Target]) -> Gone:
+    def more(self, segment: SegmentPlan, targets: Sequence[Target]) -> OffloadedMaps:
         """With the maps that a segment offloads."""
         mine = stored_below(segment, targets)
-        return Gone(self.there.more(segment.tier, frozenset(mine), sum(mine.values())), {**self.sizes, **mine})
+        return OffloadedMaps(self.there.more(segment.tier, frozenset(mine), sum(mine.values())), {**self.sizes, **mine})
 
-    def down(self, rates: Rates, segment: SegmentPlan, targets: Sequence[Target]) -> Transit:
+    def down(self, rates: Rates, segment: SegmentPlan, targets: Sequence[Target]) -> TransferTime:
         """Transfer time of a segment's outputs to their tier."""
         mine = stored_below(segment, targets)
-        return way_down(rates, self.there, segment.tier, sum(mine.values())) if mine else NONE
+        return offload_time(rates, self.there, segment.tier, sum(mine.values())) if mine else NONE
 
-    def back(self, rates: Rates, maps: Iterable[Value]) -> Transit:
+    def back(self, rates: Rates, maps: Iterable[Value]) -> TransferTime:
         """Transfer time of those of some maps that were offloaded."""
-        return way_back(rates, self.there, {key: self.sizes[key] for key in maps if key in self.sizes})
+        return fetch_time(rates, self.there, {key: self.sizes[key] for key in maps if key in self.sizes})
 
 
 def stored_below(segment: SegmentPlan, targets: Sequence[Target]) -> dict[Value, int]:
     """Bytes of each map that a segment stores below the device."""
     if segment.keep or segment.tier == "device":
         return {}
-    return Lower(half=segment.half).sizes([t.stored for t in targets if t.stored is not None])
+    return LowerTiers(half=segment.half).sizes([t.stored for t in targets if t.stored is not None])
 
 
 def tiled(
@@ -123,7 +131,7 @@ def tiled(
     targets: Sequence[Target],
     program: Program,
     work: Work,
-    lower: Gone,
+    lower: OffloadedMaps,
     dropped: list[Dropped],
 ) -> float:
     """Seconds of a tiled segment, after those that have put maps on ``lower`` tiers and ``dropped`` others, to which it
@@ -137,6 +145,6 @@ def tiled(
         maps = frozenset(t.stored for t in targets if t.stored is not None)
         needs = frozenset(program.reads)
         mine = Dropped(maps, 0, 0, needs, segment.drop, seconds=reads.with_work(work.forward, segment.ahead))
-        total += sum(d.seconds for d in (mine, *passed(still_needed(dropped, needs), segment.drop)))
+        total += sum(d.seconds for d in (mine, *recomputed_in_passing(still_needed(dropped, needs), segment.drop)))
         dropped.append(mine)
     return total

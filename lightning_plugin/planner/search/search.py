@@ -20,12 +20,12 @@ from functools import partial
 from lightning_plugin.graph import Value
 from lightning_plugin.plan import Forecast, Plan, SegmentForecast, SegmentPlan
 from lightning_plugin.planner.analysis.network import Network
-from lightning_plugin.planner.costs.lower import NONE, Lower, tier_of, way_back, way_down
+from lightning_plugin.planner.costs.lower import NONE, LowerTiers, fetch_time, offload_time, tier_of
 from lightning_plugin.planner.costs.parameters import Copies, Placed
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.search.cuts import Cuts
-from lightning_plugin.planner.search.dropped import Dropped, passed, recomputing, still_needed
-from lightning_plugin.planner.search.interval import Intervals, Where
+from lightning_plugin.planner.search.dropped import Dropped, recomputed_in_passing, recomputing, still_needed
+from lightning_plugin.planner.search.interval import Intervals, TiledInterval
 from lightning_plugin.planner.search.partial import Front, Partial, levels, merge_kept
 from lightning_plugin.planner.search.policies import AUTO, Policy
 from lightning_plugin.planner.search.ways import Moves, Placement, Room, Site, Span, Tiled, Ways
@@ -43,7 +43,7 @@ WORTH_SHARING = 0.95
 class Search:
     """The search for a plan of one network, on a device of some rates, with some lower tiers."""
 
-    def __init__(self, network: Network, rates: Rates, lower: Lower, policy: Policy = AUTO) -> None:
+    def __init__(self, network: Network, rates: Rates, lower: LowerTiers, policy: Policy = AUTO) -> None:
         self.lower = lower
         self.network = network
         self.rates = rates
@@ -95,11 +95,11 @@ class Search:
     def options(self, before: Partial, span: Span, front: Front) -> Iterator[Partial]:
         """A partial plan with one more tiled segment, in every way that is allowed, fits, and is not beaten by the
         ``front``."""
-        reads = span.program.reads if before.spilled else ()
-        brought = [v for v in reads if v in before.spilled]
-        for seen in before.sights(bool(self.network.background)):
-            for spill in self.spills(before, span):
-                placement = self.placement(seen, span, spill)
+        reads = span.program.reads if before.offloaded else ()
+        brought = [v for v in reads if v in before.offloaded]
+        for seen in before.variants(bool(self.network.background)):
+            for offload in self.offload_choices(before, span):
+                placement = self.placement(seen, span, offload)
                 if placement is None:
                     continue
                 moves = self.moves(before, placement, brought)
@@ -108,11 +108,11 @@ class Search:
                     for pieces in self.pieces_of(span) if depths else ():
                         yield from self.tiled(seen, span, moves, ahead, pieces, depths, front)
 
-    def spills(self, before: Partial, span: Span) -> tuple[bool, ...]:
+    def offload_choices(self, before: Partial, span: Span) -> tuple[bool, ...]:
         """The choices for an interval's outputs: to stay on the device, to be offloaded, or both."""
-        if self.policy.spill == "all":
+        if self.policy.offload == "all":
             return (self.placement(before, span, True) is not None,)
-        return (False, True) if self.policy.spill else (False,)
+        return (False, True) if self.policy.offload else (False,)
 
     def pieces_of(self, span: Span) -> tuple[int, ...]:
         """Numbers of pieces in which an interval may read keys."""
@@ -121,10 +121,10 @@ class Search:
         most = next(iter(found.values())).positions
         return (1, *(count for count in PIECES if count <= most))
 
-    def placement(self, before: Partial, span: Span, spill: bool) -> Placement | None:
+    def placement(self, before: Partial, span: Span, offload: bool) -> Placement | None:
         """The tier of an interval's outputs; None if no lower tier has room for those that are to be offloaded."""
         here, below = self.stored(span.begin, span.end)
-        if not spill:
+        if not offload:
             return here
         if below is None:
             return None
@@ -148,9 +148,9 @@ class Search:
         """An interval's transfers to lower tiers and from there."""
         writes, reads = NONE, NONE
         if placement.below:
-            writes = way_down(self.rates, before.lower, placement.tier, placement.below)
+            writes = offload_time(self.rates, before.lower, placement.tier, placement.below)
         if brought:
-            reads = way_back(self.rates, before.lower, {v: self.below[v] for v in brought})
+            reads = fetch_time(self.rates, before.lower, {v: self.below[v] for v in brought})
         return Moves(placement, brought, writes, reads)
 
     def depths(self, before: Partial, span: Span, moves: Moves, front: Front) -> list[int]:
@@ -158,14 +158,14 @@ class Search:
         tiles are."""
         found = []
         held = before.keeps + moves.placement.device
-        once, both = self.intervals.least(span.begin, span.end, before.blind)
+        once, both = self.intervals.least(span.begin, span.end, before.no_background)
         seconds = before.seconds + (1 - ROUNDING) * both
-        if not front.beats(held, seconds, before.blind):
+        if not front.dominates(held, seconds, before.no_background):
             found.append(0)
         if self.depth and self.may_drop(moves.placement):
             seconds += (1 - ROUNDING) * once
             for depth in range(1, self.depth + 1):
-                if not front.beats(before.keeps, seconds, before.blind, levels(before.keeps, held, depth)):
+                if not front.dominates(before.keeps, seconds, before.no_background, levels(before.keeps, held, depth)):
                     found.append(depth)
         return found
 
@@ -177,7 +177,7 @@ class Search:
         site = self.site(before, span, moves, ahead, pieces)
         if site is None:
             return
-        for way in self.ways.of(site.where, site.room, span.trains):
+        for way in self.ways.of(site.interval, site.room, span.trains):
             for depth in depths:
                 if depth and way.halo != "recompute":
                     break
@@ -188,21 +188,21 @@ class Search:
     def site(self, before: Partial, span: Span, moves: Moves, ahead: bool, pieces: int) -> Site | None:
         """The surroundings of one more segment; None if there is no room to recompute its inputs."""
         intervals, placement, begin, end = self.intervals, moves.placement, span.begin, span.end
-        leaving, ends, back, again = placement.below > 0, 0, before.back, 0
+        offloads, ends, back, again = placement.below > 0, 0, before.back, 0
         if span.trains:
-            spilled = before.spilled | placement.maps if leaving else before.spilled
-            ends = intervals.ends(begin, before.spilled) + intervals.ends(end, spilled)
+            offloaded = before.offloaded | placement.maps if offloads else before.offloaded
+            ends = intervals.ends(begin, before.offloaded) + intervals.ends(end, offloaded)
         if before.dropped:
             back -= sum(d.size for d in before.dropped if not d.maps.isdisjoint(span.before))
             again = recomputing(still_needed(before.dropped, span.read), span.read)
         room = Room(self.budget - self.fixed - before.held - span.flight, placement.device - back, ends)
         if room.ends + again > room.free:
             return None
-        where = Where(begin, end, frozenset(moves.brought), leaving, ahead, pieces, before.blind)
+        interval = TiledInterval(begin, end, frozenset(moves.brought), offloads, ahead, pieces, before.no_background)
         keys = NONE
         if moves.brought and (cut := intervals.strips(begin, end)):
-            keys = way_back(self.rates, before.lower, self.lower.sizes(v for v in moves.brought if v in cut))
-        return Site(span, where, placement, room, again, moves.writes, moves.reads, keys)
+            keys = fetch_time(self.rates, before.lower, self.lower.sizes(v for v in moves.brought if v in cut))
+        return Site(span, interval, placement, room, again, moves.writes, moves.reads, keys)
 
     def may_drop(self, placement: Placement) -> bool:
         """True if a segment that recomputes its halos may drop its outputs."""
@@ -217,21 +217,21 @@ class Search:
     def extended(self, before: Partial, site: Site, way: Tiled, drop: int, front: Front) -> Partial | None:
         """A partial plan with one more tiled segment, which drops its outputs to depth ``drop``; None if it is
         beaten."""
-        where, placement, span = site.where, site.placement, site.span
+        interval, placement, span = site.interval, site.placement, site.span
         dropped = before.dropped
         again: tuple[Dropped, ...] = ()
         if drop:
-            once = way.forward[1].work, way.once(site.reads, where.ahead)
+            once = way.forward[1].work, way.once(site.reads, interval.ahead)
             mine = Dropped(placement.maps, placement.size, way.forward[1].bytes, span.read, drop, *once)
-            dropped, again = (*dropped, mine), (mine, *passed(still_needed(dropped, span.read), drop))
+            dropped, again = (*dropped, mine), (mine, *recomputed_in_passing(still_needed(dropped, span.read), drop))
         extra = way.work - span.plain + sum(d.work for d in again)
         reads = site.reads + site.keys.times(way.forward[0].tiles - 1)
         back = None if way.backward is None else way.backward[1].seconds
-        waiting = self.copies.waiting(where.begin, where.end, way.forward[1].seconds, back)
-        seconds = way.with_transfers(site.writes, reads, where.ahead) + waiting + sum(d.seconds for d in again)
+        waiting = self.copies.waiting(interval.begin, interval.end, way.forward[1].seconds, back)
+        seconds = way.with_transfers(site.writes, reads, interval.ahead) + waiting + sum(d.seconds for d in again)
         keeps = before.keeps + way.carried + (0 if drop else placement.device)
         after = levels(keeps, keeps + placement.size, drop) if drop else ()
-        if front.beats(keeps, before.seconds + seconds, before.blind, after):
+        if front.dominates(keeps, before.seconds + seconds, before.no_background, after):
             return None
         flight = span.flight
         base = before.held + self.fixed + flight
@@ -240,27 +240,27 @@ class Search:
             keeps,
             before.seconds + seconds,
             max(before.peak, before.held + flight + peak),
-            before.spilled | placement.maps if where.leaving else before.spilled,
+            before.offloaded | placement.maps if interval.offloads else before.offloaded,
             before.lower.more(placement.tier, placement.maps, placement.below),
             before.extra + extra,
             partial(self.piece, site, way, drop, base, peak, seconds, extra),
             before,
             dropped,
             before.back,
-            blind=before.blind,
+            no_background=before.no_background,
         ).at(span.after)
 
-    def alike(self, where: Where, way: Tiled) -> bool:
+    def alike(self, interval: TiledInterval, way: Tiled) -> bool:
         """True if many tiles of forward are identical to others."""
-        if way.halo != "recompute" or where.pieces > 1:
+        if way.halo != "recompute" or interval.pieces > 1:
             return False
-        return self.intervals.distinct(where, way.forward[0]) < WORTH_SHARING
+        return self.intervals.distinct(interval, way.forward[0]) < WORTH_SHARING
 
     def piece(
         self, site: Site, way: Tiled, drop: int, base: int, peak: int, seconds: float, extra: float
     ) -> SegmentPlan:  # fmt: skip
         """The plan of a tiled segment; ``base`` are the bytes that are live beside it."""
-        where, placement = site.where, site.placement
+        interval, placement = site.interval, site.placement
         plain, targets = site.span.plain, site.span.program.targets
         return SegmentPlan(
             targets=tuple(self.network.place[t.node.serial] for t in targets),
@@ -268,19 +268,19 @@ class Search:
             backward=(way.backward or way.forward)[0],
             tier=placement.tier,
             halo=way.halo,
-            half=where.leaving and self.lower.half,
-            ahead=where.ahead,
+            half=interval.offloads and self.lower.half,
+            ahead=interval.ahead,
             drop=drop,
-            pieces=where.pieces,
-            alike=self.alike(where, way),
-            path=self.intervals.path(where.begin, where.end),
+            pieces=interval.pieces,
+            alike=self.alike(interval, way),
+            path=self.intervals.path(interval.begin, interval.end),
             forecast=SegmentForecast(
                 stored_bytes=placement.size + way.carried,
                 forward_bytes=base + way.forward_bytes,
                 backward_bytes=base + peak,
                 seconds=seconds,
                 recompute=extra / plain if plain else 0.0,
-                copied_bytes=self.copies.copied(where.begin, where.end),
+                copied_bytes=self.copies.copied(interval.begin, interval.end),
             ),
         )
 
@@ -289,17 +289,17 @@ class Search:
         network, intervals = self.network, self.intervals
         if still_needed(before.dropped, {v for n in network.order[begin:end] for v in n.maps}):
             return None  # autograd would hold on to dropped maps
-        brought = {v: v.bytes for n in network.order[begin:end] for v in n.maps if v in before.spilled}
+        brought = {v: v.bytes for n in network.order[begin:end] for v in n.maps if v in before.offloaded}
         flight = self.copies.kept_flight(begin, end)
         base = before.held + sum(brought.values()) + intervals.given_whole(begin, end)
         held = base + (intervals.saved_bytes(begin, end) if network.trains else 0)
         tiled_before = network.trains and before.piece and not before.keep
-        ends = intervals.ends(begin, before.spilled) if tiled_before else 0
+        ends = intervals.ends(begin, before.offloaded) if tiled_before else 0
         work = intervals.kept_peak(begin, end)
         most = max(base + work, held) + ends + flight
         if most + self.fixed > self.budget:
             return None
-        brings = way_back(self.rates, before.lower, self.lower.sizes(brought)).times(4 if network.trains else 1)
+        brings = fetch_time(self.rates, before.lower, self.lower.sizes(brought)).times(4 if network.trains else 1)
         work_seconds = intervals.kept_seconds(begin, end)
         seconds = brings.with_work(work_seconds, ahead=False)
         parts = (work_seconds / 3, 2 * work_seconds / 3) if network.trains else (work_seconds, None)
@@ -319,7 +319,7 @@ class Search:
             piece=partial(self.kept_piece, begin, end, forecast),
             before=before,
             keep=True,
-            blind=bool(network.background),
+            no_background=bool(network.background),
         )
         return done.at(intervals.alive(end))
 
@@ -344,7 +344,7 @@ class Search:
         they are dropped as deep as it takes to find a plan at all. If none is found, keys may be read piece by piece.
         """
         self.budget = budget
-        deepest = min(1, self.policy.drop) if self.policy.spill and self.lower.disk else self.policy.drop
+        deepest = min(1, self.policy.drop) if self.policy.offload and self.lower.disk else self.policy.drop
         for self.streaming, depth in itertools.product((False, True), range(min(1, deepest), deepest + 1)):
             if self.streaming and not self.network.key_cuts:
                 break

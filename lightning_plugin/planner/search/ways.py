@@ -9,8 +9,8 @@ from typing import NamedTuple
 from lightning_plugin.boxes import Grid
 from lightning_plugin.graph import Value
 from lightning_plugin.planner.costs.cost import Cost
-from lightning_plugin.planner.costs.lower import NONE, Transit
-from lightning_plugin.planner.search.interval import Intervals, Where
+from lightning_plugin.planner.costs.lower import NONE, TransferTime
+from lightning_plugin.planner.search.interval import Intervals, TiledInterval
 from lightning_plugin.planner.search.policies import Policy
 from lightning_plugin.program.program import Program
 
@@ -41,12 +41,12 @@ class Tiled:
         """Bytes that a scan holds from forward until its backward."""
         return self.forward[1].carried if self.backward is not None else 0
 
-    def with_transfers(self, writes: Transit, reads: Transit, ahead: bool) -> float:
+    def with_transfers(self, writes: TransferTime, reads: TransferTime, ahead: bool) -> float:
         """Seconds of both passes, with transfers."""
         back = None if self.backward is None else self.backward[1].seconds
         return with_transfers(self.forward[1].seconds, back, writes, reads, ahead)
 
-    def once(self, reads: Transit, ahead: bool) -> float:
+    def once(self, reads: TransferTime, ahead: bool) -> float:
         """Seconds of recomputing its outputs once."""
         return reads.with_work(self.forward[1].seconds, ahead)
 
@@ -90,7 +90,12 @@ class Room(NamedTuple):
 
 
 def with_transfers(
-    forward: float, backward: float | None, writes: Transit, reads: Transit, ahead: bool, recalled: Transit = NONE
+    forward: float,
+    backward: float | None,
+    writes: TransferTime,
+    reads: TransferTime,
+    ahead: bool,
+    recalled: TransferTime = NONE,
 ) -> float:
     """Seconds of a segment's passes with its transfers. ``writes`` are made once, ``reads`` once in forward,
     ``recalled`` once in backward.
@@ -110,39 +115,39 @@ class Ways:
         self.intervals = intervals
         self.policy = policy
 
-    def of(self, where: Where, room: Room, trains: bool) -> Iterator[Tiled]:
+    def of(self, interval: TiledInterval, room: Room, trains: bool) -> Iterator[Tiled]:
         """Tiles that recompute their halos and, if that costs something, tiles that share them."""
         intervals = self.intervals
-        plain = intervals.plain_work(where.begin, where.end)
+        plain = intervals.plain_work(interval.begin, interval.end)
         halos = self.policy.halos if self.policy.shape != "whole" else ("recompute",)
-        recompute = self.recomputed(where, room, trains) if "recompute" in halos else None
+        recompute = self.recomputed(interval, room, trains) if "recompute" in halos else None
         if recompute is not None:
             yield recompute
-        if "share" not in halos or where.ahead or where.pieces > 1:  # the tiles of a scan are not known ahead
+        if "share" not in halos or interval.ahead or interval.pieces > 1:  # the tiles of a scan are not known ahead
             return
         if recompute is not None and recompute.work < (2 if trains else 1) * plain * (1 + WORTH_SHARING):
             return
-        found = intervals.scans(where, room.free - max(room.stored, room.ends), trains)
+        found = intervals.scans(interval, room.free - max(room.stored, room.ends), trains)
         if found is not None:
             grid, forward, backward = found
             yield Tiled("share", (grid, forward), (grid, backward) if trains else None, room.ends, room.stored)
         elif "recompute" not in halos:
-            whole = self.recomputed(where, room, trains)  # what cannot share has to do without
+            whole = self.recomputed(interval, room, trains)  # what cannot share has to do without
             if whole is not None:
                 yield whole
 
-    def recomputed(self, where: Where, room: Room, trains: bool) -> Tiled | None:
+    def recomputed(self, interval: TiledInterval, room: Room, trains: bool) -> Tiled | None:
         """Tiles that recompute their halos; None if no grid fits."""
-        forward = self.intervals.cheapest(where, room.free - room.stored, False)
+        forward = self.intervals.cheapest(interval, room.free - room.stored, False)
         if forward is None:
             return None
         if not trains:
             return Tiled("recompute", forward, None, 0, room.stored)
-        backward = self.intervals.cheapest(where, room.free - room.ends, True)
+        backward = self.intervals.cheapest(interval, room.free - room.ends, True)
         if backward is None:
             return None
         if self.policy.same and forward[0] != backward[0]:
-            forward = backward[0], self.intervals.cost(self.intervals.costed(where), backward[0], False)
+            forward = backward[0], self.intervals.cost(self.intervals.costed(interval), backward[0], False)
         return Tiled("recompute", forward, backward, room.ends, room.stored)
 
 
@@ -179,8 +184,8 @@ class Moves:
 
     placement: Placement
     brought: Sequence[Value]
-    writes: Transit
-    reads: Transit
+    writes: TransferTime
+    reads: TransferTime
 
     def __bool__(self) -> bool:
         return self.placement.below > 0 or bool(self.brought)
@@ -216,7 +221,7 @@ class Site(NamedTuple):
 
     Attributes:
         span: Its interval.
-        where: The interval with the tiers of its maps.
+        interval: The interval with the tiers of its maps.
         placement: The tier of its outputs.
         room: The bytes for it.
         again: The bytes of tiles that recompute its inputs.
@@ -226,10 +231,10 @@ class Site(NamedTuple):
     """
 
     span: Span
-    where: Where
+    interval: TiledInterval
     placement: Placement
     room: Room
     again: int
-    writes: Transit
-    reads: Transit
-    keys: Transit
+    writes: TransferTime
+    reads: TransferTime
+    keys: TransferTime

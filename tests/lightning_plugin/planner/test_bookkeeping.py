@@ -33,18 +33,18 @@ from lightning_plugin.planner.choose import Chooser, choose_plan
 from lightning_plugin.planner.costs import lower as lower_module
 from lightning_plugin.planner.costs.lower import (
     HOST,
+    NO_MAPS,
     NONE,
-    NOTHING,
-    Lower,
     LowerMaps,
-    Transit,
+    LowerTiers,
+    TransferTime,
+    fetch_time,
     lower_tiers,
+    offload_time,
     one_way,
-    way_back,
-    way_down,
 )
 from lightning_plugin.planner.costs.parameters import Copies, Placed, captured
-from lightning_plugin.planner.costs.peak import Books, tile_bytes
+from lightning_plugin.planner.costs.peak import LiveBytes, tile_bytes
 from lightning_plugin.planner.costs.rates import RATES, rates_of
 from lightning_plugin.planner.rehearsal.representative import Candidate, heaviest
 from lightning_plugin.planner.search.dropped import Dropped
@@ -54,8 +54,8 @@ from lightning_plugin.planner.search.partial import (
     Partial,
     below,
     merge_kept,
+    pareto_front,
     thinned,
-    undominated,
 )
 from lightning_plugin.planner.search.ways import Tiled, with_transfers
 from lightning_plugin.program.fixed import fixed, kept_segments
@@ -66,7 +66,7 @@ from lightning_plugin.program.fixed import fixed, kept_segments
 @given(st.lists(st.tuples(st.sampled_from(["make", "alias", "hold", "drop", "add", "passing"]), st.integers(0, 5),
                           st.integers(0, 9)), max_size=25))  # fmt: skip
 def test_memory_is_let_go_when_the_last_that_holds_it_does(steps: list[tuple[str, int, int]]) -> None:
-    books, holds, home, size = Books(), Counter[int](), dict[int, int](), dict[int, int]()
+    books, holds, home, size = LiveBytes(), Counter[int](), dict[int, int](), dict[int, int]()
     beside = most = 0
     for number, (what, key, amount) in enumerate(steps):
         passing = 0
@@ -127,7 +127,11 @@ def test_a_plan_of_one_grid_stores_maps_where_they_shrink() -> None:
 
 partials = st.lists(
     st.builds(
-        Partial, keeps=st.integers(0, 9), seconds=st.integers(0, 9).map(float), peak=st.just(0), blind=st.booleans()
+        Partial,
+        keeps=st.integers(0, 9),
+        seconds=st.integers(0, 9).map(float),
+        peak=st.just(0),
+        no_background=st.booleans(),
     ),
     min_size=1,
     max_size=20,
@@ -136,13 +140,13 @@ partials = st.lists(
 
 @given(partials)
 def test_plans_that_others_beat_in_both_are_let_go(plans: list[Partial]) -> None:
-    left = undominated(plans)
+    left = pareto_front(plans)
 
-    def beats(one: Partial, other: Partial) -> bool:
-        return one.blind == other.blind and one.held <= other.held and one.seconds <= other.seconds
+    def dominates(one: Partial, other: Partial) -> bool:
+        return one.no_background == other.no_background and one.held <= other.held and one.seconds <= other.seconds
 
-    assert all(any(beats(kept, plan) for kept in left) for plan in plans)
-    assert not any(beats(one, other) for one in left for other in left if one is not other)
+    assert all(any(dominates(kept, plan) for kept in left) for plan in plans)
+    assert not any(dominates(one, other) for one in left for other in left if one is not other)
     assert all(any(kept is plan for plan in plans) for kept in left)
 
 
@@ -151,14 +155,14 @@ def test_what_is_dropped_counts_later() -> None:
     stored = Partial(4, 5.0, 0)
     dropped = Partial(1, 5.0, 0, dropped=(Dropped(frozenset({1}), 9, 0, frozenset()),), back=3)
     assert dropped.levels == (1, 10) and dropped.held == stored.held
-    assert undominated([stored, dropped]) == [stored, dropped]
-    assert undominated([stored, Partial(5, 6.0, 0, dropped=dropped.dropped)]) == [stored]
+    assert pareto_front([stored, dropped]) == [stored, dropped]
+    assert pareto_front([stored, Partial(5, 6.0, 0, dropped=dropped.dropped)]) == [stored]
     assert below((1, 2), (1, 2, 2)) and below((1,), (1, 2)) and not below((1, 3), (2,)) and not below((2,), (1, 3))
 
 
 PLANS = st.builds(
-    lambda keeps, back, seconds, size, depth, blind: Partial(
-        keeps, float(seconds), 0, back=back if depth else 0, blind=blind,
+    lambda keeps, back, seconds, size, depth, no_background: Partial(
+        keeps, float(seconds), 0, back=back if depth else 0, no_background=no_background,
         dropped=(Dropped(frozenset({1}), size, 0, frozenset(), depth),) if depth else (),
     ),
     st.integers(0, 9), st.integers(0, 5), st.integers(0, 9), st.integers(0, 9), st.integers(0, 2), st.booleans(),
@@ -173,9 +177,9 @@ def test_what_is_beaten_when_it_comes_is_what_would_be_left_out(plans: list[Part
     front.thin()
 
     def figures(plans: list[Partial]) -> list[Any]:
-        return [(p.blind, p.keeps, p.back, p.seconds, p.levels) for p in plans]
+        return [(p.no_background, p.keeps, p.back, p.seconds, p.levels) for p in plans]
 
-    assert figures(front.plans) == figures(undominated(plans))
+    assert figures(front.plans) == figures(pareto_front(plans))
 
 
 @pytest.mark.parametrize("count", [1, MOST_PARTIAL, MOST_PARTIAL + 1, 200])
@@ -215,10 +219,10 @@ def test_of_tiles_those_are_rehearsed_that_no_other_holds() -> None:
 
 def test_transfers_are_waited_for_unless_they_go_ahead() -> None:
     """Those that the processors that compute have to make are waited for always."""
-    one, two = Transit(beside=1), Transit(beside=2)
+    one, two = TransferTime(beside=1), TransferTime(beside=2)
     assert two.with_work(3, False) == 5 and two.with_work(3, True) == 3 and two.with_work(1, True) == 2
-    assert Transit(busy=2).with_work(3, False) == Transit(busy=2).with_work(3, True) == 5
-    assert Transit(1, 4).with_work(3, True) == 5 and Transit(1, 4).times(2) + one == Transit(2, 9)
+    assert TransferTime(busy=2).with_work(3, False) == TransferTime(busy=2).with_work(3, True) == 5
+    assert TransferTime(1, 4).with_work(3, True) == 5 and TransferTime(1, 4).times(2) + one == TransferTime(2, 9)
     assert with_transfers(3, None, one, two, False) == 6
     assert with_transfers(3, 4, one, two, False) == 17, "backward reads cotangents and input, and adds to what that has"
     assert with_transfers(3, 4, one, two, True) == 3 + 7
@@ -226,15 +230,17 @@ def test_transfers_are_waited_for_unless_they_go_ahead() -> None:
 
 def test_files_are_work_of_the_processor_as_long_as_they_stay_in_memory() -> None:
     rates = dataclasses.replace(RATES["cpu"], disk=1.0, file=4.0, host=2.0, cache=100)
-    assert way_down(rates, NOTHING, "disk", 80) == Transit(busy=20)
-    assert way_down(rates, LowerMaps(disk_bytes=60), "disk", 80) == Transit(busy=10, beside=40)
-    assert way_down(rates, LowerMaps(disk_bytes=160), "disk", 80) == Transit(beside=80)
-    assert way_down(rates, NOTHING, "host", 80) == Transit(beside=40)
-    assert way_back(rates, LowerMaps(disk_bytes=200), {1: 40, 2: 40}) == Transit(busy=10, beside=40)
-    assert way_back(rates, LowerMaps(frozenset({1}), 40, 40), {1: 40, 2: 40}) == Transit(busy=10, beside=20)
-    assert way_back(rates, NOTHING, {}) == NONE
+    assert offload_time(rates, NO_MAPS, "disk", 80) == TransferTime(busy=20)
+    assert offload_time(rates, LowerMaps(disk_bytes=60), "disk", 80) == TransferTime(busy=10, beside=40)
+    assert offload_time(rates, LowerMaps(disk_bytes=160), "disk", 80) == TransferTime(beside=80)
+    assert offload_time(rates, NO_MAPS, "host", 80) == TransferTime(beside=40)
+    assert fetch_time(rates, LowerMaps(disk_bytes=200), {1: 40, 2: 40}) == TransferTime(busy=10, beside=40)
+    assert fetch_time(rates, LowerMaps(frozenset({1}), 40, 40), {1: 40, 2: 40}) == TransferTime(busy=10, beside=20)
+    assert fetch_time(rates, NO_MAPS, {}) == NONE
     cuda = RATES["cuda"]
-    assert not way_down(cuda, NOTHING, "disk", 80).busy, "a processor that does not compute copies beside the device"
+    assert not offload_time(cuda, NO_MAPS, "disk", 80).busy, (
+        "a processor that does not compute copies beside the device"
+    )
 
 
 def test_what_a_tiled_segment_holds_in_each_way() -> None:
@@ -244,7 +250,12 @@ def test_what_a_tiled_segment_holds_in_each_way() -> None:
     grid = Grid((2, 1))
     both = Tiled("share", (grid, cost), (grid, back), ends=13, stored=17)
     assert (both.carried, both.forward_bytes, both.backward_bytes, both.peak) == (5, 29, 29, 29)
-    assert (both.seconds, both.work, both.once(Transit(beside=2.0), False), both.once(Transit(beside=2.0), True)) == (
+    assert (
+        both.seconds,
+        both.work,
+        both.once(TransferTime(beside=2.0), False),
+        both.once(TransferTime(beside=2.0), True),
+    ) == (
         4.0,
         6.0,
         3.0,
@@ -256,15 +267,15 @@ def test_what_a_tiled_segment_holds_in_each_way() -> None:
 
 
 def test_tiers_below_are_filled_one_after_the_other() -> None:
-    lower = Lower(100, True, parameters=("host", "disk"))
+    lower = LowerTiers(100, True, parameters=("host", "disk"))
     assert lower.tier(60, 40) == "host" and lower.tier(60, 41) == "disk"
-    assert Lower(100, False).tier(60, 41) is None and Lower(None).tier(0, 1) == "disk"
+    assert LowerTiers(100, False).tier(60, 41) is None and LowerTiers(None).tier(0, 1) == "disk"
     assert lower.tier_of_parameter(60, 40) == "host" and lower.tier_of_parameter(60, 41) == "disk"
-    assert Lower(100, parameters=("host",)).tier_of_parameter(60, 41) is None
-    assert Lower(100).there == "host" and Lower(0).there == Lower().there == "disk"
+    assert LowerTiers(100, parameters=("host",)).tier_of_parameter(60, 41) is None
+    assert LowerTiers(100).there == "host" and LowerTiers(0).there == LowerTiers().there == "disk"
     sizes = {torch.float64: 10, torch.bfloat16: 20, torch.float32: 2}
     maps = [Value(torch.empty(size, dtype=dtype, device="meta"), None, False) for dtype, size in sizes.items()]
-    assert Lower().size(maps) == 128 and Lower(half=True).size(maps) == 20 + 40 + 4
+    assert LowerTiers().size(maps) == 128 and LowerTiers(half=True).size(maps) == 20 + 40 + 4
     rates = RATES["cpu"]
     assert one_way(rates, "host", 1000) == 1000 / rates.host and one_way(rates, "disk", 1000) == 1000 / rates.disk
 

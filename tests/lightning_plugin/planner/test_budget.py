@@ -17,7 +17,7 @@ from lightning_plugin.ledger import Ledger
 from lightning_plugin.memory import RESERVE
 from lightning_plugin.planner.analysis.recorded import recorded
 from lightning_plugin.planner.choose import choose_plan
-from lightning_plugin.planner.costs.lower import Lower
+from lightning_plugin.planner.costs.lower import LowerTiers
 from lightning_plugin.planner.costs.rates import rates_of
 from lightning_plugin.planner.make import rates_for
 from lightning_plugin.planner.search.policies import Policy
@@ -237,7 +237,7 @@ def test_what_is_dropped_deeper_saves_more_in_a_longer_chain() -> None:
         smallest = {}
         for depth in (1, 3):
             with pytest.raises(BudgetError) as refused:
-                choose_plan(network, rates_for(None), 1000, Lower(disk=False), Policy(drop=depth))
+                choose_plan(network, rates_for(None), 1000, LowerTiers(disk=False), Policy(drop=depth))
             smallest[depth] = refused.value.smallest
     # A map is 320 kB: of 20, as many are held at a time as one run of each depth is long.
     assert smallest[3] < 0.8 * smallest[1]
@@ -259,7 +259,7 @@ def test_tiles_in_a_cache_are_looked_for_where_everything_fits(side: int, device
     plan = make_plan(net, (1, 3, side, side), device=device, budget="4GiB")
     assert any(not s.keep for s in plan.segments) == tiled
     with recorded(net, (1, 3, side, side), torch.float32) as (network, _):
-        whole = Search(network, rates_of(device), Lower(None)).whole(1 << 32)
+        whole = Search(network, rates_of(device), LowerTiers(None)).whole(1 << 32)
     assert whole is not None and plan.seconds <= whole.seconds
     assert not tiled or plan.seconds < whole.seconds
 

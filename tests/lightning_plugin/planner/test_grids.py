@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from lightning_plugin.planner.analysis.recorded import recorded
 from lightning_plugin.planner.costs.rates import rates_of
-from lightning_plugin.planner.search.interval import Intervals, Where
+from lightning_plugin.planner.search.interval import Intervals, TiledInterval
 from lightning_plugin.planner.search.policies import AUTO
 from lightning_plugin.rules.uncut import Uncut
 
@@ -27,12 +27,12 @@ def test_seconds_of_grids_do_not_depend_on_what_was_asked_before() -> None:
     own."""
     with recorded(Attends(), (1, 4, 64, 64), torch.float32) as (network, _):
         begin, end = min(i for i, n in enumerate(network.order) if isinstance(n.op, Uncut)), max(network.key_cuts)
-        ways = Where(begin, end), Where(begin, end, pieces=4)
+        ways = TiledInterval(begin, end), TiledInterval(begin, end, pieces=4)
         seconds: list[list[float]] = []
         for before in ways:
             intervals = Intervals(network, rates_of("cpu"), AUTO)
             grids = intervals.grids(begin, end, False)
             intervals.cost(before, grids[0], True)
-            seconds.append([intervals.passed(begin, end, way.pieces, False, grids[-1], True)[0] for way in ways])
+            seconds.append([intervals.pass_cost(begin, end, way.pieces, False, grids[-1], True)[0] for way in ways])
         assert seconds[0] == seconds[1]
         assert seconds[0][0] < seconds[0][1]

@@ -20,7 +20,7 @@ from lightning_plugin.plan import Plan
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.analysis.recorded import recorded
 from lightning_plugin.planner.choose import choose_plan, choose_recipe
-from lightning_plugin.planner.costs.lower import Lower, lower_tiers
+from lightning_plugin.planner.costs.lower import LowerTiers, lower_tiers
 from lightning_plugin.planner.costs.rates import RATES
 from lightning_plugin.planner.recipes.recipe import retiered
 from lightning_plugin.planner.search.policies import AUTO
@@ -100,7 +100,7 @@ def ran(plan: Plan, module: nn.Module, size: tuple[int, int], host: Watched, cal
     return host.most
 
 
-def planned(network: Network, share: float, lower: Lower) -> Plan | None:
+def planned(network: Network, share: float, lower: LowerTiers) -> Plan | None:
     budget = network.fixed_bytes + int(share * network.plain_bytes)
     try:
         return choose_plan(network, RATES_OF_DEVICE, max(budget, 1 << 20), lower, AUTO, lower.calls)
@@ -129,8 +129,8 @@ def every(examples: int, fixed: int | None, host: Watched) -> int:
         module = net(names)
         with recorded(module, (1, 3, *size), torch.float32) as (network, _):
             room = int(part * network.plain_bytes)
-            plan = planned(network, share, Lower(room, calls=calls))
-            again = None if plan is None else retiered(plan, network, Lower(room, calls=calls))
+            plan = planned(network, share, LowerTiers(room, calls=calls))
+            again = None if plan is None else retiered(plan, network, LowerTiers(room, calls=calls))
         if plan is None:
             return
         assert again == plan, "what a search puts on the host is what fits there, segment by segment"
@@ -159,9 +159,9 @@ def test_maps_go_to_the_disk_where_a_larger_image_leaves_no_room_on_the_host(hos
     module = net(["norm", "conv", "norm", "conv", "norm", "conv", "norm"])
     with recorded(module, (1, 3, 220, 230), torch.float32) as (network, _):
         budget = network.fixed_bytes + network.plain_bytes // 5
-        whole = choose_plan(network, RATES_OF_DEVICE, budget, Lower(1 << 40))
+        whole = choose_plan(network, RATES_OF_DEVICE, budget, LowerTiers(1 << 40))
         needs = ran(whole, module, (220, 230), host)
-        lower = Lower(int(0.8 * needs))
+        lower = LowerTiers(int(0.8 * needs))
         recipe = choose_recipe(network, RATES_OF_DEVICE, budget, lower)
     assert {"host", "disk"} <= {s.tier for s in recipe.plan.segments}
     tiers = []
@@ -173,7 +173,7 @@ def test_maps_go_to_the_disk_where_a_larger_image_leaves_no_room_on_the_host(hos
         assert ran(plan, module, size, host) <= lower.host
     assert tiers[2] > tiers[0] >= on_host(recipe.plan) >= tiers[1]
     with recorded(module, (1, 3, 240, 250), torch.float32) as (network, _):
-        assert recipe.at(network, Lower(lower.host, disk=False)) is None
+        assert recipe.at(network, LowerTiers(lower.host, disk=False)) is None
 
 
 def test_parameters_on_the_host_leave_less_room_for_maps() -> None:
@@ -183,7 +183,7 @@ def test_parameters_on_the_host_leave_less_room_for_maps() -> None:
     with recorded(nn.Sequential(nn.Conv2d(3, 96, 3), *blocks, *ends), (1, 3, 98, 98), torch.float32) as (network, _):
 
         def plan(host: int, calls: int = 1) -> Plan:
-            lower = Lower(host, parameters=("host",), calls=calls)
+            lower = LowerTiers(host, parameters=("host",), calls=calls)
             return choose_plan(network, RATES_OF_DEVICE, 5 << 19, lower)
 
         ample = plan(1 << 40)

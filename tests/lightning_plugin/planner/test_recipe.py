@@ -19,7 +19,7 @@ from lightning_plugin.options import Options
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.analysis.recorded import recorded
 from lightning_plugin.planner.choose import choose_recipe
-from lightning_plugin.planner.costs.lower import Lower, lower_tiers
+from lightning_plugin.planner.costs.lower import LowerTiers, lower_tiers
 from lightning_plugin.planner.costs.rates import RATES
 from lightning_plugin.planner.recipes.recipe import Recipe, positions
 from lightning_plugin.planner.rehearsal.rehearse import rehearse
@@ -129,7 +129,7 @@ def test_a_recipe_that_was_too_large_is_not_asked_about_larger_images() -> None:
     asked: list[int] = []
 
     class Asked(Recipe):
-        def at(self, network: Network, lower: Lower, room: float = 0) -> Any:
+        def at(self, network: Network, lower: LowerTiers, room: float = 0) -> Any:
             asked.append(positions(network.nodes))
             return super().at(network, lower, room)
 

@@ -11,7 +11,7 @@ from lightning_plugin import LazyImage, TiledModule, TileSource
 from lightning_plugin.boxes import Box
 from lightning_plugin.planner.analysis.recorded import recorded
 from lightning_plugin.planner.choose import Chooser
-from lightning_plugin.planner.costs.lower import Lower
+from lightning_plugin.planner.costs.lower import LowerTiers
 from lightning_plugin.planner.costs.rates import RATES
 from tests.zoo import ZOO
 
@@ -151,7 +151,7 @@ def test_maps_on_the_disk_take_the_buffers_that_the_search_counts() -> None:
     with torch.device("meta"):
         net = ZOO["resnet50"].published()
     with recorded(net, (1, 3, 20480, 20480), torch.float32) as (network, _):
-        chooser = Chooser(network, RATES["cuda:a100"], Lower(64 << 30))
+        chooser = Chooser(network, RATES["cuda:a100"], LowerTiers(64 << 30))
         plan = chooser.choose(11 << 30)
     assert any(s.ahead and s.tier == "disk" for s in plan.segments)
     assert len(chooser.rehearsed) == 1, "the first plan of the search keeps the budget"

@@ -13,7 +13,7 @@ from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.analysis.recorded import recorded
 from lightning_plugin.planner.analysis.repeats import origin
 from lightning_plugin.planner.choose import Chooser
-from lightning_plugin.planner.costs.lower import Lower
+from lightning_plugin.planner.costs.lower import LowerTiers
 from lightning_plugin.planner.costs.rates import rates_of
 from lightning_plugin.planner.rehearsal.rehearse import rehearse
 from lightning_plugin.planner.search.interval import Intervals
@@ -36,9 +36,9 @@ def chain(blocks: int) -> nn.Module:
 def costed(blocks: int, part: float) -> tuple[int, int]:
     """How many operators, and intervals, a search has looked at."""
     with recorded(chain(blocks), (1, 3, 96, 90), torch.float32) as (network, _):
-        chooser = Chooser(network, rates_of("cpu"), Lower())
+        chooser = Chooser(network, rates_of("cpu"), LowerTiers())
         chooser.choose(int(network.fixed_bytes + part * network.plain_bytes) + 100_000)
-        return len(set(network.profiles.values())), len(chooser.search.intervals.looks)
+        return len(set(network.profiles.values())), len(chooser.search.intervals.first_of_key)
 
 
 @pytest.mark.parametrize("part", [0.2, 2])
@@ -81,14 +81,14 @@ def test_what_differs_in_anything_looks_different() -> None:
 def test_where_an_image_lies_makes_a_difference() -> None:
     """What is read ahead, or from elsewhere, takes room: such intervals cost something else."""
 
-    class Elsewhere(TileSource):
+    class FakeHostMap(TileSource):
         shape, dtype = (1, 3, 24, 20), torch.float32
 
         def read(self, box: Box) -> Tensor:
             return torch.zeros(1, 3, *box.extent)
 
     found = []
-    for image in (torch.zeros(Elsewhere.shape), Elsewhere()):
+    for image in (torch.zeros(FakeHostMap.shape), FakeHostMap()):
         lazy = LazyImage(image)
         (source,) = [n.outputs[0] for n in ancestors([lazy._value])]
         found.append(origin(source))
@@ -108,7 +108,7 @@ def test_an_interval_costs_what_the_first_like_it_does(part: float) -> None:
     with recorded(net, (1, 3, 96, 90), torch.float32) as (network, _):
         plans = []
         for kind in (Intervals, Unrepeated):
-            chooser = Chooser(Network(network.recording), rates_of("cuda:a100"), Lower(1 << 30))
+            chooser = Chooser(Network(network.recording), rates_of("cuda:a100"), LowerTiers(1 << 30))
             intervals = kind(chooser.network, chooser.rates, chooser.policy)
             chooser.search.intervals = chooser.search.ways.intervals = intervals
             plans.append(chooser.choose(int(network.fixed_bytes + part * network.plain_bytes) + 100_000))

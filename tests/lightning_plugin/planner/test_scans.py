@@ -110,7 +110,7 @@ def compare(program: Program, grid: Grid, shared: Scans | None = None) -> None:
         assert (mine.fresh, mine.carried, mine.kept) == (tile.fresh, tile.carried, tile.kept)
     scans = shared or Scans(program, grid)
     parts = scans.parts(program)
-    for i, number in enumerate(scans.stand_ins):
+    for i, number in enumerate(scans.samples):
         tile = given[number]
         assert held(program, parts, i) == {
             **tile.reads,
