@@ -52,8 +52,8 @@ from lightning_plugin.planner.search.partial import (
     MOST_PARTIAL,
     Front,
     Partial,
-    below,
     merge_kept,
+    not_above,
     pareto_front,
     thinned,
 )
@@ -157,7 +157,8 @@ def test_what_is_dropped_counts_later() -> None:
     assert dropped.levels == (1, 10) and dropped.held == stored.held
     assert pareto_front([stored, dropped]) == [stored, dropped]
     assert pareto_front([stored, Partial(5, 6.0, 0, dropped=dropped.dropped)]) == [stored]
-    assert below((1, 2), (1, 2, 2)) and below((1,), (1, 2)) and not below((1, 3), (2,)) and not below((2,), (1, 3))
+    assert not_above((1, 2), (1, 2, 2)) and not_above((1,), (1, 2))
+    assert not not_above((1, 3), (2,)) and not not_above((2,), (1, 3))
 
 
 PLANS = st.builds(
