@@ -35,7 +35,7 @@ from benchmarks.keep import keep_case
 from lightning_plugin import Box
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.data.patches import PatchConfig, open_bag
-from wsi_trainer.embed.command import Embedder
+from wsi_trainer.embed import Embedder
 from wsi_trainer.models import PatchEncoder, ResNet, SlideClassifier
 from wsi_trainer.synthetic import SlideSpec, write_slide
 

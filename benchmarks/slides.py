@@ -39,8 +39,7 @@ from wsi_trainer.slide.formats.tiff import tile_room
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.views import Image
 from wsi_trainer.store.chunks import ABSENT, StoredLevel, ZstdCodec
-from wsi_trainer.store.convert import Job, convert
-from wsi_trainer.store.settings import Settings
+from wsi_trainer.store.convert import Job, Settings, convert
 from wsi_trainer.synthetic import SlideSpec, write_slide
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -44,8 +44,7 @@ from tests.zoo.resnet import BasicBlock, ResNet
 from wsi_trainer.models.slide_model import COLOURS
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.views import Image
-from wsi_trainer.store.convert import Job, convert
-from wsi_trainer.store.settings import Settings
+from wsi_trainer.store.convert import Job, Settings, convert
 from wsi_trainer.synthetic import SlideSpec, write_slide
 
 NAME = "whole_slide"

@@ -7,8 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-from wsi_trainer.cli import main
-from wsi_trainer.cli.commands import COMMANDS
+from wsi_trainer.cli import COMMANDS, main
 
 # Modules whose `__all__`, or whose definitions, are public: what a version promises to keep.
 PUBLIC = {

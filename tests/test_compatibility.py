@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from lightning_plugin import Box, Plan, TiledModule
-from wsi_trainer.cli import main
-from wsi_trainer.cli.commands import COMMANDS
+from wsi_trainer.cli import COMMANDS, main
 from wsi_trainer.data.features import FeatureSource
 from wsi_trainer.fit.run import Run
 from wsi_trainer.slide import Slide

@@ -15,8 +15,7 @@ import jsonargparse
 import pytest
 import yaml
 
-from wsi_trainer.cli import main
-from wsi_trainer.cli.commands import COMMANDS
+from wsi_trainer.cli import COMMANDS, main
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(

@@ -15,8 +15,7 @@ import torch
 from lightning_plugin import Box
 from wsi_trainer.cli import main
 from wsi_trainer.errors import SlideError
-from wsi_trainer.slide import Slide
-from wsi_trainer.slide.formats import opening
+from wsi_trainer.slide import Slide, formats
 
 PAGES = Path(__file__).resolve().parents[1] / "docs" / "how-to"
 MiB = 2**20
@@ -40,7 +39,7 @@ def test_the_page_on_slide_formats_adds_one(tmp_path: Path, monkeypatch: pytest.
     module = ModuleType("wsi_trainer.slide.formats.npy")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(code_of(PAGES / "add-a-slide-format.md"), vars(module))
-    monkeypatch.setattr(opening, "READERS", (("npy", "NumpyReader"), *opening.READERS))
+    monkeypatch.setattr(formats, "READERS", (("npy", "NumpyReader"), *formats.READERS))
     for side in (96, 130):  # of the second, the file was replaced
         pixels = np.random.default_rng(side).integers(0, 255, (side, 112, 3), dtype=np.uint8)
         np.save(tmp_path / "slide.npy", pixels)

@@ -274,7 +274,7 @@ def list_encoders() -> None:
 def check_encoder(name: str, weights: Path | None) -> list[Check]:
     """Facts of an encoder, with trials of its network and of a file of weights."""
     from wsi_trainer.models.encoders import encoder_named, outline, shapes_of
-    from wsi_trainer.models.pretrained import compare as compare_weights
+    from wsi_trainer.models.weights import compare as compare_weights
 
     encoder = encoder_named(name)
     network = outline(encoder)

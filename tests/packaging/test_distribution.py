@@ -62,7 +62,7 @@ def test_help_works_without_any_requirement(installed, tmp_path):
 
 
 def test_a_config_of_the_package_is_found_where_the_folder_has_none(installed, tmp_path):
-    program = "from wsi_trainer.cli.commands import *; print(CONFIG.sub(shipped, '--config=configs/demo.yaml'))"
+    program = "from wsi_trainer.cli import *; print(CONFIG.sub(shipped, '--config=configs/demo.yaml'))"
 
     def word() -> str:
         run = subprocess.run(

@@ -25,16 +25,14 @@ from lightning_plugin import Box, Plan
 from lightning_plugin.errors import PlanError
 from tests.wsi_trainer.slides.dicom_files import write_slide
 from wsi_trainer.data.dataset import open_image
-from wsi_trainer.data.features import FeatureSource
+from wsi_trainer.data.features import FeatureSource, Written, write
 from wsi_trainer.data.manifest import read_manifest
-from wsi_trainer.embed.files import Written, write
 from wsi_trainer.errors import UserError
 from wsi_trainer.io.untrusted import read_yaml
 from wsi_trainer.regions.outlines import read_regions
 from wsi_trainer.regions.target import LabelSource, Legend, open_labels
 from wsi_trainer.slide.slide import Slide
-from wsi_trainer.store.convert import Job, convert
-from wsi_trainer.store.settings import Settings
+from wsi_trainer.store.convert import Job, Settings, convert
 
 FOUND = Path(__file__).parent / "changed_files"
 

@@ -15,9 +15,9 @@ import tifffile
 import torch
 from PIL import Image
 
-from wsi_trainer.cli.commands import as_user_error
+from wsi_trainer.cli import as_user_error
 from wsi_trainer.errors import UserError
-from wsi_trainer.io.files import machine, remove_half_written, save_array, save_picture
+from wsi_trainer.io.files import save_array, save_picture
 from wsi_trainer.io.tables import write_table
 from wsi_trainer.models.weights import write_weights
 from wsi_trainer.slide.formats.tiff import TiffReader
@@ -63,18 +63,6 @@ def test_what_is_drawn_and_exported_is_there_whole_or_as_before(
     assert path.read_bytes() == b"before" and os.listdir(tmp_path) == ["file.x"]
     write(path)
     assert path.read_bytes() != b"before" and os.listdir(tmp_path) == ["file.x"]
-
-
-def test_what_killed_processes_left_of_files_is_swept(tmp_path: Path) -> None:
-    dead = 2**22 + 7  # more than Linux counts to
-    (gone := tmp_path / f"m.csv.{machine()}.{dead}.1.part").touch()
-    (alive := tmp_path / f"m.csv.{machine()}.{os.getpid()}.1.part").touch()
-    (elsewhere := tmp_path / f"m.csv.00000000.{dead}.1.part").touch()
-    (old := tmp_path / f"n.csv.00000000.{dead}.1.part").touch()
-    os.utime(old, (0, 0))
-    (users := tmp_path / "notes.part").touch()
-    remove_half_written(tmp_path)
-    assert [path.exists() for path in (gone, alive, elsewhere, old, users)] == [False, True, True, False, True]
 
 
 @pytest.mark.parametrize(

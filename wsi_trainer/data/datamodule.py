@@ -204,9 +204,8 @@ class InOrder(Sampler[Visit]):
 class TrainLoader(DataLoader[SlideBatch]):
     """A loader that a checkpoint can name a place in: the epoch, and how many of its slides were given out.
 
-    The slide after the one that is given out is opened meanwhile, and `read_ahead` has the first of its pixels read. A
-    slide that is held whole is not followed: one is what memory is for. What was opened ahead does not count: a
-    continued run opens it again.
+    The slide after the one that is given out is opened meanwhile. A slide that is held whole is not followed: one is
+    what memory is for. What was opened ahead does not count: a continued run opens it again.
     """
 
     sampler: EpochSampler
@@ -215,55 +214,25 @@ class TrainLoader(DataLoader[SlideBatch]):
         super().__init__(dataset, sampler=sampler, **_options(workers))
         self.place = {"epoch": sampler.epoch, "given": 0}
         self._ahead = ahead
-        self._now: list[View] = []
-        self._following: Future[SlideBatch | None] | None = None
 
     def __iter__(self) -> Iterator[SlideBatch]:  # type: ignore[override]
         self.place = {"epoch": self.sampler.epoch, "given": self.sampler.skip}
         batches = super().__iter__()
         with ThreadPoolExecutor(1, thread_name_prefix="opening") as opening:
             batch = next(batches, None)
-            try:
-                while batch is not None:
-                    self._now = views_of(batch)
-                    if self._ahead and (self._now or "failure" in batch):
-                        self._following = opening.submit(next, batches, None)
-                    self.place["given"] += 1
+            while batch is not None:
+                views = views_of(batch)
+                following: Future[SlideBatch | None] | None = None
+                if self._ahead and (views or "failure" in batch):
+                    following = opening.submit(next, batches, None)
+                self.place["given"] += 1
+                try:
                     yield batch
                     # An error of opening is raised here, where the slide's turn has come.
-                    batch = next(batches, None) if self._following is None else self._following.result()
-                    self._following, done = None, self._now
-                    for view in done:
+                    batch = next(batches, None) if following is None else following.result()
+                finally:
+                    for view in views:
                         view.close()
-            finally:
-                for view in self._now:
-                    view.close()
-                self._now, self._following = [], None
-
-    def read_ahead(self, room: int) -> None:
-        """Has the first tiles of the next slide read, as far as they fit into so many bytes. It waits for nothing."""
-        now, following = self._now, self._following
-
-        def begin(opened: Future[SlideBatch | None]) -> None:
-            batch = None if opened.cancelled() or opened.exception() else opened.result()
-            left = room
-            for before, view in zip(now, [] if batch is None else views_of(batch)):
-                if before.first is not None:  # most often the next slide's plan begins with the same box
-                    left -= view.begin(before.first, left)
-
-        if now and following is not None and room > 0:
-            following.add_done_callback(begin)
-
-    def let_go(self) -> None:
-        """Forgets what was read of the next slide: others need the memory."""
-
-        def forget(opened: Future[SlideBatch | None]) -> None:
-            batch = None if opened.cancelled() or opened.exception() else opened.result()
-            for view in () if batch is None else views_of(batch):
-                view.let_go()
-
-        if self._following is not None:
-            self._following.add_done_callback(forget)
 
     def state_dict(self) -> dict[str, Any]:
         """Lightning puts it into every checkpoint."""

@@ -266,9 +266,7 @@ class DataConfig:
     times faster than a network computes, and with a GPU all processors but one, at most 8.
     """
     ahead: bool = True
-    """Augment tiles beside the step, and read the first of the next slide while this one runs backward, where the
-    budget has room for them: no result depends on it.
-    """
+    """Read and augment tiles beside the step, and open the next slide: no result depends on it."""
     on_error: Literal["stop", "skip"] = "stop"
     """What a slide that cannot be read does: end the run, or be left out; the latter is written to failures.csv."""
 
@@ -381,7 +379,9 @@ class SlideDataset(Dataset[SlideBatch]):
         images = [Image(slide, factor=factor * record.shrink, threads=self.readers) for factor in factors]
         how = AS_IT_IS if self.augmenter is None else self.augmenter.draw(record.slide, visit.epoch)
         shown = [_coarser(how, factor / factors[0]) for factor in factors]
-        batch["image"], *context = [self._image(_shown(image, how)) for image, how in zip(images, shown)]
+        batch["image"], *context = [
+            self._image(image if how == AS_IT_IS else Augmented(image, how)) for image, how in zip(images, shown)
+        ]
         if isinstance(self.task, SegmentationTask):
             drawn = Augmented(drawn_on(record, images[0], self.task), replace(shown[0], stain=None), name=record.slide)
             if self.task.auxiliary is not None:
@@ -434,10 +434,6 @@ def drawn_on(record: SlideRecord, image: Image, task: SegmentationTask) -> TileS
     """The class of each pixel of a slide's image, as it was drawn."""
     path = Path(drawn) if (drawn := record.others.get("regions")) else None
     return open_target(path, task.legend, record.path, (image.shape[2], image.shape[3]), image.place)
-
-
-def _shown(image: Image, how: Augmentation) -> View:
-    return image if how == AS_IT_IS else Augmented(image, how)
 
 
 def _coarser(how: Augmentation, times: float) -> Augmentation:

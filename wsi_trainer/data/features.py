@@ -1,23 +1,32 @@
-"""Features of a slide's patches that were made before: files of this package, and of CLAM, TRIDENT and STAMP."""
+"""Files of features of a slide's patches: of this package, of CLAM, TRIDENT and STAMP, read and written."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_plugin import Box
+from wsi_trainer.data.manifest import SlideRecord
+from wsi_trainer.data.patches import PatchConfig, chosen_patches, file_of
 from wsi_trainer.errors import SlideError, UserError
-from wsi_trainer.io.arrays import open_hdf5, own
+from wsi_trainer.io.arrays import import_h5py, open_hdf5, own
 from wsi_trainer.io.untrusted import Unreadable
 from wsi_trainer.models.weights import read_weights
+from wsi_trainer.slide.formats.store import is_own_store
 from wsi_trainer.slide.views import View
-from wsi_trainer.store.identity import plain_name
+from wsi_trainer.store.identity import plain_name, quick_hash
+from wsi_trainer.store.manifest import read_manifest
 
 KEYS = ("features", "feats", "patch_embeddings")
 """What the dataset is called: by CLAM, TRIDENT and this package; by STAMP; by its newer versions."""
@@ -26,14 +35,7 @@ ENDINGS = ("{}.h5", "{}.pt")
 
 def features_of(folder: Path, slide: Path) -> Path:
     """The file of a slide in a folder; an error where there is none, or more than one."""
-    name = plain_name(slide)
-    paths = [folder / ending.format(name) for ending in ENDINGS]
-    there = [path for path in paths if path.is_file()]
-    if not there:
-        raise SlideError(slide, f"data.features has none of {', '.join(path.name for path in paths)} in {folder}")
-    if len(there) > 1:
-        raise SlideError(slide, f"{folder} has {' and '.join(path.name for path in there)}; leave one of them there")
-    return there[0]
+    return file_of(folder, slide, ENDINGS, "data.features")[1]
 
 
 def check_one_each(folder: Path, slides: Iterable[Path]) -> None:
@@ -113,3 +115,135 @@ def _dataset(path: Path, file: Any) -> Any:
     if found.dtype.kind != "f":
         raise SlideError(path, f"{name} is of {found.dtype}; features are floating point numbers")
     return found
+
+
+Layout = Literal["trident", "stamp"]
+CHUNK = 64
+"""Rows of a chunk, which has a checksum; it fits into HDF5's cache, whatever the batches are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """Facts of a slide that a file of features holds beside the features."""
+
+    name: str
+    corners: NDArray[np.float64]
+    """x and y of the upper left corners of patches, in pixels of level 0 of the slide."""
+    slide: tuple[int, int]
+    """Height and width of level 0 of the slide."""
+    scale: float
+    """Pixels of level 0 along one pixel of a patch."""
+    size: int
+    step: int
+    mpp: float | None
+    """Micrometres per pixel of a patch, where they are known."""
+    encoder: str
+    weights: str
+    """Checksum of the encoder's weights."""
+    origin: str
+    """Checksum of what its features were made of."""
+
+
+def write(
+    path: Path, shape: tuple[int, int], batches: Iterable[NDArray[np.float32]], about: Written, layout: Layout
+) -> None:
+    """Write a file under another name first, so that a file of this name is whole.
+
+    Args:
+        path: The file.
+        shape: Patches, and entries of the vector of each.
+        batches: The features, some patches after the other.
+        about: The slide.
+        layout: The program whose file it is.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with import_h5py(path).File(partial, "w") as file:
+            name, chunks = "features" if layout == "trident" else "feats", (min(CHUNK, shape[0]), shape[1])
+            made = file.create_dataset(name, shape, np.float32, chunks=chunks, fletcher32=True)
+            digest, start = hashlib.sha256(), 0
+            for rows in batches:
+                made[start : start + len(rows)] = rows
+                digest.update(np.ascontiguousarray(rows).tobytes())
+                start += len(rows)
+            (_trident if layout == "trident" else _stamp)(file, made, digest.hexdigest(), about)
+        with partial.open("r+b") as opened:  # Windows makes nothing durable that is opened to read
+            os.fsync(opened.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def made_with(path: Path) -> tuple[str, str]:
+    """The checksums of the weights that a file's features were made with, and of what they were made of.
+
+    Either is empty where another program wrote the file, the second where an earlier version did.
+    """
+    try:
+        with open_hdf5(path) as file:
+            features = own(path, file, "features")
+            found = file.attrs if "feats" in file else {} if features is None else features.attrs
+            return str(found.get("weights_sha256", "")), str(found.get("origin_sha256", ""))
+    except Unreadable as error:
+        raise UserError(f"{error}; remove it, and it is made again") from error
+
+
+def _trident(file: Any, rows: Any, checksum: str, about: Written) -> None:
+    """`features` and `coords` with TRIDENT's attributes; CLAM and MIL-Lab read the same two."""
+    coords = file.create_dataset("coords", data=np.rint(about.corners).astype(np.int64))
+    for dataset in (rows, coords):
+        dataset.attrs["name"] = about.name
+        dataset.attrs["savetodir"] = ""
+    rows.attrs["encoder"], rows.attrs["weights_sha256"] = about.encoder, about.weights
+    rows.attrs["sha256"], rows.attrs["origin_sha256"] = checksum, about.origin
+    coords.attrs["patch_size"] = about.size
+    coords.attrs["patch_size_level0"] = round(about.size * about.scale)
+    coords.attrs["overlap"] = about.size - about.step
+    coords.attrs["level0_height"], coords.attrs["level0_width"] = about.slide
+    if about.mpp is not None:
+        coords.attrs["mpp"] = about.mpp
+        coords.attrs["target_magnification"] = 10 / about.mpp
+        coords.attrs["level0_magnification"] = 10 / about.mpp * about.scale
+
+
+def _stamp(file: Any, rows: Any, checksum: str, about: Written) -> None:
+    """`feats` and `coords` in micrometres, and STAMP's attributes at the root."""
+    assert about.mpp is not None
+    file.create_dataset("coords", data=(about.corners / about.scale * about.mpp).astype(np.float32))
+    file.attrs["extractor"], file.attrs["unit"] = about.encoder, "um"
+    file.attrs["tile_size_um"], file.attrs["tile_size_px"] = about.size * about.mpp, about.size
+    file.attrs["sha256"], file.attrs["weights_sha256"] = checksum, about.weights
+    file.attrs["origin_sha256"] = about.origin
+
+
+def origin_of(record: SlideRecord, patches: PatchConfig, half: bool) -> str:
+    """A checksum of all that decides about the features of a slide by one encoder.
+
+    Args:
+        record: The slide.
+        patches: The choice of patches.
+        half: True for an encoder that works in bfloat16.
+    """
+    about = {
+        "pixels": _pixels(record), "source_mpp": record.mpp, "size": patches.size, "mpp": patches.resolution,
+        "half": half, "places": _places(record, patches),
+    }  # fmt: skip
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+
+
+def _pixels(record: SlideRecord) -> str:
+    """A store's by the hashes in its manifest, any other slide's by parts of its files."""
+    if not is_own_store(record.path):
+        return quick_hash(record.path)
+    try:
+        files = read_manifest(record.path)["files"]
+    except ValueError as error:
+        raise SlideError(record.path, str(error)) from error
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+
+
+def _places(record: SlideRecord, patches: PatchConfig) -> list[object]:
+    if patches.positions is not None:
+        chosen = chosen_patches(patches.positions, record.path)
+        return ["given", hashlib.sha256(chosen.points.tobytes()).hexdigest(), chosen.middle]
+    return [patches.over, patches.step, patches.min_tissue if patches.over == "tissue" else None]

@@ -93,7 +93,9 @@ def read_manifest(
     records = [_record(path, line, row, base, needed) for line, row in table.rows]
     if not records:
         raise UserError(f"{path} lists no slides; add one line for each")
-    _check_unique(path, records)
+    slide, count = Counter(record.slide for record in records).most_common(1)[0]
+    if count > 1:
+        raise UserError(f"{path} lists slide {slide} {count} times; each slide has one line")
     if stores is not None:
         records = from_stores(records, stores)
     _note_spellings(path, tuple(record.patient for record in records))
@@ -186,19 +188,13 @@ def _record(manifest: Path, line: int, row: Mapping[str, str], base: Path, neede
         patient=values.get("patient") or Path(slide).name,
         split=split,
         site=values.get("site", ""),
-        others={column: _placed(column, value, base) for column, value in values.items() if column not in _OWN},
+        others={
+            # A path is made absolute, so that it means the same wherever the manifest is copied to.
+            column: str((base / value).resolve()) if value and column in PATHS else value
+            for column, value in values.items()
+            if column not in _OWN
+        },
     )
-
-
-def _placed(column: str, value: str, base: Path) -> str:
-    """A cell; a path in it made absolute, so that it means the same wherever the manifest is copied to."""
-    return str((base / value).resolve()) if value and column in PATHS else value
-
-
-def _check_unique(manifest: Path, records: Sequence[SlideRecord]) -> None:
-    slide, count = Counter(record.slide for record in records).most_common(1)[0]
-    if count > 1:
-        raise UserError(f"{manifest} lists slide {slide} {count} times; each slide has one line")
 
 
 def by_patient(records: Sequence[SlideRecord], columns: Sequence[str] = ()) -> list[SlideRecord]:

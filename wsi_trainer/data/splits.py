@@ -287,11 +287,11 @@ def changes_since(kept: Sequence[SlideRecord], now: Sequence[SlideRecord], colum
         "with another label in the manifest; the run keeps the label it began with": relabelled,
         "in another split in the manifest; the run keeps the split it began with": moved,
     }
-    return [f"{_counted(slides)} {text}: {first_names(slides)}" for text, slides in said.items() if slides]
-
-
-def _counted(slides: Sequence[str]) -> str:
-    return "1 slide" if len(slides) == 1 else f"{len(slides)} slides"
+    return [
+        f"{len(slides)} slide{'' if len(slides) == 1 else 's'} {text}: {first_names(slides)}"
+        for text, slides in said.items()
+        if slides
+    ]
 
 
 def first_names(slides: Sequence[str], most: int = 10) -> str:

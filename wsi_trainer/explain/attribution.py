@@ -21,6 +21,7 @@ from torch.nn import functional
 from lightning_plugin import TiledModule, materialize
 from wsi_trainer.errors import UserError
 from wsi_trainer.models import AttentionPooling, SlideClassifier
+from wsi_trainer.models.slide_model import at_positions
 from wsi_trainer.models.tasks import BinaryTask, Task
 from wsi_trainer.slide.formats.base import FILL
 
@@ -72,7 +73,7 @@ class GatedFeatures(nn.Module):
         self.target = target
 
     def forward(self, gate: Tensor, image: Tensor, context: Sequence[Tensor], tissue: Sequence[Tensor]) -> Tensor:
-        with _once(self.model.backbone, lambda x: x, lambda features: features * _fitted(gate, features)):
+        with _once(self.model.backbone, lambda x: x, lambda features: features * at_positions(gate, features)):
             logits = self.model(image, context, tissue)
         return score(self.model.task, logits, self.target)
 
@@ -130,17 +131,6 @@ def _once(backbone: nn.Module, before: Callable[[Tensor], Tensor], after: Callab
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _fitted(gate: Tensor, features: Tensor) -> Tensor:
-    """The gate in the size of the features: a network that rounds down has a position less at the end."""
-    height, width = features.shape[2:]
-    if gate.shape[2] < height or gate.shape[3] < width:
-        raise ValueError(
-            f"the backbone returns {height} × {width} positions where its stride gives {gate.shape[2]} × "
-            f"{gate.shape[3]}; correct its attribute stride"
-        )
-    return gate[:, :, :height, :width]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Maps of all slides of a split: layers, outlines, pictures, and the share that falls on annotated regions."""
+"""The command `heatmap`: maps of all slides of a split, and the share that falls on annotated regions."""
 
 from __future__ import annotations
 
@@ -10,20 +10,23 @@ from typing import Any
 import numpy as np
 import shapely
 import torch
+from rich.console import Console
 from rich.progress import track
 
 from lightning_plugin import LazyImage
 from wsi_trainer.data.datamodule import opened
 from wsi_trainer.data.dataset import SlideDataset, Visit
 from wsi_trainer.data.manifest import SlideRecord
-from wsi_trainer.errors import SlideError
+from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.explain.attribution import attribute, folder_of, index_of, receptive_field, targets_of
 from wsi_trainer.explain.dicom import need_highdicom, results_as_dicom
-from wsi_trainer.explain.outputs import write_script
+from wsi_trainer.explain.outputs import sentence_on_regions, write_script
 from wsi_trainer.explain.slide_map import MapFiles, MapOptions, SlideMap, painted
-from wsi_trainer.fit.config import AUTO, TrainConfig
-from wsi_trainer.fit.evaluate import write_lesions
+from wsi_trainer.fit.config import AUTO, TrainConfig, fields_of, limits_imports, open_run, run_parser
+from wsi_trainer.fit.evaluate import add_overwrite, write_lesions
 from wsi_trainer.fit.run import LESION_SCORES, LESIONS, MAPS, Run
+from wsi_trainer.fit.trainer import at_work, device_of
+from wsi_trainer.io.display import say
 from wsi_trainer.io.files import write_json
 from wsi_trainer.metrics import MISSED, Marks
 from wsi_trainer.models import SlideClassifier
@@ -153,12 +156,6 @@ def write_heatmaps(
     return facts
 
 
-def device_of(config: TrainConfig) -> torch.device:
-    """Device of maps, as the run's Trainer would choose it."""
-    gpu = config.accelerator in (AUTO, "cuda", "gpu") and torch.cuda.is_available()
-    return torch.device("cuda" if gpu else "cpu")
-
-
 def budget_of(config: TrainConfig, device: torch.device) -> int | str:
     """The budget of a map: that of the run where it names one, else most of what is free."""
     if config.budget is not None and config.budget != AUTO:
@@ -201,3 +198,55 @@ def _regions_of(record: SlideRecord, folder: Path | None) -> list[Region]:
         return []
     path = folder / f"{Path(record.slide).stem}.geojson"
     return read_regions(path) if path.is_file() else []
+
+
+@limits_imports
+def heatmap(words: Sequence[str]) -> int:
+    """Write maps of what the model looked at."""
+    parser = run_parser(
+        "heatmap",
+        "Write whole-slide maps of how much each position speaks for a class, tile by tile: OME-Zarr layers, a PNG "
+        "overlay, GeoJSON outlines and tiles for QuPath, DICOM results and the top regions of each slide, in the "
+        "folder heatmaps/METHOD of the run (heatmaps/METHOD-TARGET for a --target that is not the default). All "
+        "places are in pixels of level 0 of the original slides, also where they were converted with --mpp or --crop. "
+        "Its script qupath.groovy loads all into a QuPath project.",
+    )
+    parser.add_argument(
+        "--name", type=str, default=None, help="the cohort that was tested, instead of the run's slides"
+    )
+    add_overwrite(parser)
+    parser.add_argument("--split", type=str, default="test", help="which slides: train, val or test")
+    parser.add_argument(
+        "--regions",
+        type=Path,
+        default=None,
+        help="folder with SLIDE.geojson, the true regions in pixels of the original slides",
+    )
+    parser.add_class_arguments(MapOptions)
+    run, options = open_run(parser, words)
+    model, data, _ = run.loaded
+    if not isinstance(model, SlideClassifier):
+        raise UserError(
+            "a heat map is for one prediction of a slide; `wsi-train segment` writes the class of each pixel"
+        )
+    if data.features is not None:
+        raise UserError("a heat map needs the slides, and data.features reads what was made of their patches")
+    if data.group == "patient":
+        raise UserError(
+            "a heat map is of one slide, and data.group is patient; --data.group slide maps each slide by itself"
+        )
+    maps = fields_of(MapOptions, options)
+    folder = run.maps(folder_of(model.task, maps.method, maps.target))
+    run.keep(folder / MAPS, options.overwrite)
+    with at_work(run.path):
+        facts = write_heatmaps(run, options.split, maps, options.regions)
+    console = Console()
+    say(console, f"{len(facts['slides'])} maps: {folder}")
+    if sentence := sentence_on_regions(facts):
+        say(console, sentence)
+    for slide, entry in facts["slides"].items():
+        if "no_dicom" in entry:
+            say(console, f"no DICOM: {slide}: {entry['no_dicom']}")
+    for slide, reason in facts["skipped"].items():
+        say(console, f"left out: {slide}: {reason}")
+    return 0

@@ -16,7 +16,7 @@ from scipy.ndimage import binary_dilation
 
 from wsi_trainer.regions.geojson import PathObject, rectangle
 from wsi_trainer.regions.shapes import Rings, mask_of
-from wsi_trainer.slide.tissue import TissueMask
+from wsi_trainer.slide.tissue import TissueMask, any_of
 
 if TYPE_CHECKING:
     from lightning_plugin import Box, TileSource
@@ -128,7 +128,7 @@ def with_tissue(tissue: TissueMask, stride: int, shape: tuple[int, int], size: t
 def side_of_tiles(wanted: NDArray[np.bool_], most: int) -> int:
     """Positions along a tile: 1, or as many as it takes to have no more than `most` tiles."""
     side = 1
-    while int(_any(wanted, side).sum()) > most:
+    while int(any_of(wanted, side).sum()) > most:
         side += 1
     return side
 
@@ -147,7 +147,7 @@ def tiles(
     """
     side = side_of_tiles(wanted, most)
     largest = float(np.max(values, where=wanted, initial=0))
-    for row, column in np.argwhere(_any(wanted, side)).tolist():
+    for row, column in np.argwhere(any_of(wanted, side)).tolist():
         part = (slice(row * side, (row + 1) * side), slice(column * side, (column + 1) * side))
         inside = values[part][wanted[part]]
         measured = {"mean value": float(inside.mean()), "largest value": float(inside.max())}
@@ -156,11 +156,6 @@ def tiles(
         step = side * stride
         right, bottom = min((column + 1) * step, size[1]), min((row + 1) * step, size[0])
         yield PathObject(rectangle(column * step, row * step, right, bottom), measured)
-
-
-def _any(wanted: NDArray[np.bool_], side: int) -> NDArray[np.bool_]:
-    starts = [np.arange(0, length, side) for length in wanted.shape]
-    return np.logical_or.reduceat(np.logical_or.reduceat(wanted, starts[0], axis=0), starts[1], axis=1)
 
 
 def draw_overlay(

@@ -1,4 +1,4 @@
-"""Callbacks of a run: estimate, status, slides left out, memory, checkpoints between epochs, and reading ahead."""
+"""Callbacks of a run: estimate, status, slides left out, memory, and checkpoints between epochs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback
 from rich.console import Console
-from torch import Tensor
 
 from lightning_plugin import Plan, SFTDDPStrategy, SFTStrategy
-from wsi_trainer.data.datamodule import SlideData, TrainLoader
+from wsi_trainer.data.datamodule import SlideData
 from wsi_trainer.data.dataset import DataConfig, SlideDataset, Visit
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.errors import SlideError, UserError
@@ -29,7 +28,6 @@ from wsi_trainer.io.display import clean, duration, format_bytes, say
 from wsi_trainer.io.files import replace_file, write_json
 from wsi_trainer.io.tables import append_row
 from wsi_trainer.models import SlideBatch, SlideModel
-from wsi_trainer.slide.views import AHEAD
 
 log = logging.getLogger("wsi_trainer")
 
@@ -362,46 +360,6 @@ class RandomState(Callback):
         if len(self._loaded["cuda"]) == torch.cuda.device_count():
             torch.cuda.set_rng_state_all([state.cpu() for state in self._loaded["cuda"]])
         self._loaded = None
-
-
-class ReadAhead(Callback):
-    """Has the loader read ahead, step by step.
-
-    Where processors compute, pixels lie in the memory that the budget is of. A plan has room for the next tile of its
-    own slide only, so those of the next slide take no more than the budget has left beside the plan's peak (and what
-    the first step held beside its own), and beside the most that any step has held. The first step of a run is only
-    looked at. With a GPU pixels wait in the host's memory, and `AHEAD` bounds them.
-    """
-
-    def __init__(self) -> None:
-        self._beside: int | None = None
-
-    def on_before_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor) -> None:
-        loader = trainer.train_dataloader
-        if isinstance(loader, TrainLoader):
-            loader.read_ahead(self._room(trainer.strategy))
-
-    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
-        strategy = tiled(trainer)
-        if strategy is None or strategy.plan is None:
-            return
-        if self._beside is None:
-            self._beside = max(0, strategy.peak_bytes - strategy.plan.peak_bytes)
-
-    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        loader = trainer.train_dataloader
-        if isinstance(loader, TrainLoader):
-            loader.let_go()
-
-    def _room(self, strategy: Any) -> int:
-        if not isinstance(strategy, (SFTStrategy, SFTDDPStrategy)) or strategy.plan is None:
-            return 0
-        if strategy.root_device.type != "cpu":
-            return AHEAD
-        budget = strategy.plan.budget
-        if budget is None or self._beside is None:
-            return 0
-        return min(AHEAD, budget - max(strategy.plan.peak_bytes + self._beside, strategy.peak_bytes))
 
 
 def memory_facts(watch: MemoryWatch, model: SlideModel, data: DataConfig, config: TrainConfig) -> dict[str, Any]:

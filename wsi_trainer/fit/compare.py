@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import psutil
 from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
@@ -124,7 +123,7 @@ def fit_compared(
     facts = _facts(parser, mine, first, second, other, split)
     write_json(out / "comparison.json", facts)
     _show(facts)
-    from wsi_trainer.report.command import report  # slow to import
+    from wsi_trainer.report.render import report  # slow to import
 
     report(out)
     return facts
@@ -178,7 +177,7 @@ def _in_folder(options: Namespace, folder: Run) -> Namespace:
 
 def _features(parser: ArgumentParser, options: Namespace, out: Path) -> int:
     """Write the features of the encoder as it is before it is trained; how many a patch has."""
-    from wsi_trainer.embed.command import write_features  # which has a command of its own
+    from wsi_trainer.embed import write_features  # which has a command of its own
 
     frozen = options.clone()
     frozen.model.finetune, frozen.model.frozen_stages = "none", 0
@@ -195,7 +194,7 @@ def _facts(
     folders = {NAMES[other][0]: first, NAMES[other][1]: second}
     both = [predictions_of(folder, split) for folder in folders.values()]
     seen = [set(predictions.slides) for predictions in both]
-    one, two = (_of(predictions, seen[0] & seen[1]) for predictions in both)
+    one, two = (its.aligned([name for name in both[0].slides if name in seen[1]]) for its in both)
     scores = {
         name: {
             "values": [score(one), score(two)],
@@ -233,10 +232,6 @@ def step_bytes(folder: Run) -> int:
     """Most that a training step held: as measured in tiles, or what plain PyTorch holds for backward."""
     facts = [read_json(path) for path in (folder.memory, *sorted(folder.path.glob("fold*/memory.json")))]
     return max((one.get("step_peak_bytes", one.get("plain_bytes", 0)) for one in facts), default=0)
-
-
-def _of(predictions: Predictions, slides: set[str]) -> Predictions:
-    return predictions.take(np.array([row for row, name in enumerate(predictions.slides) if name in slides], np.int64))
 
 
 def _lines(facts: dict[str, Any]) -> dict[str, str]:

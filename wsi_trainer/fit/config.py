@@ -15,8 +15,9 @@ from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial, wraps
+from inspect import signature
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import pytorch_lightning as pl
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, set_parsing_settings  # type: ignore[attr-defined]
@@ -31,7 +32,7 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.fit.run import Run
 from wsi_trainer.models import FrozenFeatures, ModelConfig, PatchEncoder, SegmentationTask, SlideModel
 from wsi_trainer.models.encoders import is_encoder
-from wsi_trainer.models.pretrained import load_weights
+from wsi_trainer.models.weights import load_weights
 
 KEYS = {
     "model.levels": "magnifications",
@@ -188,6 +189,7 @@ class Loaded(NamedTuple):
 log = logging.getLogger("wsi_trainer")
 
 Command = Callable[[Sequence[str]], int]
+T = TypeVar("T")
 CLASSES: dict[str, tuple[type[nn.Module], ...]] = {
     "model.backbone": (models.Backbone, models.TimmBackbone, models.PatchEncoder, models.FrozenFeatures),
     "model.head": (models.Pooling,),
@@ -245,17 +247,13 @@ def config_of(content: Any) -> Any:
     if not isinstance(content, Mapping):
         return content
     told: dict[str, str] = {}
-    content = present_keys(content, "model.task." if _is_segmentation(content) else "", told)
+    of_task = str(content.get("class_path", "")).endswith(SegmentationTask.__name__)  # the value of --model.task
+    content = present_keys(content, "model.task." if of_task else "", told)
     tell(told)
     if isinstance(content.get("model"), Mapping):
         model = content["model"]
         return {**content, "model": {k: spelled_out(k, v) if k in SHORT else v for k, v in model.items()}}
     return content
-
-
-def _is_segmentation(content: Mapping[str, Any]) -> bool:
-    """True for the value of `--model.task` on the command line."""
-    return str(content.get("class_path", "")).endswith(SegmentationTask.__name__)
 
 
 read_texts_safely(config_of)
@@ -452,6 +450,11 @@ def open_run(parser: ArgumentParser, words: Sequence[str]) -> tuple[Run, Namespa
     return run, options
 
 
+def fields_of(kind: type[T], options: Namespace) -> T:
+    """The options of a command that are fields of a dataclass."""
+    return kind(**{name: options[name] for name in signature(kind).parameters})
+
+
 def load(run: Run) -> Loaded:
     """The model with the weights of the run's checkpoint, and the configs."""
     parser = make_parser("fit", "")
@@ -499,11 +502,6 @@ def own_paths() -> list[str]:
     return [*paths, *(f"{found.__module__}.{found.__qualname__}" for found in made.values())]
 
 
-def settings_paths() -> list[str]:
-    """The import paths of settings that may be left out, which the parser looks up by name like classes."""
-    return [f"{PatchConfig.__module__}.{PatchConfig.__qualname__}"]
-
-
 @contextmanager
 def limited(trusted: bool) -> Iterator[None]:
     """In this context names in a config lead to the classes of this package only, or anywhere."""
@@ -512,7 +510,10 @@ def limited(trusted: bool) -> Iterator[None]:
     try:
         parsing_settings["import_path_verdicts"] = {}
         if not trusted:
-            set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=[*own_paths(), *settings_paths()])
+            set_parsing_settings(
+                import_path_denylist=["*"],
+                import_path_allowlist=[*own_paths(), f"{PatchConfig.__module__}.{PatchConfig.__qualname__}"],
+            )
         yield
     finally:
         parsing_settings.update(before)

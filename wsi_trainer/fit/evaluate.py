@@ -27,9 +27,8 @@ from wsi_trainer.io.display import say
 from wsi_trainer.io.files import write_json
 from wsi_trainer.io.tables import write_table
 from wsi_trainer.metrics import FROC_SCORES, Interval, LesionPredictions, Marks, Predictions, summarise
-from wsi_trainer.models.pretrained import encoder_of
 from wsi_trainer.models.tasks import Owners
-from wsi_trainer.models.weights import write_weights
+from wsi_trainer.models.weights import encoder_of, write_weights
 from wsi_trainer.preprocess.inputs import list_slides
 from wsi_trainer.store.identity import plain_name
 

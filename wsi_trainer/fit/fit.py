@@ -22,7 +22,6 @@ from wsi_trainer.fit.callbacks import (
     MemoryWatch,
     Progress,
     RandomState,
-    ReadAhead,
     StepCheckpoint,
     memory_facts,
 )
@@ -234,7 +233,6 @@ def callbacks_of(run: Run, config: TrainConfig, model: SlideModel, slides: Slide
         *([Estimate(slides, config, run)] if slides.config.features is None else []),
         ModelCheckpoint(filename="best", monitor=config.monitor, mode=mode, **keep),
         ModelCheckpoint(filename="last", **keep),  # save_last would write it only when there is a new best
-        ReadAhead(),
         StepCheckpoint(run.checkpoint_path("last"), config.checkpoint_every),
     ]
     if config.budget is None:

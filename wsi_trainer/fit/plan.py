@@ -141,7 +141,10 @@ def model_step(words: Sequence[str]) -> Callable[[], int]:
     build = build_model(options.model)
 
     def planned(then: Callable[[nn.Module, torch.dtype], Any]) -> Any:
-        return on_any_device(build, lambda module: then(step_of(module), pixel_type(module)))
+        return on_any_device(
+            build,
+            lambda module: then(step_of(module), torch.uint8 if isinstance(module, SlideModel) else torch.float32),
+        )
 
     return partial(report, planned, options, options.budget, image_shape(options.image))
 
@@ -153,11 +156,6 @@ def step_of(module: nn.Module, factors: Sequence[float] = ()) -> nn.Module:
         return module
     module.standardise.eval()  # it would write the statistics of a slide that is not there
     return Step(module, factors or [4.0**level for level in range(1, module.magnifications)])
-
-
-def pixel_type(module: nn.Module) -> torch.dtype:
-    """Slides have bytes; another network is given floating-point numbers."""
-    return torch.uint8 if isinstance(module, SlideModel) else torch.float32
 
 
 def report(planned: Callable[..., Any], options: Namespace, budget: str, shape: tuple[int, ...]) -> int:

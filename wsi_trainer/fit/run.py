@@ -28,7 +28,7 @@ from wsi_trainer.data.manifest import PATHS, SlideRecord, check_files, read_mani
 from wsi_trainer.data.splits import changes_since, first_names, read_splits
 from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.io.display import say
-from wsi_trainer.io.files import remove_half_written, write_json
+from wsi_trainer.io.files import write_json
 from wsi_trainer.io.untrusted import read_json as read_foreign
 from wsi_trainer.slide.geometry import PROVENANCE, TOLERANCE, is_plausible
 from wsi_trainer.slide.slide import Slide
@@ -332,7 +332,6 @@ class Run:
             yield  # a disk without locks, as some networks have: who starts two runs there has to look after it
             return
         try:
-            remove_half_written(self.path)
             yield
         finally:
             lock.release()
@@ -474,7 +473,7 @@ class Run:
 
     def holding(self, loaded: Loaded) -> Run:
         """The run with a model that is in memory already; its weights become those of the checkpoint."""
-        from wsi_trainer.models.pretrained import load_weights
+        from wsi_trainer.models.weights import load_weights
 
         load_weights(loaded.model, self.checkpoint())
         other = replace(self)
@@ -522,7 +521,7 @@ class Run:
     @property
     def encoder(self) -> nn.Module:
         """The trained backbone, or the network within it that encodes patches."""
-        from wsi_trainer.models.pretrained import encoder_of
+        from wsi_trainer.models.weights import encoder_of
 
         return encoder_of(self.loaded.model.backbone)
 

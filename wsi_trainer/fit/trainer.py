@@ -95,8 +95,13 @@ def precision_of(config: TrainConfig) -> str:
     """The Trainer's precision."""
     if config.precision != AUTO:
         return config.precision
+    return "bf16-mixed" if device_of(config).type == "cuda" and torch.cuda.is_bf16_supported() else "32-true"
+
+
+def device_of(config: TrainConfig) -> torch.device:
+    """The device of the Trainer."""
     gpu = config.accelerator in (AUTO, "cuda", "gpu") and torch.cuda.is_available()
-    return "bf16-mixed" if gpu and torch.cuda.is_bf16_supported() else "32-true"
+    return torch.device("cuda" if gpu else "cpu")
 
 
 @contextmanager

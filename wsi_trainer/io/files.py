@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import math
 import os
-import platform
-import re
 import shutil
 import threading
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from functools import cache
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
 from filelock import FileLock, Timeout
 
 if TYPE_CHECKING:
@@ -26,20 +20,9 @@ if TYPE_CHECKING:
     from PIL import Image
 
 
-_PARTIAL = re.compile(r"\.(?P<machine>[0-9a-f]{8})\.(?P<pid>\d+)\.\d+\.part$")
-_OLD = 86400.0
-"""Seconds after which no machine is still writing a file."""
-
-
-def replace_file(path: Path, *parts: bytes | memoryview, partial: Path | None = None) -> None:
-    """Writes a file under its name once it is safe on the disk.
-
-    Args:
-        path: The file.
-        parts: Its content, in order.
-        partial: The name that it has meanwhile, where no two write it at a time; by default one of this thread's own.
-    """
-    partial = partial or path.with_name(f"{path.name}.{machine()}.{os.getpid()}.{threading.get_ident()}.part")
+def replace_file(path: Path, *parts: bytes | memoryview) -> None:
+    """Writes a file, in parts, under its name once it is safe on the disk."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:
         with partial.open("wb") as file:
             file.writelines(parts)
@@ -59,14 +42,15 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Writes a JSON object; its folder is made. What is no finite number is null."""
-    write_text(path, json.dumps(_finite(content), indent=2, allow_nan=False) + "\n")
+    write_text(path, json.dumps(finite(content), indent=2, allow_nan=False) + "\n")
 
 
-def _finite(content: Any) -> Any:
+def finite(content: Any) -> Any:
+    """JSON's values, with null for what is no finite number."""
     if isinstance(content, Mapping):
-        return {key: _finite(value) for key, value in content.items()}
+        return {key: finite(value) for key, value in content.items()}
     if isinstance(content, list | tuple):
-        return [_finite(value) for value in content]
+        return [finite(value) for value in content]
     return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
@@ -77,7 +61,7 @@ def save_picture(picture: Image.Image, path: Path, kind: str, **options: Any) ->
     """
     made = io.BytesIO()
     picture.save(made, kind, **options)
-    replace_file(path, made.getbuffer(), partial=path.with_name(f"{path.name}.part"))
+    replace_file(path, made.getbuffer())
 
 
 def save_array(values: NDArray[Any], path: Path) -> None:
@@ -86,25 +70,7 @@ def save_array(values: NDArray[Any], path: Path) -> None:
 
     made = io.BytesIO()
     np.save(made, values, allow_pickle=False)
-    replace_file(path, made.getbuffer(), partial=path.with_name(f"{path.name}.part"))
-
-
-@cache
-def machine() -> str:
-    """Eight letters for this machine: a folder may be worked on from several."""
-    return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
-
-
-def remove_half_written(folder: Path) -> None:
-    """Removes from a folder what processes that were killed while they wrote a file have left of it."""
-    for path in folder.glob("*.part"):
-        found = _PARTIAL.search(path.name)
-        if found is None:
-            continue
-        ended = found["machine"] == machine() and not psutil.pid_exists(int(found["pid"]))
-        with suppress(OSError):  # another process removes it too
-            if ended or time.time() - path.stat().st_mtime > _OLD:
-                path.unlink()
+    replace_file(path, made.getbuffer())
 
 
 def sync_tree(path: Path) -> None:

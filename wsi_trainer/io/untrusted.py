@@ -62,6 +62,15 @@ class Limit:
             raise UserError(f"{self.variable}={text}: expected a number above 0")
         return value
 
+    def refusal(self, found: float, what: str, unit: str = "") -> str | None:
+        """The reason to refuse `what`, which needs so much; None within the limit."""
+        if found <= self.value:
+            return None
+        return (
+            f"{what}, more than the limit of {self.value:g}{unit}; if that is right, set "
+            f"{self.variable}={math.ceil(found)} in the environment"
+        )
+
 
 TEXT = Limit("WSI_TRAIN_MAX_TEXT_MIB", 512)
 """A file that is read whole: JSON, YAML, XML, a table. Outlines of a million cells have about 300 MiB."""
@@ -104,12 +113,9 @@ def read_bytes(path: Path, most: Limit = TEXT) -> bytes:
 
 def check_length(path: Path, length: int, most: Limit) -> None:
     """Refuse a file of too many bytes."""
-    if length > most.value * _MIB:
-        found = math.ceil(length / _MIB)
-        raise Unreadable(
-            path, f"has {found} MiB, more than the limit of {most.value:g} for a file that is read whole; if that is "
-            f"right, set {most.variable}={found} in the environment"
-        )  # fmt: skip
+    found = length / _MIB
+    if reason := most.refusal(found, f"has {math.ceil(found)} MiB", " for a file that is read whole"):
+        raise Unreadable(path, reason)
 
 
 MOST_VALUES = 100_000
@@ -260,7 +266,8 @@ def read_picture(path: Path, mode: str | None = None) -> Image.Image:
     data = read_bytes(path)
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as picture:
-            check_pixels(path, *picture.size, channels=4)
+            if reason := too_much(f"a picture of {picture.width} x {picture.height} px", 4 * math.prod(picture.size)):
+                raise Unreadable(path, reason)
             picture.load()
             return picture.convert(mode) if mode else picture.copy()
     except (OSError, ValueError, SyntaxError, EOFError, struct.error, Image.DecompressionBombError) as error:
@@ -269,11 +276,6 @@ def read_picture(path: Path, mode: str | None = None) -> Image.Image:
         raise Unreadable(path, f"is no picture, or a damaged one ({type(error).__name__}: {error})") from error
 
 
-def check_pixels(path: Path, width: int, height: int, channels: int) -> None:
-    """Refuse a picture that would take more memory than may be decoded at once."""
-    size = width * height * channels / (1 << 20)
-    if size > DECODED.value:
-        raise Unreadable(
-            path, f"a picture of {width} x {height} px would take {size:.0f} MiB of memory at once, more than the "
-            f"limit of {DECODED.value:g}; if that is right, set {DECODED.variable} in the environment"
-        )  # fmt: skip
+def too_much(what: str, size: int) -> str | None:
+    """The reason to refuse what takes so many bytes of memory at once; None within the limit."""
+    return DECODED.refusal(size / _MIB, f"{what} would take {math.ceil(size / _MIB)} MiB of memory at once")

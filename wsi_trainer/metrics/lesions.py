@@ -37,7 +37,7 @@ def sensitivity(predictions: LesionPredictions, place: int, rates: ArrayLike) ->
     The threshold is the lowest that makes no more of them: between thresholds nothing is interpolated. NaN where there
     is no lesion.
     """
-    marks = predictions.all_of(place)
+    marks = predictions.together(range(len(predictions)), place)
     allowed = np.floor(np.asarray(rates, np.float64) * predictions.images.sum() + _WHOLE).astype(np.int64)
     if not len(marks.lesions):
         return np.full(allowed.shape, np.nan)
@@ -103,7 +103,7 @@ class LesionPredictions(Predictions):
 
     def of_patient(self, rows: NDArray[np.int64]) -> dict[str, Any]:
         """The marks of all slides."""
-        marks = tuple(self._together(rows, place) for place in range(len(self.classes)))
+        marks = tuple(self.together(rows, place) for place in range(len(self.classes)))
         return {"marks": marks, "images": self.images[rows].sum()}
 
     def groups(self) -> list[NDArray[np.bool_]]:
@@ -117,11 +117,8 @@ class LesionPredictions(Predictions):
         place = self.classes.index(name)
         return replace(self, classes=(name,), marks=tuple((row[place],) for row in self.marks))
 
-    def all_of(self, place: int) -> Marks:
-        """The marks of a class on all slides."""
-        return self._together(range(len(self)), place)
-
-    def _together(self, rows: Iterable[int], place: int) -> Marks:
+    def together(self, rows: Iterable[int], place: int) -> Marks:
+        """The marks of a class on some slides."""
         marks = [self.marks[row][place] for row in rows]
         return Marks(*(np.concatenate([getattr(m, kind) for m in marks]) for kind in ("lesions", "false")))
 

@@ -150,7 +150,10 @@ class Predictions:
         rows = rows_of_patients(self.patients)
         first = self.take(np.array([index[0] for index in rows.values()]))
         found = [self.of_patient(index) for index in rows.values()]
-        made = {name: _stacked([one[name] for one in found], getattr(self, name)) for name in found[0]}
+        made = {}
+        for name in found[0]:
+            like, rows_of = getattr(self, name), [one[name] for one in found]
+            made[name] = np.array(rows_of, dtype=like.dtype) if isinstance(like, np.ndarray) else tuple(rows_of)
         return replace(first, slides=first.patients, **made)  # type: ignore[type-var]
 
     def aligned(self, slides: Sequence[str]) -> Self:
@@ -204,10 +207,6 @@ def _joined(values: Sequence[Any]) -> Any:
     if isinstance(values[0], Predictions):
         return join(values)
     return np.concatenate(values) if isinstance(values[0], np.ndarray) else tuple(x for value in values for x in value)
-
-
-def _stacked(rows: Sequence[Any], like: Any) -> Any:
-    return np.array(rows, dtype=like.dtype) if isinstance(like, np.ndarray) else tuple(rows)
 
 
 def rows_of_patients(patients: Sequence[str]) -> dict[str, NDArray[np.int64]]:

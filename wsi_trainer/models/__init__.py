@@ -1,7 +1,6 @@
 """Slide classifiers: backbones, heads, tasks, and the LightningModule that joins them."""
 
 from wsi_trainer.models.backbones import VGG, Backbone, FrozenFeatures, ResNet, SegmentationBackbone, TimmBackbone, UNet
-from wsi_trainer.models.classifier import SlideClassifier
 from wsi_trainer.models.encoders import PatchEncoder
 from wsi_trainer.models.heads import (
     AttentionPooling,
@@ -17,8 +16,14 @@ from wsi_trainer.models.heads import (
     TransMILPooling,
 )
 from wsi_trainer.models.segmentation import SegmentationTask
-from wsi_trainer.models.segmenter import SlideSegmenter
-from wsi_trainer.models.slide_model import ModelConfig, SlideBatch, SlideModel
+from wsi_trainer.models.slide_model import (
+    ModelConfig,
+    SlideBatch,
+    SlideClassifier,
+    SlideModel,
+    SlideSegmenter,
+    make_model,
+)
 from wsi_trainer.models.tasks import (
     BinaryTask,
     ClassTask,
@@ -70,8 +75,3 @@ __all__ = [
     "UNet",
     "make_model",
 ]
-
-
-def make_model(config: ModelConfig) -> SlideModel:
-    """The segmenter where the task has a class for each pixel, else the classifier."""
-    return SlideSegmenter(config) if isinstance(config.task, SegmentationTask) else SlideClassifier(config)

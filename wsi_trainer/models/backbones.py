@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,85 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.models.layers import NormKind, StandardisedConv2d, conv3x3, conv_norm_relu, make_norm
 
 INSTALL = "pip install 'wsi-trainer[networks]'"
+
+
+NormKind = Literal["none", "weight", "batch", "group", "channel"]
+"""What keeps activations in range: nothing, standardised weights, or BatchNorm, GroupNorm, LayerNorm over
+channels.
+"""
+
+
+class ChannelNorm(nn.LayerNorm):
+    """LayerNorm over the channels of each position, as ConvNeXt uses.
+
+    It looks at one position only, so it costs a tiled network nothing: no statistic of the whole slide is
+    needed.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+
+
+class StandardisedConv2d(nn.Conv2d):
+    """A convolution whose filters are brought to zero mean and a learned length before use.
+
+    A filter of zero mean answers to texture and not to how dark the stain is. It costs nothing in pixels,
+    and, unlike BatchNorm, needs no statistic of the slide.
+    """
+
+    def __init__(
+        self, inputs: int, outputs: int, kernel: int, stride: int = 1, padding: int = 0, groups: int = 1
+    ) -> None:
+        super().__init__(inputs, outputs, kernel, stride=stride, padding=padding, groups=groups)
+        self.gain = nn.Parameter(torch.full((outputs, 1, 1, 1), 3**0.5))  # keeps the variance behind a ReLU
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = self.weight.mean(dim=(1, 2, 3), keepdim=True)
+        centred = self.weight - mean
+        length = centred.square().sum(dim=(1, 2, 3), keepdim=True)
+        weight = centred * torch.rsqrt(length + 1e-6) * self.gain
+        return functional.conv2d(x, weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+def make_norm(kind: NormKind, channels: int) -> nn.Module:
+    """The normalisation layer that `kind` names, for a map of `channels` channels."""
+    if kind in ("none", "weight"):
+        return nn.Identity()
+    if kind == "batch":
+        return nn.BatchNorm2d(channels)
+    if kind == "group":
+        return nn.GroupNorm(next(groups for groups in (8, 4, 2, 1) if channels % groups == 0), channels)
+    if kind == "channel":
+        return ChannelNorm(channels, eps=1e-6)
+    raise ValueError(f"norm is {kind!r}; it must be one of none, weight, batch, group, channel")
+
+
+def make_conv(
+    inputs: int, outputs: int, norm: NormKind, kernel: int = 3, stride: int = 1, groups: int = 1
+) -> nn.Conv2d:
+    """A padded convolution for the norm that follows it, initialised for a ReLU."""
+    if norm == "weight":
+        conv: nn.Conv2d = StandardisedConv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, groups=groups)
+    else:
+        bias = norm in ("none", "channel")
+        conv = nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, groups=groups, bias=bias)
+    nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+    if conv.bias is not None:
+        nn.init.zeros_(conv.bias)
+    return conv
+
+
+def conv3x3(inputs: int, outputs: int, norm: NormKind, stride: int = 1) -> nn.Conv2d:
+    """A padded 3×3 convolution for the norm that follows it, initialised for a ReLU."""
+    return make_conv(inputs, outputs, norm, 3, stride)
+
+
+def conv_norm_relu(inputs: int, outputs: int, norm: NormKind, stride: int = 1) -> nn.Sequential:
+    """A padded 3×3 convolution, its normalisation and a ReLU."""
+    conv = conv3x3(inputs, outputs, norm, stride)
+    return nn.Sequential(conv, make_norm(norm, outputs), nn.ReLU(inplace=True))
 
 
 class Backbone(nn.Module):

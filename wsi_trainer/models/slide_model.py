@@ -1,10 +1,11 @@
-"""Base of the classifier and the segmenter: configuration, backbones, training steps, slides that cannot be read."""
+"""`SlideClassifier` and `SlideSegmenter`: from the pixels of a slide to its label, or to a class of each pixel."""
 
 from __future__ import annotations
 
 import copy
+import math
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,18 +14,20 @@ from typing import Any, Literal, NotRequired, TypedDict
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
+from lightning_plugin import materialize
 from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.metrics import PredictionsError
-from wsi_trainer.models.backbones import describe, make_backbone
+from wsi_trainer.models.backbones import describe, fitted, make_backbone
 from wsi_trainer.models.finetune import FineTune, freeze, parameter_groups, train_only, warmup_cosine
 from wsi_trainer.models.heads import AveragePooling, Pooling
-from wsi_trainer.models.layers import BranchLinear
-from wsi_trainer.models.pretrained import Match, load_pretrained
+from wsi_trainer.models.segmentation import SegmentationTask
 from wsi_trainer.models.tasks import BinaryTask, Owners, Task
 from wsi_trainer.models.tissue_norm import TissueCells, over_tissue
+from wsi_trainer.models.weights import Match, load_pretrained
 
 COLOURS = (0.8, 0.7, 0.8), (0.2, 0.2, 0.2)
 """Mean and standard deviation of each colour of stained tissue and background, about."""
@@ -102,6 +105,66 @@ class ModelConfig:
             )
         if self.lora_rank < 1 or self.lora_alpha <= 0:
             raise ValueError("model.lora_rank must be 1 or more, and model.lora_alpha above 0")
+
+
+class RunningStandardise(nn.Module):
+    """Subtract the running mean and divide by the running standard deviation, in training as in evaluation.
+
+    Pooled features of two slides differ by a few per cent of their mean, so a linear layer on them first
+    has to learn to cancel that mean. BatchNorm would take it away, but with one slide in a batch there is
+    no batch to take it from; the statistics of the slides seen so far serve instead. They are constants to
+    the gradient.
+    """
+
+    def __init__(self, channels: int, momentum: float = 0.02, relative_floor: float = 0.01) -> None:
+        """Build the layer.
+
+        Args:
+            channels: Entries of the vector.
+            momentum: Weight of the newest slide once more than 1 / momentum slides were seen; until then
+                all count alike.
+            relative_floor: Smallest standard deviation, as a share of the mean: what varies less is not
+                blown up.
+        """
+        super().__init__()
+        self.momentum = momentum
+        self.relative_floor = relative_floor
+        self.register_buffer("mean", torch.zeros(channels))
+        self.register_buffer("variance", torch.ones(channels))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.long))
+        self.mean: Tensor
+        self.variance: Tensor
+        self.seen: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self._update(x.detach())
+        floor = (self.relative_floor * self.mean) ** 2
+        return (x - self.mean) * torch.rsqrt(self.variance + floor + 1e-8)
+
+    @torch.no_grad()
+    def _update(self, x: Tensor) -> None:
+        self.seen += 1
+        seen = int(self.seen)
+        weight = max(self.momentum, 1 / seen)
+        newest = x.mean(dim=0).to(self.mean.dtype)
+        # In place is safe also with accumulation: backward needs neither of the two, only what was made of them.
+        self.mean.lerp_(newest, weight)
+        if seen > 1:
+            self.variance.lerp_((newest - self.mean) ** 2, weight)
+
+
+class BranchLinear(nn.Module):
+    """Each output is a linear function of its own vector alone, out of `outputs` vectors side by side."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs // outputs))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.unflatten(1, tuple(self.weight.shape)) * self.weight).sum(dim=2) + self.bias
 
 
 class SlideBatch(TypedDict):
@@ -291,7 +354,7 @@ class SlideModel(pl.LightningModule):
     def _pooled(self, head: nn.Module, features: Tensor, tissue: Tensor | None) -> Tensor:
         if tissue is None or self.pool_over == "slide":
             return head(features)
-        return head(features, _fitted(tissue, features))
+        return head(features, at_positions(tissue, features))
 
     def _features(self, image: Tensor, which: int, tissue: Tensor | None) -> Tensor:
         cells = self._cells[which]
@@ -404,12 +467,155 @@ def last_layer(head: Pooling, inputs: int, outputs: int) -> nn.Module:
     return layer
 
 
-def _fitted(tissue: Tensor, features: Tensor) -> Tensor:
-    """The map of tissue in the features' size and type: a network that rounds down has a position less at the end."""
+def at_positions(values: Tensor, features: Tensor) -> Tensor:
+    """A map of one number for each position, in the features' size and type: a network may round down at the end."""
     height, width = features.shape[2:]
-    if tissue.shape[2] < height or tissue.shape[3] < width:
+    if values.shape[2] < height or values.shape[3] < width:
         raise ValueError(
-            f"the backbone returns {height} × {width} positions where its stride gives {tissue.shape[2]} × "
-            f"{tissue.shape[3]}; correct its attribute stride"
+            f"the backbone returns {height} × {width} positions where its stride gives {values.shape[2]} × "
+            f"{values.shape[3]}; correct its attribute stride"
         )
-    return tissue[:, :, :height, :width].to(features.dtype)
+    return values[:, :, :height, :width].to(features.dtype)
+
+
+class SlideClassifier(SlideModel):
+    """Backbone, head and last layer: a prediction for each slide, which is seen at one or more magnifications."""
+
+    def _build(self, config: ModelConfig, channels: int, cells: TissueCells | None) -> None:
+        inputs = self._copies(channels, self.task, cells)
+        self.standardise = RunningStandardise(inputs)
+        self.dropout = nn.Dropout(config.dropout)
+        self.classifier = last_layer(self.head, inputs, self.task.outputs)
+
+    def forward(self, image: Tensor, context: Sequence[Tensor] = (), tissue: Sequence[Tensor] = ()) -> Tensor:
+        """The logits of a slide, (1, outputs), given at one or more magnifications, and where each has tissue."""
+        images = [image, *context]
+        if len(images) != self.magnifications:
+            raise ValueError(
+                f"model.magnifications is {self.magnifications} and a slide has {len(images)} magnifications"
+            )
+        vectors = [self.pool(x, level, tissue[level] if tissue else None) for level, x in enumerate(images)]
+        together = vectors[0]
+        if len(vectors) > 1:  # vectors of a branch stay together
+            together = torch.cat([v.unflatten(1, (self.head.branches, -1)) for v in vectors], dim=2).flatten(1)
+        return self.forward_head(together)
+
+    def pool(self, image: Tensor, level: int = 0, tissue: Tensor | None = None) -> Tensor:
+        """The vector of one magnification."""
+        head = self.head if level == 0 else self.context_heads[level - 1]
+        return self._pooled(head, self._features(image, 0 if self.share_backbone else level, tissue), tissue)
+
+    def forward_head(self, vector: Tensor) -> Tensor:
+        """The logits of the pooled vector."""
+        return self.classifier(self.dropout(self.standardise(vector)))
+
+    def _logits(self, batch: SlideBatch) -> Tensor:
+        """The logits of a slide as an ordinary tensor: what cannot be read shows here."""
+        check_read(batch)
+        return materialize(self(batch["image"], batch.get("context", ()), batch.get("tissue", ())))
+
+    def _loss(self, batch: SlideBatch) -> Tensor:
+        return self.task.loss(self._logits(batch), batch["label"])
+
+    def _scored(self, batch: SlideBatch) -> tuple[Tensor, Tensor, Tensor]:
+        logits = self._logits(batch)
+        return self.task.loss(logits, batch["label"]), batch["label"], self.task.predict(logits.float())
+
+    def _predicted(self, batch: SlideBatch) -> Tensor:
+        return self.task.predict(self._logits(batch).float())
+
+
+class SlideSegmenter(SlideModel):
+    """Backbone and last layer, and a head where the task has a target of the slide too. Pixels are nowhere whole."""
+
+    task: SegmentationTask
+
+    def _build(self, config: ModelConfig, channels: int, cells: TissueCells | None) -> None:
+        if self.magnifications > 1:
+            raise ValueError(
+                f"model.magnifications: {type(self.task).__name__} has a class for each pixel of one image; leave it "
+                "out"
+            )
+        inputs = self._copies(channels, self.task.auxiliary, cells)
+        given = {"head": type(self.head) is not AveragePooling, "pool_over": self.pool_over != "slide"}
+        for key, changed in given.items():
+            if changed and self.task.auxiliary is None:
+                raise ValueError(
+                    f"model.{key}: {type(self.task).__name__} has a class for each pixel and pools none; leave it out, "
+                    "or give the task a target of the slide (model.task.init_args.auxiliary)"
+                )
+        self.standardise = nn.Identity() if self.task.auxiliary is None else RunningStandardise(inputs)
+        self.dropout = nn.Dropout(config.dropout)
+        self.classifier = nn.Conv2d(channels, self.task.outputs, 1)
+        if self.task.auxiliary is not None:
+            self.auxiliary = last_layer(self.head, inputs, self.task.auxiliary.outputs)
+
+    def forward(self, image: Tensor, context: Sequence[Tensor] = (), tissue: Sequence[Tensor] = ()) -> Tensor:
+        """The logits of each pixel, (1, outputs, height, width)."""
+        if context:
+            raise ValueError(f"model.magnifications is 1 and a slide has {1 + len(context)}")
+        return self.at_pixels_and_pooled(image, tissue[0] if tissue else None)[0]
+
+    def at_pixels_and_pooled(self, image: Tensor, tissue: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """The logits of each pixel, enlarged between the positions of a backbone with a stride, and the pooled vector
+        where the task has a target of the slide too.
+        """
+        features = self._features(image, 0, tissue)
+        logits: Tensor = self.classifier(self.dropout(features))
+        if self.stride > 1:
+            logits = functional.interpolate(logits, scale_factor=float(self.stride), mode="bilinear")
+        vector = None if self.task.auxiliary is None else self._pooled(self.head, features, tissue)
+        return fitted(logits, image), vector
+
+    def forward_auxiliary(self, vector: Tensor) -> Tensor:
+        """The logits of the slide, of the vector pooled beside the logits of pixels."""
+        return self.auxiliary(self.dropout(self.standardise(vector)))
+
+    def _recorded(self, batch: SlideBatch) -> tuple[Tensor, Tensor | None]:
+        """The logits of each pixel and the pooled vector, lazy where the image is.
+
+        The vector is looked at when the rest of the step is recorded: then one run makes both.
+        """
+        check_read(batch)
+        tissue = batch.get("tissue", ())
+        return self.at_pixels_and_pooled(batch["image"], tissue[0] if tissue else None)
+
+    def _loss(self, batch: SlideBatch) -> Tensor:
+        logits, vector = self._recorded(batch)
+        loss = materialize(self.task.loss(logits, batch["label"]))
+        return loss + self._auxiliary_loss(self._of_slide(vector), batch)
+
+    def _scored(self, batch: SlideBatch) -> tuple[Tensor, Tensor, Tensor]:
+        logits, vector = self._recorded(batch)
+        lazy, areas = self.task.loss(logits, batch["label"]), self.task.areas(logits, batch["label"])
+        loss, of_slide = materialize(lazy), self._of_slide(vector)
+        target = loss.new_zeros(1) if of_slide is None else batch["auxiliary"]
+        return loss + self._auxiliary_loss(of_slide, batch), target, self._joined(materialize(areas), of_slide)
+
+    def _predicted(self, batch: SlideBatch) -> Tensor:
+        """The areas of pixels, or shares where no class of them is known, and the slide's prediction."""
+        logits, vector = self._recorded(batch)
+        known = batch["label"].ndim == logits.ndim
+        found = materialize(self.task.areas(logits, batch["label"]) if known else self.task.predict(logits))
+        return self._joined(found, self._of_slide(vector))
+
+    def _of_slide(self, vector: Tensor | None) -> Tensor | None:
+        """The logits of the slide as an ordinary tensor, where there is a vector."""
+        return None if vector is None else self.forward_auxiliary(materialize(vector))
+
+    def _auxiliary_loss(self, of_slide: Tensor | None, batch: SlideBatch) -> Tensor | float:
+        """The part of the loss that is of the slide."""
+        if of_slide is None or self.task.auxiliary is None:
+            return 0.0
+        return self.task.auxiliary_weight * self.task.auxiliary.loss(of_slide, batch["auxiliary"])
+
+    def _joined(self, pixels: Tensor, of_slide: Tensor | None) -> Tensor:
+        """The numbers of the pixels, and behind them the prediction of the slide."""
+        if of_slide is None or self.task.auxiliary is None:
+            return pixels
+        return torch.cat([pixels, self.task.auxiliary.predict(of_slide.float()).to(pixels)], dim=1)
+
+
+def make_model(config: ModelConfig) -> SlideModel:
+    """The segmenter where the task has a class for each pixel, else the classifier."""
+    return SlideSegmenter(config) if isinstance(config.task, SegmentationTask) else SlideClassifier(config)

@@ -13,13 +13,21 @@ from rich.console import Console
 
 from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.io.display import is_text, say
-from wsi_trainer.io.files import Locked, lock, remove_half_written
+from wsi_trainer.io.files import Locked, lock
 from wsi_trainer.signals import Stopped, ends_at_once
-from wsi_trainer.store.convert import ASSOCIATED, NGFF04, THUMBNAILS, Converted, Job, convert
+from wsi_trainer.store.convert import (
+    ASSOCIATED,
+    NGFF04,
+    OVERLAY,
+    THUMBNAILS,
+    Converted,
+    Job,
+    Options,
+    Settings,
+    convert,
+)
 from wsi_trainer.store.export import export_ngff04, save_associated
 from wsi_trainer.store.identity import source_bytes
-from wsi_trainer.store.mask import OVERLAY
-from wsi_trainer.store.settings import Options, Settings
 
 from .inputs import Listed, check_outlines, is_table, list_slides, part_of
 from .pool import Failure, stall_seconds, work_on_all, work_on_dask, workers_of
@@ -72,9 +80,9 @@ def preprocess(
     listed = list_slides(slides, out, lambda text: say(console, text))
     part = part_of(listed, shard)
     check_outlines(settings.geojson, len(listed))
-    _check_folder(out)
+    make_folder(out)
+    listed_in(out)  # refuses a folder in which a file of somebody else would be replaced, before any work
     with ends_at_once():
-        remove_half_written(out)
         jobs, failures = _readable(part)
         done: list[int] = []
         new = 0
@@ -128,12 +136,6 @@ def _show_masks(out: Path, stores: Sequence[Converted], failures: Sequence[Failu
             entries.append(Entry(row.name, thumbnail, overlay, row.tissue, row.rules, row.note))
     if entries:
         write_page(out / PAGE, out.resolve().name, entries, [(Path(f.slide).name, f.reason) for f in failures])
-
-
-def _check_folder(out: Path) -> None:
-    """Makes the folder, and refuses one in which a file of somebody else would be replaced, before any work."""
-    make_folder(out)
-    listed_in(out)
 
 
 def _readable(part: Sequence[Listed]) -> tuple[list[Job], list[Failure]]:

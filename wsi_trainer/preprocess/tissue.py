@@ -19,7 +19,7 @@ from rich.console import Console
 
 from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.io.display import say
-from wsi_trainer.io.files import remove_half_written, write_json
+from wsi_trainer.io.files import write_json
 from wsi_trainer.io.untrusted import read_json
 from wsi_trainer.regions.geojson import PathClass, write_outlines
 from wsi_trainer.regions.shapes import joined, pieces
@@ -28,11 +28,19 @@ from wsi_trainer.slide.geometry import SlideTransform, resolve
 from wsi_trainer.slide.rules import RULES
 from wsi_trainer.slide.slide import ScaledImage, Slide
 from wsi_trainer.slide.tissue import REMOVED, Mask, TissueMask
-from wsi_trainer.store.convert import THUMBNAILS, Job
+from wsi_trainer.store.convert import (
+    OVERLAY,
+    THUMBNAILS,
+    Job,
+    MaskOptions,
+    Settings,
+    draw_overlay,
+    draw_overview,
+    find_mask,
+    outline_of,
+)
 from wsi_trainer.store.identity import quick_hash, source_bytes
 from wsi_trainer.store.manifest import sha256_of
-from wsi_trainer.store.mask import OVERLAY, draw_overlay, draw_overview, find_mask, outline_of
-from wsi_trainer.store.settings import MaskOptions, Settings
 
 from .inputs import check_outlines, list_slides
 from .pool import Failure, Progress, stall_seconds, work_on_all, workers_of
@@ -84,8 +92,6 @@ def tissue(
     if geojson is not None and geojson.is_dir() and out.is_dir() and geojson.samefile(out):
         raise UserError(f"--geojson {geojson} is where the outlines would be written; give another folder for them")
     make_folder(out)
-    for folder in (out, *{(out / RECORDS / job.name).parent for job in jobs}):
-        remove_half_written(folder)
     entries: list[Entry] = []
     failures: list[Failure] = []
     sizes = [source_bytes(job.slide) if job.slide.exists() else 0 for job in jobs]

@@ -15,8 +15,7 @@ from wsi_trainer.io.untrusted import read_picture
 from wsi_trainer.regions.outlines import read_regions
 from wsi_trainer.slide.rules import RULES, Rule
 from wsi_trainer.slide.slide import Slide
-from wsi_trainer.store.convert import THUMBNAILS
-from wsi_trainer.store.mask import OVERLAY
+from wsi_trainer.store.convert import OVERLAY, THUMBNAILS
 
 SIDE = 150
 

@@ -1,4 +1,4 @@
-"""From the contents of a report to one page that needs no other file."""
+"""The command `report`: from the contents of a run to one page that needs no other file."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import base64
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from jinja2 import UndefinedError
 from matplotlib import colormaps
 from matplotlib.colors import to_hex
+from rich.console import Console
 
 from wsi_trainer.explain.outputs import sentence_on_regions
 from wsi_trainer.fit.run import Run, as_written, read_json
-from wsi_trainer.io.display import format_bytes, template
+from wsi_trainer.io.display import format_bytes, say, template
 from wsi_trainer.io.untrusted import read_text
 from wsi_trainer.metrics import AreaPredictions, Interval, JointPredictions
 from wsi_trainer.report import figures
@@ -228,3 +229,33 @@ def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, str]:
     for key, value in content.items():
         lines |= _flat(value, f"{key}: ") if isinstance(value, dict) else {prefix + key: str(value)}
     return lines
+
+
+def report(
+    run: Path,
+    baseline: Path | None = None,
+    split: Literal["val", "test"] = "test",
+    out: Path | None = None,
+    name: str | None = None,
+    data_root: Path | None = None,
+) -> None:
+    """Write the HTML report of a run, a cross-validation or a comparison.
+
+    Args:
+        run: The folder of the run, or of `fit --folds` or `fit --compare`.
+        baseline: The folder of a second run on the same slides, to compare with.
+        split: Which slides the report is about.
+        out: Where to write the page; by default report.html in the folder of the run, or of the cohort.
+        name: The name of a cohort that was tested, instead of the run's own slides.
+        data_root: The folder that holds the slides now, if they were moved.
+    """
+    comparison, lines, names = run / "comparison.json", None, None
+    if comparison.is_file():
+        with as_written(comparison):
+            facts = read_json(comparison)
+            out, lines, names = out or run / "report.html", facts["lines"], tuple(facts["runs"])
+            split = split if facts["split"] not in ("val", "test") else facts["split"]
+            run, baseline = run / "run", run / facts["compared with"]
+    other = None if baseline is None else Run.open(baseline, cohort=name)
+    page = write_report(Run.open(run, cohort=name, data_root=data_root), other, split, out, lines, names)
+    say(Console(), f"report: {page}")

@@ -17,6 +17,7 @@ import numpy as np
 from PIL import Image
 
 from wsi_trainer.io.arrays import open_zarr_array
+from wsi_trainer.slide.formats import open_format
 from wsi_trainer.slide.formats.base import (
     PLAIN,
     Level,
@@ -28,7 +29,6 @@ from wsi_trainer.slide.formats.base import (
     check_decoded,
     to_planes,
 )
-from wsi_trainer.slide.formats.opening import open_format
 from wsi_trainer.slide.formats.store import StoreReader
 from wsi_trainer.slide.geometry import TOLERANCE, SlideTransform, resolve, shrink_factor
 from wsi_trainer.slide.tissue import LABEL, TissueMask, find_tissue, mask_scale
@@ -59,14 +59,12 @@ class Slide:
         origin: Begin of level 0 in that of the whole slide, y and x.
     """
 
-    def __init__(
-        self, path: Path | str, reader: str | None = None, options: ReadOptions = PLAIN, *, mpp: float | None = None,
-        crop: bool = False, name: str | None = None,
-    ) -> None:  # fmt: skip
-        self.path = Path(path)
-        self.name = name or str(path)
-        self._format, self._options, self._mpp, self._cropped = reader, options, mpp, crop
-        self._begin_anew()
+    path: Path
+    name: str
+    _format: str | None
+    _options: ReadOptions
+    _mpp: float | None
+    _cropped: bool
 
     def _begin_anew(self) -> None:
         """Sets all that no other process can use: a fork shares open files, their positions and their locks."""
@@ -76,8 +74,7 @@ class Slide:
         self._process = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("path", "name", "_format", "_options", "_mpp", "_cropped")
-        return {key: self.__dict__[key] for key in kept}
+        return {key: self.__dict__[key] for key in ("path", "name", "_format", "_options", "_mpp", "_cropped")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -102,7 +99,10 @@ class Slide:
         Raises:
             SlideError: It cannot be read; the message gives the reason of each reader that was asked.
         """
-        slide = cls(path, reader, options, mpp=mpp, crop=crop, name=name)
+        slide = cls()
+        slide.path, slide.name = Path(path), name or str(path)
+        slide._format, slide._options, slide._mpp, slide._cropped = reader, options, mpp, crop
+        slide._begin_anew()
         try:
             _ = slide.info
         except BaseException:

@@ -123,7 +123,8 @@ def find_tissue(overview: Pixels, scale: int) -> TissueMask:
     signal = _signal(overview)
     threshold = max(otsu(signal), _LEAST_SATURATION)
     raw = signal > threshold
-    mask = _tidy(raw)
+    closed = ~near(~near(raw, 2), 2)  # without small holes
+    mask = near(without_dust(closed), _GROW)
     lost = float((raw & ~mask).sum() / max(1, raw.sum()))
     return TissueMask(mask, scale, float(threshold), lost)
 
@@ -144,10 +145,10 @@ def _signal(overview: Pixels) -> NDArray[np.uint8]:
     return np.asarray(median_filter(signal, 3, mode="nearest"))
 
 
-def _tidy(raw: Mask) -> Mask:
-    """Without dust, with small holes closed, and a little wider."""
-    closed = ~near(~near(raw, 2), 2)
-    return near(without_dust(closed), _GROW)
+def any_of(mask: Mask, times: int) -> Mask:
+    """A coarser mask: a pixel is one of the mask if any of the `times` × `times` that it covers is."""
+    rows, columns = (np.arange(0, side, times) for side in mask.shape)
+    return np.asarray(np.logical_or.reduceat(np.logical_or.reduceat(mask, rows, axis=0), columns, axis=1))
 
 
 def near(mask: Mask, reach: int) -> Mask:

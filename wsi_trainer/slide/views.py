@@ -52,7 +52,6 @@ class View(TileSource):
 
     Attributes:
         name: Name of the slide in errors.
-        first: The box that was asked for first.
     """
 
     dtype = torch.uint8
@@ -68,9 +67,7 @@ class View(TileSource):
 
     def _begin_anew(self) -> None:
         """Sets all that no other process can use."""
-        self.first: Box | None = None
         self._waiting: OrderedDict[Box, Future[Tensor]] = OrderedDict()
-        self._begun: Box | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._lock = threading.RLock()
         self._process = os.getpid()
@@ -81,7 +78,7 @@ class View(TileSource):
             self._begin_anew()
 
     def __getstate__(self) -> dict[str, Any]:
-        local = ("first", "_waiting", "_begun", "_thread", "_lock", "_process")
+        local = ("_waiting", "_thread", "_lock", "_process")
         return {key: value for key, value in self.__dict__.items() if key not in local}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -93,11 +90,6 @@ class View(TileSource):
         self._here()
         with self._lock:
             found = self._waiting.pop(box, None)
-            if self.first is None:
-                self.first = box
-            if self._begun is not None:  # it is the step's now, or was begun for nothing
-                self._drop(self._begun)
-                self._begun = None
         return self._named(box) if found is None else found.result()
 
     def prefetch(self, boxes: Iterable[Box]) -> None:
@@ -107,44 +99,16 @@ class View(TileSource):
         self._here()
         with self._lock:
             for box in boxes:
-                if box == self._begun:
-                    self._begun = None  # it was begun for this slide's own step
-                elif box not in self._waiting:
+                if box not in self._waiting:
                     self._submit(box)
-
-    def begin(self, like: Box, most: int) -> int:
-        """Starts to read the box that is likely to be asked for first, before the slide's own step has begun.
-
-        Args:
-            like: The first box of the slide before.
-            most: Most bytes to read.
-
-        Returns:
-            How many bytes are read.
-        """
-        self._here()
-        box = self._inside(like)
-        with self._lock:
-            if box is None or self.first is not None or self._begun is not None or self._size(box) > most:
-                return 0
-            if not self._submit(box):
-                return 0
-            self._begun = box
-        return self._size(box)
-
-    def let_go(self) -> None:
-        """Forgets all that was read ahead."""
-        with self._lock:
-            for box in list(self._waiting):
-                self._drop(box)
-            self._begun = None
 
     def close(self) -> None:
         """Lets go of pixels, threads and the file; one that is read again opens it again."""
         self._here()
         with self._lock:
             running = list(self._waiting.values())
-            self.let_go()
+            for box in list(self._waiting):
+                self._drop(box)
             thread, self._thread = self._thread, None
         wait([future for future in running if not future.cancelled()])
         if thread is not None:
@@ -162,19 +126,18 @@ class View(TileSource):
         with naming(self.name, box):
             return self.load(box)
 
-    def _submit(self, box: Box) -> bool:
+    def _submit(self, box: Box) -> None:
         """Hands a box to the thread, unless it is larger than all that may be read ahead or there is no thread."""
         if self._size(box) > AHEAD:
-            return False
+            return
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="ahead")
         try:
             self._waiting[box] = self._thread.submit(self._named, box)
         except RuntimeError:  # the system gives no thread: the box is read when it is asked for
-            return False
+            return
         while sum(map(self._size, self._waiting)) > AHEAD:
             self._drop(next(iter(self._waiting)))
-        return True
 
     def _drop(self, box: Box) -> None:
         gone = self._waiting.pop(box, None)
@@ -186,15 +149,6 @@ class View(TileSource):
         lead = self.instances or 0
         images, channels = (1, self.shape[lead]) if lead else self.shape[:2]
         return images * channels * box.positions * self.dtype.itemsize
-
-    def _inside(self, box: Box) -> Box | None:
-        """The part of a box inside the source."""
-        lead = self.instances or 0
-        ends = (*self.shape[:lead], *self.shape[max(lead, 1) + 1 :])
-        if len(ends) != box.ndim:
-            return None
-        inside = Box.of([(min(lo, end), min(hi, end)) for (lo, hi), end in zip(box.intervals(), ends)])
-        return None if inside.empty else inside
 
 
 @contextmanager

@@ -31,12 +31,7 @@ def source_files(path: Path) -> list[Path]:
 
 def quick_hash(path: Path) -> str:
     """A hash of size, name, beginning, middle and end of each file: tells versions apart at once."""
-    seal = hashlib.sha256()
-    for file in _checked(path):
-        size = file.stat().st_size
-        seal.update(f"{file.name}:{size};".encode())
-        _add_pieces(seal, file, size)
-    return seal.hexdigest()
+    return _hash_of_pieces(path, named=True)
 
 
 @dataclass(frozen=True)
@@ -63,20 +58,21 @@ def fingerprint(path: Path) -> Fingerprint:
             return Fingerprint(content, str(attributes[PROVENANCE]["source"]["sha256"]))
         except (ValueError, KeyError, TypeError, OSError) as error:
             raise SlideError(path, f"is damaged, or no store of ours: {error}; see `wsi-train verify`") from error
+    content = _hash_of_pieces(path, named=False)
+    return Fingerprint(content, content)
+
+
+def _hash_of_pieces(path: Path, named: bool) -> str:
     seal = hashlib.sha256()
     for file in _checked(path):
         size = file.stat().st_size
-        seal.update(f"{size};".encode())
-        _add_pieces(seal, file, size)
-    return Fingerprint(seal.hexdigest(), seal.hexdigest())
-
-
-def _add_pieces(seal: hashlib._Hash, file: Path, size: int) -> None:
-    with file.open("rb") as stream:
-        # A set and not a list: its order is in the hashes of all stores that were ever made, and a test pins it.
-        for start in {0, max(0, size // 2 - _PIECE // 2), max(0, size - _PIECE)}:
-            stream.seek(start)
-            seal.update(stream.read(_PIECE))
+        seal.update(f"{f'{file.name}:' if named else ''}{size};".encode())
+        with file.open("rb") as stream:
+            # A set and not a list: its order is in the hashes of all stores that were ever made, and a test pins it.
+            for start in {0, max(0, size // 2 - _PIECE // 2), max(0, size - _PIECE)}:
+                stream.seek(start)
+                seal.update(stream.read(_PIECE))
+    return seal.hexdigest()
 
 
 def full_hash(path: Path) -> str:

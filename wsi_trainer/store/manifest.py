@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from wsi_trainer.errors import SlideError
 from wsi_trainer.io.files import replace_file
-from wsi_trainer.io.untrusted import json_of, read_bytes, read_json, read_text
+from wsi_trainer.io.untrusted import json_of, read_json, read_text
 from wsi_trainer.slide.geometry import PROVENANCE
 
 
@@ -65,8 +65,7 @@ class Journal:
         # Rewritten whole: an unfinished last line would spoil the next one.
         lines = [self._header, *map(asdict, self.entries.values())]
         text = "".join(json.dumps(line) + "\n" for line in lines)
-        # Who writes it has the lock of its store, so the partial file may always have the same name.
-        replace_file(self._path, text.encode(), partial=self._path.with_name(f"{self._path.name}.part"))
+        replace_file(self._path, text.encode())
         self._file = self._path.open("a")
         return self
 
@@ -174,8 +173,6 @@ def find_damage(store: Path) -> Iterator[Damage]:
     except ValueError as error:
         yield Damage(store, NAME, str(error))
         return
-    if read_bytes(store / NAME) != _serialise(content):  # the same content in other bytes
-        yield Damage(store, NAME, "the manifest is damaged: it is not written as it was")
     files = content["files"]
     for key, expected in files.items():
         reason = check_file(store / key, expected["size"], expected["sha256"])

@@ -15,7 +15,7 @@ import numpy as np
 from wsi_trainer.io.files import replace_file, write_json
 from wsi_trainer.slide.formats.base import CHANNELS, FILL
 from wsi_trainer.slide.geometry import PROVENANCE, SlideTransform
-from wsi_trainer.slide.tissue import LABEL, Mask, TissueMask
+from wsi_trainer.slide.tissue import LABEL, TissueMask, any_of
 from wsi_trainer.store.chunks import Layout, ZstdCodec, encode_shard
 
 NGFF = "0.5"
@@ -150,9 +150,4 @@ def at_level(mask: TissueMask, level: int) -> TissueMask:
     times = 2**level
     if times <= mask.scale:
         return TissueMask(mask.mask, mask.scale // times)
-    return TissueMask(_any_of(mask.mask, times // mask.scale), 1)
-
-
-def _any_of(mask: Mask, times: int) -> Mask:
-    rows, columns = (np.arange(0, size, times) for size in mask.shape)
-    return np.asarray(np.logical_or.reduceat(np.logical_or.reduceat(mask, rows, axis=0), columns, axis=1))
+    return TissueMask(any_of(mask.mask, times // mask.scale), 1)

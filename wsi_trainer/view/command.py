@@ -17,9 +17,8 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.io.display import say
 from wsi_trainer.slide.formats.base import Range, ReadOptions
 from wsi_trainer.view.contents import contents_of
-from wsi_trainer.view.guard import Guard, is_local, new_token
 from wsi_trainer.view.scene import Scene
-from wsi_trainer.view.server import make_app
+from wsi_trainer.view.server import Guard, is_local, make_app, new_token
 from wsi_trainer.view.static_copy import LONGEST, write_static
 
 PORT = 8765

@@ -14,6 +14,7 @@ from matplotlib import colormaps
 from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.explain.maps import MapFile
 from wsi_trainer.explain.outputs import peaks
+from wsi_trainer.io.files import finite
 from wsi_trainer.regions.outlines import read_regions
 from wsi_trainer.regions.shapes import outlines
 from wsi_trainer.slide.cache import LoadingCache
@@ -259,12 +260,4 @@ def _table(name: str) -> list[int]:
 
 def to_json(content: Mapping[str, Any] | str) -> bytes:
     """JSON as browsers read it, which know no NaN."""
-    return json.dumps(_finite(content), allow_nan=False, separators=(",", ":")).encode()
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return json.dumps(finite(content), allow_nan=False, separators=(",", ":")).encode()

@@ -9,9 +9,8 @@ from typing import Literal
 
 import pytest
 
-from wsi_trainer.cli import commands as entry
-from wsi_trainer.cli import main
-from wsi_trainer.cli.commands import Command
+from wsi_trainer import cli
+from wsi_trainer.cli import Command, main
 from wsi_trainer.errors import UserError
 
 
@@ -86,7 +85,7 @@ def table(monkeypatch):
         Command("cook", "cook a slide", "kitchen:cook"),
         Command("self", "cook otherwise", "kitchen:cook_by_itself", own_parser=True),
     )
-    monkeypatch.setattr(entry, "COMMANDS", rows)
+    monkeypatch.setattr(cli, "COMMANDS", rows)
 
 
 @pytest.fixture
@@ -223,7 +222,7 @@ def test_interrupt_ends_without_traceback(slide, capsys, monkeypatch):
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(entry, "call", interrupt)
+    monkeypatch.setattr(cli, "call", interrupt)
     assert main(["cook", str(slide)]) == 130
     assert capsys.readouterr().err == "wsi-train: interrupted\n"
 
@@ -240,7 +239,7 @@ def test_more_of_ctrl_c_does_not_break_off_what_is_said(slide, capsys, monkeypat
 
     untouched = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
     before = {number: signal.signal(number, handler) for number, handler in untouched.items()}
-    monkeypatch.setattr(entry, "call", interrupted)
+    monkeypatch.setattr(cli, "call", interrupted)
     try:
         assert main(["cook", str(slide)]) == code
         assert capsys.readouterr().err == f"wsi-train: {said}\n"

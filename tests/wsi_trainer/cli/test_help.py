@@ -10,8 +10,7 @@ import sys
 import pytest
 from jsonargparse import ArgumentParser
 
-from wsi_trainer.cli import main
-from wsi_trainer.cli.commands import COMMANDS
+from wsi_trainer.cli import COMMANDS, main
 from wsi_trainer.cli.parsing import keys_of
 
 HEAVY = (

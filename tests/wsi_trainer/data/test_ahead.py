@@ -19,7 +19,6 @@ from wsi_trainer.errors import SlideError
 from wsi_trainer.models import SlideBatch
 from wsi_trainer.slide.views import View
 
-MOST = 1 << 20
 A, B = Box((0, 0), (8, 8)), Box((8, 0), (16, 8))
 
 
@@ -63,7 +62,6 @@ def test_what_was_announced_is_read_once_and_elsewhere() -> None:
     assert dict(image.reads)[B].startswith("ahead") and not dict(image.reads)[A].startswith("ahead")
     assert torch.equal(source.read(B), image.pixels[:, :, 8:, :8])  # a second time, and it is read again
     assert len(image.reads) == 3
-    assert source.first == A
 
 
 def test_an_error_is_raised_where_the_box_is_asked_for() -> None:
@@ -75,7 +73,7 @@ def test_an_error_is_raised_where_the_box_is_asked_for() -> None:
     with pytest.raises(SlideError, match="slide 7"):
         source.read(B)  # and every time
     never_asked = Noise(broken=B)
-    never_asked.begin(B, MOST)
+    never_asked.prefetch([B])
     assert torch.equal(never_asked.read(A), Noise().pixels[:, :, :8, :8])
 
 
@@ -107,20 +105,12 @@ def images_of(batch: SlideBatch) -> Noise:
 
 
 def epoch(given: TrainLoader, steps: int = 99) -> Iterator[tuple[str, Tensor]]:
-    """The slides of an epoch with what their steps read, reading ahead within each."""
+    """The slides of an epoch with what their steps read."""
     for number, batch in enumerate(given, start=1):
         pixels = images_of(batch).read(A)
-        given.read_ahead(1 << 20)
         yield batch["slide"], pixels
         if number == steps:
             return
-
-
-def read_ahead(given: TrainLoader, room: int) -> None:
-    """As soon as the next slide is open."""
-    if given._following is not None:
-        given._following.result()
-    given.read_ahead(room)
 
 
 def test_order_pixels_and_place_do_not_depend_on_it() -> None:
@@ -140,24 +130,6 @@ def test_a_run_that_ends_between_goes_on_with_the_slide_that_was_open() -> None:
     second.load_state_dict(first.state_dict())
     seen += [name for name, _ in epoch(second)]
     assert seen == [name for name, _ in epoch(loader(Slides(6), False))]
-
-
-def test_the_first_tile_of_the_next_slide_is_there_when_its_step_begins() -> None:
-    batches = iter(given := loader(Slides(4), True))
-    before = images_of(next(batches))
-    before.read(A)
-    read_ahead(given, 1 << 20)
-    after = images_of(next(batches))
-    assert list(after._waiting) == [A]
-    after.read(A)
-    assert [name.startswith("ahead") for _, name in after.reads] == [True]
-    read_ahead(given, 3 * 8 * 8 - 1)  # no room
-    third = images_of(next(batches))
-    assert not third._waiting
-    third.read(A)
-    read_ahead(given, 1 << 20)
-    given.let_go()
-    assert not images_of(next(batches))._waiting
 
 
 def test_what_cannot_be_opened_says_so_in_its_turn() -> None:

@@ -16,13 +16,11 @@ from hypothesis import strategies as st
 
 from lightning_plugin import Box
 from wsi_trainer.data.dataset import DataConfig
-from wsi_trainer.data.patches import PatchConfig, open_bag, over_tissue
-from wsi_trainer.data.positions import Chosen
+from wsi_trainer.data.patches import Chosen, PatchConfig, open_bag, over_tissue
 from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.slide.geometry import SlideTransform
 from wsi_trainer.slide.tissue import TissueMask
-from wsi_trainer.store.convert import Job, convert
-from wsi_trainer.store.settings import Settings
+from wsi_trainer.store.convert import Job, Settings, convert
 from wsi_trainer.synthetic import SlideSpec, write_slide
 
 

@@ -20,12 +20,11 @@ from wsi_trainer.cli import main
 from wsi_trainer.data.datamodule import SlideData
 from wsi_trainer.data.dataset import DataConfig
 from wsi_trainer.data.features import FeatureSource, check_one_each, features_of
-from wsi_trainer.embed.command import Embedder
+from wsi_trainer.embed import Embedder
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.run import Run, read_json
 from wsi_trainer.models import AttentionPooling, FrozenFeatures, PatchEncoder, ResNet, SlideClassifier
-from wsi_trainer.store.convert import Job, convert
-from wsi_trainer.store.settings import Settings
+from wsi_trainer.store.convert import Job, Settings, convert
 from wsi_trainer.synthetic import SlideSpec, write_slide
 
 SIZE, BATCH = 32, 4

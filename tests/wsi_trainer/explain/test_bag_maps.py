@@ -18,10 +18,9 @@ from wsi_trainer.explain.attribution import attribute
 from wsi_trainer.explain.slide_map import painted
 from wsi_trainer.fit.run import Run
 from wsi_trainer.models import AttentionPooling, PatchEncoder, ResNet, SlideClassifier
-from wsi_trainer.models.pretrained import load_weights
+from wsi_trainer.models.weights import load_weights
 from wsi_trainer.slide.formats.base import FILL
-from wsi_trainer.store.convert import Job, convert
-from wsi_trainer.store.settings import Settings
+from wsi_trainer.store.convert import Job, Settings, convert
 from wsi_trainer.synthetic import SlideSpec, write_slide
 from wsi_trainer.view.contents import contents_of
 from wsi_trainer.view.scene import Scene

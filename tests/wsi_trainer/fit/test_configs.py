@@ -39,7 +39,7 @@ from wsi_trainer.models import (
     SlideSegmenter,
     UNet,
 )
-from wsi_trainer.models.pretrained import load_weights
+from wsi_trainer.models.weights import load_weights
 
 CONFIGS = sorted((Path(__file__).resolve().parents[3] / "wsi_trainer" / "configs").glob("*.yaml"))
 ADDITIONS = {"card-11gib.yaml", "cpu-only.yaml", "multi-gpu.yaml"}

@@ -15,7 +15,7 @@ from wsi_trainer.cli import main
 from wsi_trainer.fit.run import Run
 from wsi_trainer.models import AttentionPooling, PatchEncoder, SlideClassifier
 from wsi_trainer.models.finetune import LowRankLinear
-from wsi_trainer.models.pretrained import load_pretrained
+from wsi_trainer.models.weights import load_pretrained
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is absent")
 SIZE = 16

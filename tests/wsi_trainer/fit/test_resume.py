@@ -13,8 +13,7 @@ import torch
 
 from tests.warm import start
 from tests.wsi_trainer.fit import slow_steps
-from wsi_trainer.cli import main
-from wsi_trainer.cli.commands import FAULT_EXIT
+from wsi_trainer.cli import FAULT_EXIT, main
 from wsi_trainer.fit import fit, trainer
 from wsi_trainer.fit import run as runs
 from wsi_trainer.fit.run import Run, read_json

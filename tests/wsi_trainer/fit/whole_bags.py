@@ -13,8 +13,7 @@ from torch import Tensor
 from wsi_trainer.data.datamodule import EpochSampler
 from wsi_trainer.models import SlideClassifier
 from wsi_trainer.models.finetune import warmup_cosine
-from wsi_trainer.store.convert import Job, convert
-from wsi_trainer.store.settings import Settings
+from wsi_trainer.store.convert import Job, Settings, convert
 from wsi_trainer.synthetic import SlideSpec, write_slide
 
 SIZE, STRIDE, SHARE = 32, 28, 0.3

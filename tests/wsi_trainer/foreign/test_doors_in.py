@@ -13,10 +13,7 @@ import torch
 import zarr
 from PIL import Image
 
-from lightning_plugin import Box
 from wsi_trainer.data.features import FeatureSource
-from wsi_trainer.data.positions import read_coords
-from wsi_trainer.embed.files import Written, write
 from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.io.arrays import load_array, open_zarr_array
 from wsi_trainer.io.untrusted import (
@@ -153,25 +150,6 @@ def test_features_that_lie_in_another_file(tmp_path: Path, how: str) -> None:
             file.create_virtual_dataset("features", layout)
     with pytest.raises(SlideError, match=r"slide.h5: .*(link to another file|lie in another file)"):
         FeatureSource(tmp_path / "slide.h5")
-
-
-OPENED = {"features": FeatureSource, "coords": read_coords}
-
-
-@pytest.mark.parametrize("name", OPENED)
-def test_a_hole_in_a_file_is_no_zeros(tmp_path: Path, name: str) -> None:
-    """Of a chunk that a power cut left as zeros, HDF5's own checksum is right."""
-    about = Written(name="s", corners=np.ones((30, 2)), slide=(9, 9), scale=1.0, size=8, step=8, mpp=None, encoder="e",
-                    weights="w", origin="o")  # fmt: skip
-    path = tmp_path / "slide.h5"
-    write(path, ROWS.shape, [ROWS], about, "trident")
-    with h5py.File(path) as file:
-        chunk = file[name].id.get_chunk_info(0)
-    data = bytearray(path.read_bytes())
-    data[chunk.byte_offset : chunk.byte_offset + chunk.size] = bytes(chunk.size)
-    path.write_bytes(data)
-    with pytest.raises(SlideError, match=r"slide.h5: cannot be read as HDF5"):
-        FeatureSource(path).read(Box((0, 0), (30, 1))) if name == "features" else read_coords(path)
 
 
 def test_a_changed_weight_is_found(tmp_path: Path) -> None:

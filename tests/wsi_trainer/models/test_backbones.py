@@ -9,8 +9,7 @@ import torch
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.models import VGG, Backbone, ResNet, SlideClassifier, UNet
-from wsi_trainer.models.backbones import describe, make_backbone, stages_of
-from wsi_trainer.models.layers import NormKind
+from wsi_trainer.models.backbones import NormKind, describe, make_backbone, stages_of
 
 BACKBONES = (
     VGG(widths=(4, 8)),

@@ -9,7 +9,7 @@ from torch import nn
 
 from wsi_trainer.models import VGG, BinaryTask, MultiClassTask, SlideClassifier
 from wsi_trainer.models.finetune import warmup_cosine
-from wsi_trainer.models.layers import RunningStandardise
+from wsi_trainer.models.slide_model import RunningStandardise
 
 
 def small(**options: object) -> SlideClassifier:

@@ -29,7 +29,7 @@ from wsi_trainer.models.encoders import (
     outline,
     shapes_of,
 )
-from wsi_trainer.models.pretrained import compare, load_pretrained
+from wsi_trainer.models.weights import compare, load_pretrained
 
 pytestmark = pytest.mark.skipif(
     find_spec("timm") is None or find_spec("transformers") is None, reason="timm or transformers is not installed"

@@ -27,7 +27,7 @@ from wsi_trainer.models import (
     UNet,
 )
 from wsi_trainer.models.finetune import parameter_groups
-from wsi_trainer.models.pretrained import load_pretrained
+from wsi_trainer.models.weights import load_pretrained
 
 HEADS = (AttentionPooling, AveragePooling, MaxPooling, TopKPooling, GeneralisedMeanPooling, ClassAttentionPooling)
 VIT = {"img_size": 32, "depth": 2, "embed_dim": 24, "num_heads": 2}

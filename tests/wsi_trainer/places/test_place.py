@@ -19,8 +19,7 @@ from wsi_trainer.slide.geometry import SlideTransform, place_of_store
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.tissue import TissueMask
 from wsi_trainer.slide.views import Image
-from wsi_trainer.store.convert import Job, convert
-from wsi_trainer.store.settings import Settings
+from wsi_trainer.store.convert import Job, Settings, convert
 
 from .scn import write_scn
 

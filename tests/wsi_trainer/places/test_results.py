@@ -21,8 +21,7 @@ from wsi_trainer.data.dataset import open_image
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.explain.slide_map import MapOptions, SlideMap
 from wsi_trainer.regions.geojson import PathClass
-from wsi_trainer.store.convert import Job, convert
-from wsi_trainer.store.settings import Settings
+from wsi_trainer.store.convert import Job, Settings, convert
 
 from .scn import write_scn
 

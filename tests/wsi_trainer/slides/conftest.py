@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from wsi_trainer.store.convert import Job, convert
-from wsi_trainer.store.settings import Settings
+from wsi_trainer.store.convert import Job, Settings, convert
 from wsi_trainer.synthetic import SlideSpec, write_slide
 
 SMALL = Settings(chunk=64, shard=256)

@@ -13,9 +13,8 @@ from wsi_trainer.cli import main
 from wsi_trainer.data import manifest as data
 from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.io.tables import read_table
-from wsi_trainer.store.convert import Job, convert
+from wsi_trainer.store.convert import Job, Settings, convert
 from wsi_trainer.store.export import export_ngff04, is_current
-from wsi_trainer.store.settings import Settings
 from wsi_trainer.synthetic import SlideSpec, write_slide
 
 SMALL = Settings(chunk=64, shard=256, tissue="none")

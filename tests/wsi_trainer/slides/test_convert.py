@@ -24,13 +24,12 @@ from wsi_trainer.cli import main
 from wsi_trainer.errors import SlideError
 from wsi_trainer.io import files
 from wsi_trainer.slide import slide as slide_module
+from wsi_trainer.slide.formats import open_format
 from wsi_trainer.slide.formats.base import Reader, ReadOptions
-from wsi_trainer.slide.formats.opening import open_format
 from wsi_trainer.slide.slide import ScaledImage, Slide
 from wsi_trainer.slide.views import Image
-from wsi_trainer.store.convert import Busy, Job, convert
+from wsi_trainer.store.convert import Busy, Job, Settings, convert
 from wsi_trainer.store.identity import quick_hash
-from wsi_trainer.store.settings import Settings
 from wsi_trainer.store.writer import halve
 
 

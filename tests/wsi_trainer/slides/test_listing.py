@@ -18,9 +18,8 @@ from wsi_trainer.cli import main
 from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.preprocess.inputs import list_slides
 from wsi_trainer.slide.slide import Slide
-from wsi_trainer.store.convert import Job, convert
+from wsi_trainer.store.convert import Job, Settings, convert
 from wsi_trainer.store.identity import source_files
-from wsi_trainer.store.settings import Settings
 
 FAST = ["--workers", "1", "--tissue", "none"]
 

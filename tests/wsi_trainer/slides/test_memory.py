@@ -19,7 +19,7 @@ _CONVERT = """
 import sys, time
 from pathlib import Path
 from wsi_trainer.store.convert import Job, convert
-from wsi_trainer.store.settings import Settings
+from wsi_trainer.store.convert import Settings
 start = time.perf_counter()
 convert(Job(Path(sys.argv[1]), "s"), Path(sys.argv[2]), Settings(background=sys.argv[4]), threads=int(sys.argv[3]))
 seconds = time.perf_counter() - start

@@ -16,8 +16,7 @@ from wsi_trainer.errors import UnknownResolution
 from wsi_trainer.slide.formats.base import Level, SlideInfo
 from wsi_trainer.slide.geometry import resolve
 from wsi_trainer.slide.slide import Slide
-from wsi_trainer.store.convert import Job, convert
-from wsi_trainer.store.settings import Settings
+from wsi_trainer.store.convert import Job, Settings, convert
 
 PIXELS = np.random.default_rng(2).integers(0, 256, (200, 320, 3), np.uint8)
 RGB = {"photometric": "rgb", "tile": (64, 64)}

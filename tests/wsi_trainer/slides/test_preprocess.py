@@ -17,8 +17,7 @@ from wsi_trainer.preprocess import pool
 from wsi_trainer.preprocess.inputs import list_slides
 from wsi_trainer.preprocess.pool import Failure
 from wsi_trainer.slide.slide import Slide
-from wsi_trainer.store.convert import Converted, Job, convert
-from wsi_trainer.store.settings import Settings
+from wsi_trainer.store.convert import Converted, Job, Settings, convert
 from wsi_trainer.synthetic import generate
 
 SMALL = Settings(chunk=64, shard=256)

@@ -21,8 +21,7 @@ from wsi_trainer.cli import main
 from wsi_trainer.errors import SlideError, UnknownResolution
 from wsi_trainer.slide.formats.base import Range, ReadOptions
 from wsi_trainer.slide.slide import Slide
-from wsi_trainer.store.convert import Job, convert
-from wsi_trainer.store.settings import Settings
+from wsi_trainer.store.convert import Job, Settings, convert
 
 
 def _openslide_pixels(path: Path, level: int = 0) -> np.ndarray:

@@ -19,9 +19,8 @@ from wsi_trainer.preprocess.verify import check_store, stores_of, verify
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.views import Image
 from wsi_trainer.store import manifest
-from wsi_trainer.store.convert import Job, convert
+from wsi_trainer.store.convert import Job, Settings, convert
 from wsi_trainer.store.manifest import find_damage
-from wsi_trainer.store.settings import Settings
 
 
 @pytest.fixture

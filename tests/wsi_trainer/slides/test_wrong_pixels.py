@@ -15,8 +15,7 @@ from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.slide.formats.base import Range, ReadOptions
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.store.chunks import StoredLevel
-from wsi_trainer.store.convert import Job, convert
-from wsi_trainer.store.settings import Settings
+from wsi_trainer.store.convert import Job, Settings, convert
 
 SIZE = (96, 128)
 TILE = {"tile": (32, 32)}

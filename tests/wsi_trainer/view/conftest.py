@@ -24,9 +24,8 @@ from wsi_trainer.metrics import ClassPredictions
 from wsi_trainer.regions.ngff import write_map
 from wsi_trainer.slide.geometry import SlideTransform
 from wsi_trainer.view.contents import Contents, contents_of
-from wsi_trainer.view.guard import Guard
 from wsi_trainer.view.scene import Scene
-from wsi_trainer.view.server import make_app
+from wsi_trainer.view.server import Guard, make_app
 
 STRIDE, DOWNSAMPLE = 8, 2
 """A position stands for 16 × 16 pixels of the slide."""

@@ -7,8 +7,8 @@ import socket
 import pytest
 
 from tests.wsi_trainer.view.conftest import Made, Served, serving
-from wsi_trainer.view.guard import Guard, new_token
 from wsi_trainer.view.scene import Scene
+from wsi_trainer.view.server import Guard, new_token
 
 ADDRESSES = ["/", "/contents.json", "/slides/0/about.json", "/slides/0/tiles/0/0-0.jpg", "/assets/view.js"]
 

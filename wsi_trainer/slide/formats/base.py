@@ -14,13 +14,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wsi_trainer.errors import SlideError, UserError
-from wsi_trainer.io.untrusted import DECODED, Limit
+from wsi_trainer.io.untrusted import Limit, too_much
 
 Pixels = NDArray[np.uint8]
 """Height, width, RGB."""
 
 WHITE = (255, 255, 255)
 CHANNELS = 3
+_PREFIXES = {
+    "Y": ("yotta", 24), "Z": ("zetta", 21), "E": ("exa", 18), "P": ("peta", 15), "T": ("tera", 12), "G": ("giga", 9),
+    "M": ("mega", 6), "k": ("kilo", 3), "h": ("hecto", 2), "da": ("deca", 1), "": ("", 0), "d": ("deci", -1),
+    "c": ("centi", -2), "m": ("milli", -3), "µ": ("micro", -6), "μ": ("micro", -6), "u": ("micro", -6),
+    "n": ("nano", -9), "p": ("pico", -12), "f": ("femto", -15), "a": ("atto", -18), "z": ("zepto", -21),
+    "y": ("yocto", -24),
+}  # fmt: skip
+MICROMETRES = {
+    unit: float(f"1e{power + 6}")
+    for symbol, (name, power) in _PREFIXES.items()
+    for unit in (f"{symbol}m", f"{name}meter")
+} | {
+    "\u00c5": 1e-4, "\u212b": 1e-4, "angstrom": 1e-4, "thou": 25.4, "mil": 25.4, "li": 25400 / 12, "in": 25400.0,
+    "inch": 25400.0, "ft": 304800.0, "foot": 304800.0, "yd": 914400.0, "yard": 914400.0, "mi": 1.609344e9,
+    "mile": 1.609344e9, "pt": 25400 / 72,
+}  # fmt: skip
+"""Units of lengths, by their symbols in OME-XML and their names in OME-Zarr."""
 FILL = 255
 """The value of chunks that a store leaves out: white, as background nearly is."""
 
@@ -186,29 +203,19 @@ def blank(height: int, width: int, colour: tuple[int, int, int]) -> Pixels:
 GIGAPIXELS = Limit("WSI_TRAIN_MAX_GIGAPIXELS", 500)
 """Pixels of a slide, in 10^9. The largest slides of today's scanners have about 100."""
 
-_MIB = 1 << 20
-
 
 def check_size(path: Path, height: int, width: int) -> None:
     """Refuses an image without pixels, and one that declares more than a slide can have."""
     if height < 1 or width < 1:
         raise SlideError(path, f"declares an image of {width} x {height} px, which holds nothing")
-    found = height * width / 1e9
-    if found > GIGAPIXELS.value:
-        raise SlideError(
-            path, f"declares {width} x {height} px, more than the limit of {GIGAPIXELS.value:g} gigapixels; "
-            f"if that is right, set {GIGAPIXELS.variable}={math.ceil(found)} in the environment"
-        )  # fmt: skip
+    if reason := GIGAPIXELS.refusal(height * width / 1e9, f"declares {width} x {height} px", " gigapixels"):
+        raise SlideError(path, reason)
 
 
 def check_decoded(path: Path, what: str, size: int) -> None:
     """Refuses what would take too many bytes of memory at once."""
-    found = size / _MIB
-    if found > DECODED.value:
-        raise SlideError(
-            path, f"{what} would take {math.ceil(found)} MiB of memory at once, more than the limit of "
-            f"{DECODED.value:g}; if that is right, set {DECODED.variable}={math.ceil(found)} in the environment"
-        )  # fmt: skip
+    if reason := too_much(what, size):
+        raise SlideError(path, reason)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import numpy as np
 from wsi_trainer.errors import SlideError, UnsupportedSlide, UserError
 from wsi_trainer.io.arrays import CODECS, codecs_of
 from wsi_trainer.slide.formats.base import (
+    MICROMETRES,
     PLAIN,
     Level,
     Pixels,
@@ -28,11 +29,6 @@ from wsi_trainer.slide.formats.base import (
     level_downsample,
 )
 from wsi_trainer.store.manifest import check_complete
-
-_MICROMETRES = {
-    "meter": 1e6, "decimeter": 1e5, "centimeter": 1e4, "millimeter": 1e3, "micrometer": 1.0, "nanometer": 1e-3,
-    "angstrom": 1e-4, "inch": 25400.0, "foot": 304800.0, "yard": 914400.0,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -148,7 +144,7 @@ def _size(
     units = [axes[letters.index(letter)].get("unit") for letter in "yx"]
     if not known or not all(units):
         return None, None
-    sizes = [_MICROMETRES.get(str(unit)) for unit in units]
+    sizes = [MICROMETRES.get(str(unit)) for unit in units]
     if sizes[0] is None or sizes[1] is None:
         return None, f"unit = {_short(units[0] if sizes[0] is None else units[1])}"
     y, x = scale[letters.index("y")], scale[letters.index("x")]

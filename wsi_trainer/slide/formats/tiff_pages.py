@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from wsi_trainer.errors import SlideError, UnsupportedSlide
 from wsi_trainer.io.untrusted import Unreadable, parse_xml
 from wsi_trainer.slide.formats.base import (
+    MICROMETRES,
     WHITE,
     Pixels,
     Range,
@@ -28,16 +29,6 @@ from wsi_trainer.slide.formats.base import (
     on_background,
     to_bytes,
 )
-
-# Micrometres in the units of lengths that OME knows; `pixel` and `reference frame` are none.
-_PREFIXES = {
-    "Y": 24, "Z": 21, "E": 18, "P": 15, "T": 12, "G": 9, "M": 6, "k": 3, "h": 2, "da": 1, "": 0, "d": -1, "c": -2,
-    "m": -3, "µ": -6, "μ": -6, "u": -6, "n": -9, "p": -12, "f": -15, "a": -18, "z": -21, "y": -24,
-}  # fmt: skip
-MICROMETRES = {f"{prefix}m": float(f"1e{power + 6}") for prefix, power in _PREFIXES.items()} | {
-    "\u00c5": 1e-4, "\u212b": 1e-4, "thou": 25.4, "mil": 25.4, "li": 25400 / 12, "in": 25400.0, "ft": 304800.0,
-    "yd": 914400.0, "mi": 1.609344e9, "pt": 25400 / 72,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
