@@ -10,6 +10,7 @@ import shapely
 import tifffile
 import torch
 
+from tests.wsi_trainer.small import regions, rows
 from wsi_trainer.cli import main
 from wsi_trainer.data.dataset import DataConfig, pixels_of
 from wsi_trainer.data.manifest import read_manifest
@@ -73,23 +74,11 @@ def test_a_slide_that_cannot_be_read_is_named_or_left_out(manifest: Path, tmp_pa
 def test_a_run_weighs_by_the_pixels_of_its_training_slides(manifest: Path, tmp_path: Path) -> None:
     losses = {}
     for name in ("null", "balanced"):
-        task = f"{{classes: [normal, lesion], class_weights: {name}}}"
-        words = [
-            f"--out={tmp_path / name}",
-            f"--data.manifest={manifest}",
-            "--model.backbone=wsi_trainer.models.UNet",
-            "--model.backbone.widths=[4,8]",
-            f"--model.task={{class_path: SegmentationTask, init_args: {task}}}",
-            "--train.epochs=1",
-            "--train.accelerator=cpu",
-            "--train.budget=null",
-            "--train.resamples=2",
-        ]
-        assert main(["fit", *words]) == 0
+        assert main(["fit", f"--out={tmp_path / name}", f"--data.manifest={manifest}", *regions(name)]) == 0
         state = torch.load(Run(tmp_path / name).checkpoint("best"), weights_only=True)["state_dict"]
         pixels = judged(manifest)
         expected = [1, 1] if name == "null" else (pixels.sum() / (2 * pixels)).tolist()
         assert state["task.weights.values"].tolist() == pytest.approx(expected)
-        with next((tmp_path / name).glob("metrics/**/metrics.csv")).open(newline="") as file:
-            losses[name] = next(float(line["train_loss_step"]) for line in csv.DictReader(file))
+        table = rows(next((tmp_path / name).glob("metrics/**/metrics.csv")))
+        losses[name] = next(float(line["train_loss_step"]) for line in table)
     assert abs(losses["balanced"] - losses["null"]) > 1e-3

@@ -16,6 +16,7 @@ import zarr
 
 from lightning_plugin import LazyImage, TiledModule
 from tests.exactness import TOLERANCE, difference
+from tests.wsi_trainer.fit.whole_bags import SIZE, resnet
 from wsi_trainer.cli import main
 from wsi_trainer.data.datamodule import SlideData
 from wsi_trainer.data.dataset import DataConfig
@@ -27,7 +28,7 @@ from wsi_trainer.models import AttentionPooling, FrozenFeatures, PatchEncoder, R
 from wsi_trainer.store.convert import Job, Settings, convert
 from wsi_trainer.synthetic import SlideSpec, write_slide
 
-SIZE, BATCH = 32, 4
+BATCH = 4
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +47,8 @@ def slides(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def config(slides: Path, tmp_path: Path) -> Path:
-    network = {"class_path": "wsi_trainer.models.ResNet", "init_args": {"widths": [4, 8], "norm": "group"}}
-    encoder = {"class_path": "wsi_trainer.models.PatchEncoder", "init_args": {"size": SIZE, "network": network}}
     content = {
-        "model": {"backbone": encoder, "pretrained": str(slides / "encoder.pt")},
+        "model": {"backbone": resnet(4, 8), "pretrained": str(slides / "encoder.pt")},
         "data": {"manifest": str(slides / "manifest.csv"), "patches": {"size": SIZE, "min_tissue": 0.3}},
         "train": {"accelerator": "cpu", "precision": "32-true"},
     }

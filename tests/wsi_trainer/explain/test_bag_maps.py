@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
 
 from lightning_plugin import LazyImage
+from tests.wsi_trainer.fit.whole_bags import SIZE, resnet, write_config
 from wsi_trainer.cli import main
 from wsi_trainer.data.dataset import dense
 from wsi_trainer.data.patches import PatchConfig, open_bag
@@ -24,8 +24,6 @@ from wsi_trainer.store.convert import Job, Settings, convert
 from wsi_trainer.synthetic import SlideSpec, write_slide
 from wsi_trainer.view.contents import contents_of
 from wsi_trainer.view.scene import Scene
-
-SIZE = 32
 
 
 def network(seed: int = 0) -> SlideClassifier:
@@ -89,19 +87,11 @@ def test_a_patch_is_painted_where_it_lies(slides: Path, stride: int, cell: int) 
 @pytest.mark.parametrize("kind", ["zarr", pytest.param("tif", marks=pytest.mark.full)])
 def test_the_viewer_draws_maps_of_bags_where_their_files_say(slides: Path, tmp_path: Path, kind: str) -> None:
     """Patches have 1 µm a pixel, and the slides 0.5: what a position covers is twice its stride on the slide."""
-    backbone = {"class_path": "wsi_trainer.models.ResNet", "init_args": {"widths": [4], "norm": "group"}}
-    encoder = {"class_path": "wsi_trainer.models.PatchEncoder", "init_args": {"size": SIZE, "network": backbone}}
     manifest = slides / f"{kind}.csv"
     manifest.write_text((slides / "manifest.csv").read_text().replace("zarr", kind))
-    content = {
-        "out": str(tmp_path / "run"),
-        "model": {"backbone": encoder, "head": "wsi_trainer.models.AttentionPooling"},
-        "data": {"manifest": str(manifest), "patches": {"size": SIZE, "mpp": 1.0, "over": "slide"}},
-        "train": {"epochs": 1, "accelerator": "cpu", "budget": "64MiB", "resamples": 20, "loggers": ["csv"]},
-    }
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
-    words = [f"--config={tmp_path / 'config.yaml'}"]
-    assert main(["fit", *words]) == 0
+    patches = {"mpp": 1.0, "over": "slide"}
+    config = write_config(tmp_path, manifest, resnet(4), patches=patches, train={"budget": "64MiB"})
+    assert main(["fit", f"--config={config}"]) == 0
     assert main(["heatmap", str(tmp_path / "run"), "--method=attention", "--size=64"]) == 0
     maps = Run(tmp_path / "run").maps("attention")
     ((slide, entry),) = json.loads((maps / "heatmaps.json").read_text())["slides"].items()
@@ -128,17 +118,9 @@ def test_the_viewer_draws_maps_of_bags_where_their_files_say(slides: Path, tmp_p
 
 
 def test_the_command_writes_maps_of_bags(slides: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    backbone = {"class_path": "wsi_trainer.models.ResNet", "init_args": {"widths": [4], "norm": "group"}}
-    encoder = {"class_path": "wsi_trainer.models.PatchEncoder", "init_args": {"size": SIZE, "network": backbone}}
-    content = {
-        "out": str(tmp_path / "run"),
-        "model": {"backbone": encoder, "head": "wsi_trainer.models.AttentionPooling"},
-        "data": {"manifest": str(slides / "manifest.csv"), "patches": {"size": SIZE, "min_tissue": 0.3}},
-        "train": {"epochs": 1, "accelerator": "cpu", "budget": "64MiB", "resamples": 20, "loggers": ["csv"]},
-    }
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
-    words = [f"--config={tmp_path / 'config.yaml'}"]
-    assert main(["fit", *words]) == 0
+    patches = {"min_tissue": 0.3}
+    config = write_config(tmp_path, slides / "manifest.csv", resnet(4), patches=patches, train={"budget": "64MiB"})
+    assert main(["fit", f"--config={config}"]) == 0
     assert main(["heatmap", str(tmp_path / "run"), "--method=attention", "--size=64"]) == 0
     run = Run(tmp_path / "run")
     (entry,) = json.loads((run.maps("attention") / "heatmaps.json").read_text())["slides"].values()

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.wsi_trainer.fit.whole_bags import write_stores
+from tests.wsi_trainer.small import QUICK, VGG
 from wsi_trainer.synthetic import generate
 
 
@@ -32,14 +33,4 @@ def bag_stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def words(manifest: Path, tmp_path: Path) -> list[str]:
     """The command line of a small run."""
-    return [
-        f"--out={tmp_path / 'run'}",
-        f"--data.manifest={manifest}",
-        "--model.backbone=wsi_trainer.models.VGG",
-        "--model.backbone.widths=[4,8]",
-        "--model.backbone.convs=1",
-        "--train.epochs=3",
-        "--train.accelerator=cpu",
-        "--train.budget=null",
-        "--train.resamples=100",
-    ]
+    return [f"--out={tmp_path / 'run'}", f"--data.manifest={manifest}", *VGG, *QUICK, "--train.epochs=3"]

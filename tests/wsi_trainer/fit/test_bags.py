@@ -1,70 +1,117 @@
 """Training on bags of patches through `fit` is plain PyTorch with the whole bag in memory."""
 
-from __future__ import annotations
-
+import csv
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import yaml
 
-from tests.wsi_trainer.fit.whole_bags import SHARE, SIZE, SPLITS, STRIDE, TRAINED_ON, resnet, train_whole, whole_bag
+from lightning_plugin import Plan
+from tests.wsi_trainer.fit.whole_bags import (
+    SHARE,
+    SIZE,
+    SPLITS,
+    TRAINED_ON,
+    VIT,
+    assert_predicted_alike,
+    assert_trained_alike,
+    resnet,
+    train_whole,
+    vit,
+    whole_bag,
+    write_exact,
+)  # fmt: skip
 from wsi_trainer.cli import main
 from wsi_trainer.fit.run import Run, read_json
-from wsi_trainer.metrics import ClassPredictions
 from wsi_trainer.models import AttentionPooling, PatchEncoder, ResNet, SlideClassifier
 
-EPOCHS = 2
+SMALL_VIT = {"img_size": SIZE, "patch_size": 8, "depth": 2, "embed_dim": 8, "num_heads": 2, "mlp_ratio": 2.0}
+FINETUNE: dict[str, dict[str, Any]] = {"lora": {"lora_rank": 2}, "all": {}, "last": {"last_stages": 2}, "none": {}}
+PATIENTS = {"ann": (0, 3), "bob": (1,), "cyd": (2, 4), "dee": (5, 6)}
 
 
 @pytest.fixture
 def config(bag_stores: Path, tmp_path: Path) -> Path:
-    content = {
-        "out": str(tmp_path / "run"),
-        "model": {"backbone": resnet(4, 8), "head": "wsi_trainer.models.AttentionPooling", "learning_rate": 0.01},
-        "data": {
-            "manifest": str(bag_stores / "manifest.csv"),
-            "flip_rotate": False,
-            "patches": {"size": SIZE, "stride": STRIDE, "min_tissue": SHARE, "flip_rotate": False},
-        },
-        "train": {"epochs": EPOCHS, "accelerator": "cpu", "precision": "64-true", "resamples": 20, "loggers": ["csv"]},
-    }
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(content))
-    return path
+    return write_exact(tmp_path, bag_stores / "manifest.csv", resnet(4, 8), 2, patches={"min_tissue": SHARE})
+
+
+def built(network: Any, *arguments: Any, **settings: Any) -> SlideClassifier:
+    """The network of a run, as it begins."""
+    torch.manual_seed(0)  # train.seed
+    encoder = PatchEncoder(network() if callable(network) else network, SIZE, *arguments)
+    return SlideClassifier(backbone=encoder, head=AttentionPooling, **settings).double()
 
 
 def test_a_fit_is_plain_pytorch_with_the_whole_bag_in_memory(bag_stores: Path, config: Path, tmp_path: Path) -> None:
-    assert main(["fit", f"--config={config}", "--train.budget=1MiB"]) == 0
+    assert main(["fit", f"--config={config}", "--train.budget=300KiB"]) == 0
     run = Run(tmp_path / "run")
-    trained = torch.load(run.checkpoint("last"), weights_only=True)["state_dict"]
     bags = [whole_bag(bag_stores / f"s{number}.zarr") for number in range(len(SPLITS))]
-    assert min(map(len, bags)) > 5
-
-    torch.manual_seed(0)  # train.seed
-    encoder = PatchEncoder(ResNet((4, 8), norm="group"), SIZE)
-    model = SlideClassifier(backbone=encoder, head=AttentionPooling, learning_rate=0.01).double().train()
-    train_whole(model, bags[:TRAINED_ON], [0, 1, 0], EPOCHS, rate=0.01)
-    moved = 0.0
-    torch.manual_seed(0)
-    initial = PatchEncoder(ResNet((4, 8), norm="group"), SIZE).double().state_dict()
-    for name, value in model.state_dict().items():
-        if name == "seen":
-            continue
-        torch.testing.assert_close(trained[name].double(), value.double(), rtol=1e-8, atol=1e-8, msg=name)
-        if name.startswith("backbone."):
-            moved = max(moved, float((value - initial[name.removeprefix("backbone.")]).abs().max()))
-    assert moved > 1e-2
+    assert {len(bag) for bag in bags} == {9}
+    model = built(lambda: ResNet((4, 8), norm="group"))
+    before = {name: value.clone() for name, value in model.backbone.named_parameters()}
+    train_whole(model, bags[:TRAINED_ON], [0, 1, 0], 2)
+    assert_trained_alike(run, model)
+    assert (
+        max(float((value - before[name]).detach().abs().max()) for name, value in model.backbone.named_parameters())
+        > 1e-2
+    )
     assert read_json(run.memory)["step_peak_bytes"] < read_json(run.memory)["plain_bytes"] / 2
+    assert_predicted_alike(run, model, bags[5:])
 
-    predicted = ClassPredictions.read(run.predictions("test"))
-    best = torch.load(run.checkpoint("best"), weights_only=True)["state_dict"]
-    model.load_state_dict(best)
-    model.eval()
-    with torch.no_grad():
-        said = torch.cat([model.task.predict(model(bags[number])) for number in (5, 6)])
-    np.testing.assert_allclose(predicted.probabilities, said.numpy(), atol=1e-8)
+
+@pytest.mark.skipif(find_spec("timm") is None, reason="timm is absent")
+@pytest.mark.parametrize("what", [pytest.param(w, marks=() if w == "lora" else pytest.mark.full) for w in FINETUNE])
+def test_a_fit_of_a_vit_is_plain_pytorch(
+    what: str, bag_stores: Path, tmp_path: Path, count: Callable[..., int]
+) -> None:
+    """Whatever of it is trained: nothing else moves."""
+    epochs = count(ci=2, full=17)  # of three slides: 50 steps and one
+    settings = {"finetune": what, **FINETUNE[what]}
+    config = write_exact(
+        tmp_path, bag_stores / "manifest.csv", vit(SIZE, SMALL_VIT), epochs, patches={"over": "slide"}, **settings
+    )
+    assert main(["fit", f"--config={config}", "--train.budget=300KiB"]) == 0
+    model = built(VIT, SMALL_VIT, **settings)
+    before = {name: value.clone() for name, value in model.named_parameters()}
+    train_whole(model, [whole_bag(bag_stores / f"s{n}.zarr") for n in range(TRAINED_ON)], [0, 1, 0], epochs)
+    run = Run(tmp_path / "run")
+    assert_trained_alike(run, model)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name]) != parameter.requires_grad, name
+    plan = Plan.from_json(run.plan.read_text())
+    assert max(segment.forward.tiles for segment in plan.segments) > 1, "nothing was tiled"
+
+
+def test_a_patient_is_one_bag_one_label_and_one_prediction(
+    bag_stores: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ["slide,label,patient,split"]
+    for number, (split, (patient, slides)) in enumerate(zip(("train", "train", "val", "test"), PATIENTS.items())):
+        lines += [f"{bag_stores}/s{slide}.zarr,{number % 2},{patient},{split}" for slide in slides]
+    manifest = tmp_path / "manifest.csv"
+    manifest.write_text("\n".join(lines) + "\n")
+    data = {"group": "patient"}
+    config = write_exact(tmp_path, manifest, resnet(4), 2, patches={"over": "slide"}, data=data)
+    assert main(["fit", f"--config={config}", "--train.budget=1500KiB"]) == 0
+    run = Run(tmp_path / "run")
+    bags = {
+        patient: torch.cat([whole_bag(bag_stores / f"s{slide}.zarr") for slide in slides])
+        for patient, slides in PATIENTS.items()
+    }
+    assert f"the largest has {max(len(bags['ann']), len(bags['bob']))} patches" in capsys.readouterr().out
+    model = built(lambda: ResNet((4,), norm="group"))
+    train_whole(model, [bags["ann"], bags["bob"]], [0, 1], 2)
+    assert_trained_alike(run, model)
+    predicted = assert_predicted_alike(run, model, [bags["dee"]])
+    assert predicted.slides == predicted.patients == ("dee",)
+    assert main(["report", str(run.path)]) == 0 and "dee" in run.report.read_text()
+    assert main(["predict", str(run.path), str(manifest), "--name=all"]) == 0
+    with (run.path / "cohorts" / "all" / "predictions.csv").open() as file:
+        assert [row["slide"] for row in csv.DictReader(file)] == list(PATIENTS)
 
 
 def test_plain_pytorch_and_tiles_see_the_same_augmented_bags(
@@ -73,8 +120,8 @@ def test_plain_pytorch_and_tiles_see_the_same_augmented_bags(
     """The same weights; and the estimate, the saved config and a plan for another bag say what is trained."""
     more = ["--train.epochs=1", "--data.patches.flip_rotate=true", "--data.patches.shift=4", "--data.patches.stain=0.1",
             "--data.flip_rotate=true", "--data.shift=9", "--data.tint=0.02", "--data.patches.mpp=own",
-            "--data.patches.over=slide", "--data.patches.stride=79"]  # fmt: skip
-    for name, budget in (("plain", "null"), ("tiled", "1MiB")):
+            "--data.patches.over=slide"]  # fmt: skip
+    for name, budget in (("plain", "null"), ("tiled", "300KiB")):
         capsys.readouterr()
         assert main(["fit", f"--config={config}", *more, f"--out={tmp_path / name}", f"--train.budget={budget}"]) == 0
     said, run = capsys.readouterr().out, Run(tmp_path / "tiled")
@@ -85,7 +132,7 @@ def test_plain_pytorch_and_tiles_see_the_same_augmented_bags(
     assert read_json(run.estimate)["pixels"]["train"] == TRAINED_ON * 9 * SIZE**2
     saved = yaml.safe_load(run.config.read_text())["data"]["patches"]
     assert saved["mpp"] == "own" and saved["shift"] == 4
-    assert main(["plan", f"--config={run.config}", "--patches=300"]) == 0
+    assert main(["plan", f"--config={run.config}", "--patches=300", "--train.budget=4MiB"]) == 0
     assert f"300 x 3 x {SIZE} x {SIZE}" in capsys.readouterr().out
 
 

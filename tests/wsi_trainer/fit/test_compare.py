@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from tests.wsi_trainer.fit.whole_bags import SIZE, resnet
+from tests.wsi_trainer.fit.whole_bags import STRIDE, resnet, write_config
 from wsi_trainer.cli import main
 from wsi_trainer.data.manifest import read_manifest
 from wsi_trainer.fit.compare import Cost, costing
@@ -22,24 +22,11 @@ from wsi_trainer.models import ResNet
 def config(bag_stores: Path, tmp_path: Path) -> Path:
     torch.manual_seed(3)
     torch.save(ResNet((4, 8), norm="group").state_dict(), tmp_path / "encoder.pt")
-    content = {
-        "out": str(tmp_path / "out"),
-        "model": {
-            "backbone": resnet(4, 8),
-            "head": "wsi_trainer.models.AttentionPooling",
-            "finetune": "last",
-            "last_stages": 1,
-            "pretrained": str(tmp_path / "encoder.pt"),
-        },
-        "data": {
-            "manifest": str(bag_stores / "manifest.csv"),
-            "patches": {"size": SIZE, "stride": 79, "over": "slide"},  # nine of each slide: one plan serves all
-        },
-        "train": {"epochs": 1, "accelerator": "cpu", "resamples": 50, "loggers": ["csv"], "budget": "8MiB"},
-    }
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(content))
-    return path
+    return write_config(
+        tmp_path, bag_stores / "manifest.csv", resnet(4, 8), patches={"stride": STRIDE, "over": "slide"},
+        train={"resamples": 50, "budget": "8MiB"}, finetune="last", last_stages=1,
+        pretrained=str(tmp_path / "encoder.pt"),
+    )  # fmt: skip
 
 
 def test_end_to_end_against_frozen_features_of_the_same_slides(
@@ -47,7 +34,7 @@ def test_end_to_end_against_frozen_features_of_the_same_slides(
 ) -> None:
     words = ["fit", f"--config={config}", "--compare=frozen"]
     assert main(words) == 0
-    out, shown = tmp_path / "out", capsys.readouterr().out
+    out, shown = tmp_path / "run", capsys.readouterr().out
     runs = Run(out / "run"), Run(out / "frozen")
     splits = [{r.slide: r.split for r in read_manifest(run.splits)} for run in runs]
     assert splits[0] == splits[1]

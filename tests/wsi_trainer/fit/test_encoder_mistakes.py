@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 import tifffile
 import torch
-import yaml
 
-from tests.wsi_trainer.fit.whole_bags import vit
+from tests.wsi_trainer.fit import whole_bags
+from tests.wsi_trainer.fit.whole_bags import SIZE, vit
 from wsi_trainer.cli import main
 from wsi_trainer.models import VGG
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is absent")
-SIZE = 32
 SMALL = {"img_size": SIZE, "patch_size": 8, "depth": 1, "embed_dim": 8, "num_heads": 2}
 
 
@@ -30,17 +29,8 @@ def write_config(folder: Path, mpp: str = "0.5", white: bool = False) -> Path:
         )
         rows.append(f"s{number}.tif,{number % 2},{split},{mpp}")
     (folder / "manifest.csv").write_text("\n".join(rows) + "\n")
-    content = {
-        "out": str(folder / "run"),
-        "model": {
-            "backbone": vit(SIZE, SMALL),
-            "head": "wsi_trainer.models.AttentionPooling",
-        },
-        "data": {"manifest": str(folder / "manifest.csv"), "patches": {"size": SIZE, "min_tissue": 0}},
-        "train": {"epochs": 1, "accelerator": "cpu", "budget": "64MiB", "loggers": ["csv"], "resamples": 20},
-    }
-    (folder / "config.yaml").write_text(yaml.safe_dump(content))
-    return folder / "config.yaml"
+    encoder, train = vit(SIZE, SMALL), {"budget": "64MiB"}
+    return whole_bags.write_config(folder, folder / "manifest.csv", encoder, patches={"min_tissue": 0}, train=train)
 
 
 def message(config: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:

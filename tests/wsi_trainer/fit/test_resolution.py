@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 
@@ -10,17 +9,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.wsi_trainer.test_uses import INPUTS, SPLITS, cohort, pixels, write_svs, write_table
+from tests.wsi_trainer.small import QUICK, VGG, rows
+from tests.wsi_trainer.test_uses import SPLITS, cohort, pixels, write_svs, write_table
 from wsi_trainer.cli import main
 from wsi_trainer.fit.run import Run, read_json
 from wsi_trainer.metrics import read_predictions
 
-FIT = [*INPUTS["image"], "--train.accelerator=cpu", "--train.budget=null", "--train.resamples=20", "--train.epochs=1"]
+FIT = [*VGG, *QUICK]
 
 
 def predicted(path: Path) -> dict[str, float]:
-    with path.open(newline="") as file:
-        return {Path(row["slide"]).stem: float(row["probability_1"]) for row in csv.DictReader(file)}
+    return {Path(row["slide"]).stem: float(row["probability_1"]) for row in rows(path)}
 
 
 @pytest.fixture(scope="module")

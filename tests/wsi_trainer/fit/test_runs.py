@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import shutil
 from pathlib import Path
 
 import pytest
 
+from tests.wsi_trainer.small import QUICK, VGG, rows
 from wsi_trainer.cli import main
 from wsi_trainer.fit.run import Run, read_json
 from wsi_trainer.metrics import read_predictions
@@ -27,17 +27,11 @@ def stores_of(folder: Path, seed: int, slides: int, size: int = 192) -> Path:
     """Slides of a seed, converted; the manifest names the stores."""
     manifest = generate(folder / "slides", slides=slides, seed=seed, shape=(size, size), splits=SPLITS, workers=1)
     assert preprocess(str(manifest), folder / "stores", stall_minutes=0, workers=1) in (0, None)
-    with manifest.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    names = sorted(path.name for path in (folder / "stores").rglob("*.zarr"))
-    assert len(names) == len(rows)
-    with (folder / "stores" / "list.csv").open("w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(["slide", "label", "patient", "split"])
-        for row in rows:
-            name = f"{Path(row['slide']).stem}.zarr"
-            found = next(path for path in (folder / "stores").rglob(name))
-            table.writerow([found.relative_to(folder / "stores"), row["label"], row["patient"], row["split"]])
+    lines = ["slide,label,patient,split"]
+    for row in rows(manifest):
+        (store,) = (folder / "stores").rglob(f"{Path(row['slide']).stem}.zarr")
+        lines.append(f"{store.relative_to(folder / 'stores')},{row['label']},{row['patient']},{row['split']}")
+    (folder / "stores" / "list.csv").write_text("\n".join(lines) + "\n")
     return folder / "stores" / "list.csv"
 
 
@@ -46,12 +40,8 @@ def cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a cohort of stores, and a run on it."""
     folder = tmp_path_factory.mktemp("cohort")
     manifest = stores_of(folder, seed=1, slides=12)
-    words = [
-        "fit", f"--out={folder / 'runs' / 'first'}", f"--data.manifest={manifest}",
-        "--model.backbone=wsi_trainer.models.VGG", "--model.backbone.widths=[4,8]", "--train.epochs=1",
-        "--train.accelerator=cpu", "--train.budget=64MiB", "--train.resamples=20", "--train.loggers=[csv]",
-    ]  # fmt: skip
-    assert main(words) == 0
+    words = [f"--out={folder / 'runs' / 'first'}", f"--data.manifest={manifest}", *VGG, *QUICK, "--train.budget=64MiB"]
+    assert main(["fit", *words, "--train.loggers=[csv]"]) == 0
     return folder
 
 
@@ -94,8 +84,8 @@ def test_slides_of_the_run_are_no_other_cohort(
     trained = [record for record in run.kept() if record.split == "train"]
     shutil.copytree(trained[0].path, tmp_path / "renamed.zarr")
     strangers = [f"{external.parent / name},{label}" for name, label in _labels(external)[:3]]
-    rows = ["slide,label", *strangers, f"renamed.zarr,{trained[0].label}", f"{trained[1].path},{trained[1].label}"]
-    (tmp_path / "mixed.csv").write_text("\n".join(rows) + "\n")
+    lines = ["slide,label", *strangers, f"renamed.zarr,{trained[0].label}", f"{trained[1].path},{trained[1].label}"]
+    (tmp_path / "mixed.csv").write_text("\n".join(lines) + "\n")
     assert main(["test", str(run.path), f"--cohort={tmp_path / 'mixed.csv'}"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "2 slides were in the split train of the run, left out: renamed.zarr" in said
@@ -103,8 +93,7 @@ def test_slides_of_the_run_are_no_other_cohort(
 
 
 def _labels(manifest: Path) -> list[tuple[str, str]]:
-    with manifest.open(newline="") as file:
-        return [(row["slide"], row["label"]) for row in csv.DictReader(file)]
+    return [(row["slide"], row["label"]) for row in rows(manifest)]
 
 
 def test_keys_that_say_what_a_run_is_are_refused(
@@ -171,15 +160,11 @@ def test_one_slide_under_two_names_is_refused_in_two_splits(
 ) -> None:
     """A store of the same slide, by whatever name, has the checksum of the slide."""
     shutil.copytree(cohort / "slides", tmp_path / "slides")
-    with (cohort / "slides" / "manifest.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    copied = next(row for row in rows if row["split"] == "train")
+    known = rows(cohort / "slides" / "manifest.csv")
+    copied = next(row for row in known if row["split"] == "train")
     shutil.copyfile(tmp_path / "slides" / copied["slide"], tmp_path / "slides" / "again.tif")
-    lines = [f"{row['slide']},{row['label']},{row['patient']},{row['split']}" for row in rows]
-    words = [
-        "fit", "--model.backbone=wsi_trainer.models.VGG", "--model.backbone.widths=[4]", "--train.epochs=1",
-        "--train.accelerator=cpu", "--train.budget=null", "--train.resamples=20", "--train.loggers=[csv]",
-    ]  # fmt: skip
+    lines = [f"{row['slide']},{row['label']},{row['patient']},{row['split']}" for row in known]
+    words = ["fit", *VGG, *QUICK, "--train.loggers=[csv]"]
     for split in ("test", "train"):
         manifest = tmp_path / "slides" / f"{split}.csv"
         text = ["slide,label,patient,split", *lines, f"again.tif,{copied['label']},another,{split}"]

@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import pytest
 
+from tests.wsi_trainer.small import QUICK, VGG, regions, rows
 from wsi_trainer.cli import main
 from wsi_trainer.fit.run import Run
 from wsi_trainer.synthetic import generate
 
 SPLITS = {"train": 0.5, "val": 0.25, "test": 0.25}
-SMALL = [
-    "--model.backbone=wsi_trainer.models.VGG",
-    "--model.backbone.widths=[4,8]",
-    "--model.backbone.convs=1",
-    "--train.epochs=1",
-    "--train.accelerator=cpu",
-    "--train.budget=null",
-    "--train.resamples=20",
-]
 
 
 def preprocess(*words: object) -> int:
     return main(["preprocess", *map(str, words), "--workers", "1", "--stall-minutes", "0"])
-
-
-def rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_regions_are_those_of_the_users_table(tmp_path: Path) -> None:
@@ -37,17 +23,7 @@ def test_regions_are_those_of_the_users_table(tmp_path: Path) -> None:
     manifest = generate(tmp_path / "in", slides=8, seed=1, splits=SPLITS, workers=1, shape=(96, 128))
     assert any(row["regions"] for row in rows(manifest))
     assert preprocess(manifest, tmp_path / "out", "--tissue", "none") == 0
-    words = [
-        f"--data.manifest={manifest}",
-        "--model.backbone=wsi_trainer.models.UNet",
-        "--model.backbone.widths=[4,8]",
-        "--model.task={class_path: SegmentationTask, init_args: {classes: [normal, lesion]}}",
-        "--train.epochs=1",
-        "--train.accelerator=cpu",
-        "--train.budget=null",
-        "--train.monitor=val_dice",
-        "--train.resamples=20",
-    ]
+    words = [f"--data.manifest={manifest}", *regions()]
     assert main(["fit", *words, f"--out={tmp_path / 'slides'}"]) == 0
     assert main(["fit", *words, f"--out={tmp_path / 'stores'}", f"--data.stores={tmp_path / 'out'}"]) == 0
     found = Run(tmp_path / "stores")
@@ -59,7 +35,7 @@ def test_a_template_with_labels_trains(tmp_path: Path, capsys: pytest.CaptureFix
     manifest = generate(tmp_path / "in", slides=12, seed=2, splits=SPLITS, workers=1, shape=(96, 96))
     out = tmp_path / "out"
     assert preprocess(tmp_path / "in" / "slides", out, "--tissue", "none") == 0
-    words = [*SMALL, f"--data.manifest={out / 'manifest.csv'}", f"--out={tmp_path / 'run'}"]
+    words = [*VGG, *QUICK, f"--data.manifest={out / 'manifest.csv'}", f"--out={tmp_path / 'run'}"]
     assert main(["fit", *words]) == 2
     assert "manifest.csv, line 2: the column 'label' is empty" in capsys.readouterr().err
     known = {Path(row["slide"]).stem: row for row in rows(manifest)}

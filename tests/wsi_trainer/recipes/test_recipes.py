@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import subprocess
 import sys
 from collections import Counter
@@ -10,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+
+from tests.wsi_trainer.small import rows
 
 RECIPES = Path(__file__).parents[3] / "datasets"
 
@@ -19,32 +20,27 @@ def _run(recipe: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True)
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_camelyon16_from_the_real_table(shared_data: Path, tmp_path: Path) -> None:
     done = _run("camelyon16", shared_data / "labels" / "camelyon16_reference.csv", tmp_path / "m.csv")
     assert done.returncode == 0, done.stderr
-    rows = _rows(tmp_path / "m.csv")
-    assert len(rows) == 399
-    assert Counter(row["label"] for row in rows) == {"normal": 239, "tumor": 160}
-    test = [row for row in rows if row["split"] == "test"]
+    found = rows(tmp_path / "m.csv")
+    assert len(found) == 399
+    assert Counter(row["label"] for row in found) == {"normal": 239, "tumor": 160}
+    test = [row for row in found if row["split"] == "test"]
     assert Counter(row["label"] for row in test) == {"normal": 80, "tumor": 49}
-    assert {row["site"] for row in rows} == {"center_0", "center_1"}
-    assert rows[0]["slide"] == "normal_001.tif"
+    assert {row["site"] for row in found} == {"center_0", "center_1"}
+    assert found[0]["slide"] == "normal_001.tif"
 
 
 def test_tcga_from_the_real_table(shared_data: Path, tmp_path: Path) -> None:
     done = _run("tcga", shared_data / "labels" / "tcga_lung_labels.csv", tmp_path / "m.csv")
     assert done.returncode == 0, done.stderr
-    rows = _rows(tmp_path / "m.csv")
-    assert len(rows) == 941
-    assert Counter(row["label"] for row in rows) == {"adenocarcinoma": 467, "squamous": 474}
-    assert all(row["slide"].startswith(row["patient"]) for row in rows)
-    assert all(row["slide"].endswith(".svs") for row in rows)
-    assert rows[0]["site"] == "Site-28"
+    found = rows(tmp_path / "m.csv")
+    assert len(found) == 941
+    assert Counter(row["label"] for row in found) == {"adenocarcinoma": 467, "squamous": 474}
+    assert all(row["slide"].startswith(row["patient"]) for row in found)
+    assert all(row["slide"].endswith(".svs") for row in found)
+    assert found[0]["site"] == "Site-28"
 
 
 @pytest.mark.parametrize(
@@ -60,14 +56,14 @@ def test_shipped_configs_have_the_classes_of_the_tables(
 ) -> None:
     assert _run(recipe, shared_data / "labels" / table, tmp_path / "m.csv").returncode == 0
     task = yaml.safe_load((RECIPES.parent / "wsi_trainer" / "configs" / config).read_text())["model"]["task"]
-    assert {row["label"] for row in _rows(tmp_path / "m.csv")} == set(task["init_args"]["classes"])
+    assert {row["label"] for row in rows(tmp_path / "m.csv")} == set(task["init_args"]["classes"])
 
 
 def test_panda(tmp_path: Path) -> None:
     table = tmp_path / "train.csv"
     table.write_text("image_id,data_provider,isup_grade,gleason_score\n0005f7,karolinska,0,0+0\n000920,radboud,4,4+4\n")
     assert _run("panda", table, tmp_path / "m.csv").returncode == 0
-    assert _rows(tmp_path / "m.csv")[1] == {
+    assert rows(tmp_path / "m.csv")[1] == {
         "slide": "000920.tiff", "label": "4", "patient": "000920", "site": "radboud", "split": "",
     }  # fmt: skip
     table.write_text("image_id,data_provider,isup_grade,gleason_score\n0005f7,karolinska,6,0+0\n")
@@ -85,8 +81,8 @@ def test_manifest_lists_the_slides_that_are_there(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert "1 slides of the table are not in" in done.stdout
     assert "normal_001" in done.stdout
-    rows = _rows(tmp_path / "out" / "m.csv")
-    assert [row["slide"] for row in rows] == ["../data/training/test_002.tif"]
+    found = rows(tmp_path / "out" / "m.csv")
+    assert [row["slide"] for row in found] == ["../data/training/test_002.tif"]
 
 
 @pytest.mark.parametrize(

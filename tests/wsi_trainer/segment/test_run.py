@@ -1,6 +1,5 @@
 """From drawn regions to predicted ones: fit, test, predict, segment, report, on slides of a few pixels."""
 
-import csv
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,6 +18,7 @@ from scipy.spatial.distance import cdist
 from skimage.segmentation import find_boundaries
 
 from lightning_plugin import Box, LazyImage, TensorSource
+from tests.wsi_trainer.small import regions, rows
 from wsi_trainer.cli import main
 from wsi_trainer.data.dataset import dense, open_image
 from wsi_trainer.data.manifest import read_manifest
@@ -44,26 +44,13 @@ from wsi_trainer.synthetic import generate
 from wsi_trainer.view.contents import contents_of
 from wsi_trainer.view.scene import Scene
 
-TASK = "{class_path: SegmentationTask, init_args: {classes: [normal, lesion]}}"
-
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("regions")
     splits = {"train": 0.5, "val": 0.25, "test": 0.25}
     manifest = generate(folder, slides=8, seed=1, splits=splits, workers=1, shape=(192, 256))
-    words = [
-        f"--out={folder / 'run'}",
-        f"--data.manifest={manifest}",
-        "--model.backbone=wsi_trainer.models.UNet",
-        "--model.backbone.widths=[4,8]",
-        f"--model.task={TASK}",
-        "--train.epochs=1",
-        "--train.accelerator=cpu",
-        "--train.budget=64MiB",
-        "--train.monitor=val_dice",
-        "--train.resamples=20",
-    ]
+    words = [f"--out={folder / 'run'}", f"--data.manifest={manifest}", *regions(), "--train.budget=64MiB"]
     assert main(["fit", *words]) == 0
     return Run(folder / "run")
 
@@ -220,10 +207,9 @@ def test_scores_with_intervals_report_and_predictions(run: Run, tmp_path: Path) 
     page = run.report.read_text()
     assert "right_" not in page and "lesion" in page and "wsi-train heatmap" not in page
     assert main(["predict", str(run.path), str(run.splits)]) == 0
-    with (run.path / "cohorts" / "splits" / "predictions.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 8
-    assert all(float(row["share_normal"]) + float(row["share_lesion"]) == pytest.approx(1) for row in rows)
+    found = rows(run.path / "cohorts" / "splits" / "predictions.csv")
+    assert len(found) == 8
+    assert all(float(row["share_normal"]) + float(row["share_lesion"]) == pytest.approx(1) for row in found)
 
 
 def test_a_heat_map_of_pixels_is_refused(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -279,8 +265,7 @@ def test_a_label_of_the_slide_is_learnt_and_scored_beside(
     assert set(scores["per_class"]) == {"normal", "lesion"} and set(scores["label_per_class"]) == {"0", "1"}
     records = {record.slide: record for record in read_manifest(folder.splits)}
     assert [records[slide].label for slide in predictions.slides] == [str(n) for n in predictions.labels.labels]  # type: ignore[union-attr]
-    with next(folder.metrics.rglob("metrics.csv")).open(newline="") as file:
-        assert any(row.get("val_label_brier") for row in csv.DictReader(file))
+    assert any(row.get("val_label_brier") for row in rows(next(folder.metrics.rglob("metrics.csv"))))
     assert main(["predict", str(folder.path), str(folder.splits)]) == 0
     assert "probability_1" in (folder.path / "cohorts" / "splits" / "predictions.csv").read_text().splitlines()[0]
     assert main(["segment", str(folder.path), "--overwrite"]) == 0

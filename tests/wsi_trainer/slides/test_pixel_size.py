@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import tifffile
 
+from tests.wsi_trainer.small import rows
 from wsi_trainer.cli import main
 from wsi_trainer.data.dataset import open_image
 from wsi_trainer.errors import UnknownResolution
@@ -84,11 +84,6 @@ def uneven(tmp_path: Path) -> Path:
     return path
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
-    with path.open() as file:
-        return list(csv.DictReader(file))
-
-
 def _scales(store: Path) -> list[list[float]]:
     found = json.loads((store / "zarr.json").read_text())["attributes"]["ome"]["multiscales"][0]["datasets"]
     return [dataset["coordinateTransformations"][0]["scale"] for dataset in found]
@@ -101,7 +96,7 @@ def test_uneven_sides_are_told_and_right_everywhere(
     assert main(["preprocess", str(uneven), str(out), "--tissue", "none", "--workers", "1"]) == 0
     assert "note s: pixels are not square: 0.5 x 0.25 µm (width x height)" in capsys.readouterr().out
     assert _scales(out / "s.zarr")[0] == [1.0, 0.25, 0.5]
-    (listed,) = _rows(out / "stores.csv")
+    (listed,) = rows(out / "stores.csv")
     assert listed["mpp"] == ""  # the store says it; a single number would be wrong
     assert listed["note"].startswith("pixels are not square: 0.5 x 0.25")
     assert open_image(out / "s.zarr").mpp == (0.25, 0.5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import multiprocessing
 import os
 from functools import partial
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.wsi_trainer.small import rows
 from wsi_trainer.cli import main
 from wsi_trainer.errors import UserError
 from wsi_trainer.preprocess import pool
@@ -23,11 +23,6 @@ from wsi_trainer.synthetic import generate
 SMALL = Settings(chunk=64, shard=256)
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 @pytest.fixture(scope="module")
 def cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return generate(tmp_path_factory.mktemp("cohort"), slides=6, side=(300, 420), workers=2)
@@ -35,7 +30,7 @@ def cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_real_slides_are_converted_or_refused_with_the_reason(real_slides: Path, tmp_path: Path) -> None:
     assert main(["preprocess", str(real_slides), str(tmp_path), "--workers", "2"]) == 1
-    reasons = {Path(row["slide"]).name: row["reason"] for row in _rows(tmp_path / "failures.csv")}
+    reasons = {Path(row["slide"]).name: row["reason"] for row in rows(tmp_path / "failures.csv")}
     assert reasons.keys() == {
         "broken.svs",
         "tiled-three-levels-no-mpp.tif",
@@ -46,7 +41,7 @@ def test_real_slides_are_converted_or_refused_with_the_reason(real_slides: Path,
     assert "not an image" in reasons["broken.svs"]
     assert "does not say how large a pixel is" in reasons["tiled-three-levels-no-mpp.tif"]
     assert "352.858" in reasons["yb10kx5k.zstd.tiff"]
-    stores = [row["store"] for row in _rows(tmp_path / "stores.csv")]
+    stores = [row["store"] for row in rows(tmp_path / "stores.csv")]
     assert sorted(stores) == [
         "CMU-1-Small-Region.zarr", "CMU-1-Small-Region_dicom.zarr", "test3-DAPI-2-(387).zarr",
     ]  # fmt: skip
@@ -58,9 +53,9 @@ def test_the_stores_are_listed(cohort: Path, tmp_path: Path, capsys: pytest.Capt
     assert main(["preprocess", str(cohort), str(tmp_path), "--background", "constant", "--workers", "1"]) == 0
     assert f"Train with --data.manifest {cohort} --data.stores {tmp_path}" in capsys.readouterr().out.replace("\n", "")
     assert not (tmp_path / "manifest.csv").exists()  # the user has one
-    listed = _rows(tmp_path / "stores.csv")
-    assert [row["slide"] for row in listed] == [Path(row["slide"]).stem for row in _rows(cohort)]
-    assert _rows(tmp_path / "failures.csv") == []
+    listed = rows(tmp_path / "stores.csv")
+    assert [row["slide"] for row in listed] == [Path(row["slide"]).stem for row in rows(cohort)]
+    assert rows(tmp_path / "failures.csv") == []
     assert all(0.4 < float(row["tissue"]) <= 1 for row in listed)
     assert all(float(row["lost"]) < 0.05 for row in listed)
 
@@ -76,8 +71,8 @@ def test_rerun_converts_only_what_failed(cohort: Path, tmp_path: Path) -> None:
     (folder / "b.tif").write_bytes(good[1].read_bytes())
     assert main(["preprocess", str(folder), str(tmp_path / "out"), "--workers", "1"]) == 0
     assert (tmp_path / "out" / "a.zarr" / "manifest.json").stat().st_mtime_ns == first
-    assert len(_rows(tmp_path / "out" / "stores.csv")) == 2
-    assert _rows(tmp_path / "out" / "failures.csv") == []
+    assert len(rows(tmp_path / "out" / "stores.csv")) == 2
+    assert rows(tmp_path / "out" / "failures.csv") == []
 
 
 def work(jobs: list[Job], out: Path, workers: int, **how: Any) -> dict[int, Converted | Failure]:
@@ -141,8 +136,8 @@ def test_dask_cluster(cohort: Path, tmp_path: Path) -> None:
         assert main([*arguments, "--workers", "2"]) == 1
     finally:
         (cohort.parent / "slides" / "z.svs").unlink()
-    assert len(_rows(tmp_path / "stores.csv")) == 6
-    assert [Path(row["slide"]).name for row in _rows(tmp_path / "failures.csv")] == ["z.svs"]
+    assert len(rows(tmp_path / "stores.csv")) == 6
+    assert [Path(row["slide"]).name for row in rows(tmp_path / "failures.csv")] == ["z.svs"]
 
 
 @pytest.mark.parametrize(

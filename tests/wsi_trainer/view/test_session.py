@@ -1,6 +1,6 @@
 """A session as a user has it, recorded as pictures: train, view, the worst mistake, a region, the same place in QuPath.
 
-A sampled run keeps the pictures in a temporary folder, a full one in docs/figures/session.
+It runs with `--full`, and keeps the pictures in docs/figures/session.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,9 +124,8 @@ def rectangle_of(feature: dict[str, Any]) -> tuple[float, float, float, float]:
     return (*ring.min(axis=0), *ring.max(axis=0))
 
 
-def test_from_the_worst_mistake_to_the_same_place_in_qupath(
-    page: Any, session: Session, tmp_path: Path, count: Callable[..., int]
-) -> None:
+@pytest.mark.full  # makes the pictures of docs/figures/session; test_browser.py has its parts
+def test_from_the_worst_mistake_to_the_same_place_in_qupath(page: Any, session: Session, tmp_path: Path) -> None:
     predictions = read_predictions(session.run.predictions("test"))
     order = np.argsort(-predictions.errors(), kind="stable")
     worst = predictions.slides[order[0]]
@@ -180,8 +178,7 @@ def test_from_the_worst_mistake_to_the_same_place_in_qupath(
         compare(page, original, place)
         page.goto("about:blank")  # before the server ends
     assert all(path.stat().st_size > 10_000 for path in album.taken)
-    if count(ci=0, full=1):
-        kept = ROOT / "docs" / "figures" / "session"
-        kept.mkdir(exist_ok=True)
-        for path in album.taken:
-            shutil.copy(path, kept / path.name)
+    kept = ROOT / "docs" / "figures" / "session"
+    kept.mkdir(exist_ok=True)
+    for path in album.taken:
+        shutil.copy(path, kept / path.name)
