@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -151,26 +152,6 @@ def test_a_wrong_name_is_one_line(word: str, message: str, capsys: pytest.Captur
 # -- configs, command lines and checkpoints of earlier versions, whose keys had other names
 
 
-OLD = """
-model:
-  task:
-    class_path: wsi_trainer.models.SegmentationTask
-    init_args:
-      classes: [normal, lesion]
-      drawn: {1: lesion}
-      beside: {class_path: wsi_trainer.models.BinaryTask}
-      beside_weight: 0.5
-  trained: norms
-  statistics: tissue
-  levels: 2
-  share_levels: true
-data:
-  manifest: slides.csv
-  context: [4]
-  turn: false
-  patches: {turn: false}
-train: {halo: stochastic_split, splits: 2, wobble: 0.1}
-"""
 NEW = """
 model:
   task:
@@ -191,6 +172,13 @@ data:
   patches: {flip_rotate: false}
 train: {halo: stochastic_split, split_grid: 2, split_jitter: 0.1}
 """
+FORMER = {
+    "auxiliary": "beside", "finetune": "trained", "batchnorm_over": "statistics", "magnifications": "levels",
+    "share_backbone": "share_levels", "extra_downsamples": "context", "flip_rotate": "turn", "split_grid": "splits",
+    "split_jitter": "wobble",
+}  # fmt: skip
+"""Keys of earlier versions."""
+OLD = re.sub("|".join(FORMER), lambda found: FORMER[found[0]], NEW)
 
 
 TASK = "--model.task={{class_path: wsi_trainer.models.SegmentationTask, init_args: {{classes: [a, b], {}: 2}}}}"
