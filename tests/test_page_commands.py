@@ -181,7 +181,7 @@ GIVEN = {
 }
 #: Pages whose code runs elsewhere, or nowhere.
 ELSEWHERE = {
-    "README": "test_readme.py",
+    "README": "test_pages.py",
     "add-a-rule": "test_pages.py",
     "add-a-slide-format": "test_pages.py",
     "any-huge-image": "test_pages.py",

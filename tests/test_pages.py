@@ -70,3 +70,14 @@ def test_the_page_on_huge_images_trains_on_a_scene_and_on_a_volume(
     with torch.no_grad():
         whole = names["scene_net"].eval()(image).argmax(dim=1)[0].numpy()
     assert (names["found"][:] == whole).mean() > 0.9999  # scores that tie in float32 may fall either way
+
+
+def test_the_snippet_of_the_readme_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # Lightning writes its logs where it is run
+    torch.manual_seed(0)
+    names: dict[str, Any] = {"__name__": "readme"}
+    exec(code_of(PAGES.parents[1] / "README.md"), names)
+    trainer = names["trainer"]
+    assert trainer.global_step == 1
+    gradients = [p.grad for p in trainer.lightning_module.parameters()]
+    assert all(g is not None and g.isfinite().all() and g.any() for g in gradients if g.dim() > 1)

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from lightning_plugin import Box
 from wsi_trainer.data.dataset import DataConfig
-from wsi_trainer.data.patches import Chosen, PatchConfig, open_bag, over_tissue
+from wsi_trainer.data.patches import PatchConfig, open_bag, over_tissue
 from wsi_trainer.errors import SlideError, UserError
-from wsi_trainer.slide.geometry import SlideTransform
 from wsi_trainer.slide.tissue import TissueMask
 from wsi_trainer.store.convert import Job, Settings, convert
 from wsi_trainer.synthetic import SlideSpec, write_slide
@@ -221,22 +220,6 @@ def test_squares_points_and_tables(store: Path, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x,y\n10,left\n")
     with pytest.raises(UserError, match="line 2: x is '10' and y is 'left'"):
         bag(store, size=48, positions=tmp_path)
-
-
-@given(
-    x=st.integers(0, 5000), y=st.integers(0, 5000), scale=st.sampled_from([1.0, 2.0, 4.0]), size=st.integers(1, 300),
-    origin=st.tuples(st.integers(0, 50), st.integers(0, 50)),
-)  # fmt: skip
-def test_a_corner_is_where_its_pixel_is_in_the_image(
-    x: int, y: int, scale: float, size: int, origin: tuple[int, int]
-) -> None:
-    """Whatever part of the slide, and however coarse, the image is: to half a pixel of it."""
-    place = SlideTransform((9000, 9000), (float(origin[0]), float(origin[1])), (scale, scale))
-    chosen = Chosen(Path("f"), np.array([[x, y]], float), middle=False, side=size * scale)
-    ((row, column),) = chosen.positions(place, (9000, 9000), size).tolist() if min(y, x) >= 50 else [[0, 0]]
-    if min(y, x) >= 50:
-        assert abs(Fraction(row) * int(scale) + origin[0] - y) <= Fraction(int(scale), 2)
-        assert abs(Fraction(column) * int(scale) + origin[1] - x) <= Fraction(int(scale), 2)
 
 
 @pytest.mark.parametrize(

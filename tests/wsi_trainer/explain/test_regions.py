@@ -16,7 +16,7 @@ from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.errors import UserError
 from wsi_trainer.explain.attribution import Attribution, index_of, targets_of
 from wsi_trainer.explain.heatmaps import facts_of, is_known, marks_of
-from wsi_trainer.explain.outputs import crop, draw_overlay, peaks, sentence_on_regions, shares_inside
+from wsi_trainer.explain.outputs import crop, peaks, sentence_on_regions, shares_inside
 from wsi_trainer.explain.slide_map import MapOptions, SlideMap
 from wsi_trainer.metrics import MISSED
 from wsi_trainer.models import BinaryTask, CoxTask, MultiClassTask, OrdinalTask
@@ -63,19 +63,6 @@ def test_a_slide_on_which_nothing_speaks_for_the_class_does_not_spoil_the_mean(t
     both = nothing | {"b": {"mass_inside": 0.25, "area_inside": 0.1}}
     said = sentence_on_regions(facts_of("tumour", MapOptions(), 9, both, {}, maps))
     assert "25 % of the map's positive values for 'tumour'" in said and "mean over 1 slides" in said
-
-
-def test_the_overlay_is_coloured_where_the_map_is_high_only() -> None:
-    values = torch.zeros(10, 15)
-    values[2, 3] = 4.0
-    picture = np.full((80, 120, 3), 200, dtype=np.uint8)
-    overlay = np.asarray(draw_overlay(picture, Attribution(values, 16), (160, 240), scale=4.0))
-    assert overlay.shape == picture.shape
-    coloured = (overlay.max(axis=2).astype(int) - overlay.min(axis=2)) > 20
-    rows, columns = np.nonzero(coloured)
-    assert rows.min() >= 14 and rows.max() <= 25 and columns.min() >= 22 and columns.max() <= 33
-    faint = np.asarray(draw_overlay(picture, Attribution(values, 16), (160, 240), scale=4000.0))
-    assert np.abs(faint.astype(int) - faint.mean()).max() < 25
 
 
 # -- lesions that a map points at, against a judge that looks at every position

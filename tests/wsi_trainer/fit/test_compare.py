@@ -12,7 +12,6 @@ import yaml
 from tests.wsi_trainer.fit.whole_bags import STRIDE, resnet, write_config
 from wsi_trainer.cli import main
 from wsi_trainer.data.manifest import read_manifest
-from wsi_trainer.fit.compare import Cost, costing
 from wsi_trainer.fit.run import Run, read_json
 from wsi_trainer.metrics import Interval, auc, paired_difference, read_predictions
 from wsi_trainer.models import ResNet
@@ -105,15 +104,3 @@ def test_what_cannot_be_compared_is_one_line(
     assert main(["fit", f"--config={config}", *more]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
-
-
-def test_a_run_in_parts_costs_all_of_them(tmp_path: Path) -> None:
-    path = tmp_path / "cost.json"
-    with costing(path):
-        sum(range(10**6))
-    once = Cost.read(path)
-    with pytest.raises(KeyboardInterrupt), costing(path):
-        sum(range(10**6))
-        raise KeyboardInterrupt
-    both = Cost.read(path)
-    assert both.processor_seconds > once.processor_seconds > 0 and both.process_bytes >= once.process_bytes

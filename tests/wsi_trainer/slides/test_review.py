@@ -13,9 +13,6 @@ import numpy as np
 import pytest
 import shapely
 import zarr
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 
 from tests.wsi_trainer.slides.artefacts import ink, renderer, spoilt, stroke
 from wsi_trainer.cli import main
@@ -130,27 +127,6 @@ def test_mistakes_are_named(slides: Path, tmp_path: Path, capsys: Any, words: li
     assert main(["tissue", str(slides), str(tmp_path), *words]) != 0
     assert said in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "tissue.html").exists()
-
-
-@settings(max_examples=40, deadline=None)
-@given(arrays(np.bool_, (14, 19)), st.integers(1, 64), st.integers(0, 50), st.integers(0, 50))
-def test_masks_come_back_as_they_went(mask: np.ndarray, scale: int, top: int, left: int) -> None:
-    from tempfile import TemporaryDirectory
-
-    from wsi_trainer.preprocess.tissue import _write_outlines
-    from wsi_trainer.slide.geometry import SlideTransform
-    from wsi_trainer.slide.tissue import TissueMask
-
-    if not mask.any():
-        return
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "s.geojson"
-        place = SlideTransform((1, 1), (float(top), float(left)), (float(scale), float(scale)))
-        _write_outlines(path, TissueMask(mask, scale, found={"pen": ~mask}), place)
-        assert np.array_equal(draw_tissue(path, mask.shape, scale, (scale, scale), (top, left)).mask, mask)
-        rows, columns = (np.mgrid[:14, :19] + 0.5) * scale
-        polygons = _polygons(path, "Tissue")
-    assert np.array_equal(shapely.contains_xy(polygons, columns + left, rows + top), mask)
 
 
 def test_the_page_in_a_browser(looked: Path) -> None:

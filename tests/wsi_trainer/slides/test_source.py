@@ -6,7 +6,6 @@ import multiprocessing
 import pickle
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from torch import Tensor
 from lightning_plugin import Box, TileSource
 from wsi_trainer.errors import AbsentResolution, SlideError
 from wsi_trainer.slide.slide import ScaledImage, Slide
-from wsi_trainer.slide.views import Bag, Image, along_blocks
+from wsi_trainer.slide.views import Bag, Image
 
 
 def _boxes(shape: tuple[int, ...], number: int, seed: int = 0) -> list[Box]:
@@ -187,7 +186,6 @@ def test_boxes_lie_as_the_decoder_made_them(
 
 
 SHAPE = (1037, 803)
-BLOCK = 64
 
 
 def pixels_of(store: Path) -> np.ndarray:
@@ -199,14 +197,6 @@ def pixels_of(store: Path) -> np.ndarray:
 def patch(pixels: np.ndarray, corner: np.ndarray, size: int) -> Tensor:
     y, x = corner + 512
     return torch.from_numpy(pixels[:, y : y + size, x : x + size].copy())
-
-
-def loads_of(source: Bag) -> Counter[tuple[int, int]]:
-    """How often each block is decoded from now on."""
-    found: Counter[tuple[int, int]] = Counter()
-    load = source._blocks._load
-    source._blocks._load = lambda cell: found.update([cell]) or load(cell)  # type: ignore[func-returns-value]
-    return found
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -227,22 +217,6 @@ def test_any_box_of_any_patches(store: Path, data: st.DataObject, size: int, thr
             assert torch.equal(part, whole[:, box.lo[1] : box.hi[1], box.lo[2] : box.hi[2]])
         value = source.constant(box)
         assert value is None or (read == value[None, :, None, None]).all()
-
-
-@pytest.mark.parametrize("stride", [20, 48, 100])
-@pytest.mark.parametrize("tile", [1, 7, 1000])
-def test_each_block_is_decoded_once(store: Path, stride: int, tile: int) -> None:
-    size = 48
-    rows, columns = np.meshgrid(np.arange(0, SHAPE[0] - size, stride), np.arange(0, SHAPE[1] - size, stride))
-    positions = np.random.default_rng(0).permutation(np.stack([rows, columns], -1).reshape(-1, 2))
-    ordered = along_blocks(positions, size, BLOCK, SHAPE)
-    assert sorted(map(tuple, ordered)) == sorted(map(tuple, positions))
-    room = (2 * -(-SHAPE[1] // BLOCK) + 2) * 3 * BLOCK**2  # two rows of blocks, and those at hand
-    source = Bag(Slide.open(store), ordered, size, threads=1, cache=room)
-    loads = loads_of(source)
-    for start in range(0, len(ordered), tile):
-        source.read(Box((start, 0, 0), (min(start + tile, len(ordered)), size, size)))
-    assert loads and set(loads.values()) == {1}
 
 
 def test_a_box_beyond_the_patches_is_refused(store: Path) -> None:

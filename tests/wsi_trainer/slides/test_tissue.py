@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-import shapely
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from wsi_trainer.slide.slide import ScaledImage, Slide
-from wsi_trainer.slide.tissue import draw_tissue, find_tissue, is_dark
+from wsi_trainer.slide.tissue import find_tissue, is_dark
 from wsi_trainer.synthetic import SlideSpec, SyntheticSlide
 
 
@@ -60,19 +57,3 @@ def test_real_slide(real_slides: Path) -> None:
 @given(arrays(np.uint8, array_shapes(min_dims=3, max_dims=3, min_side=1, max_side=9), elements=st.integers(60, 68)))
 def test_a_slide_is_dark_where_its_median_is(values: np.ndarray) -> None:
     assert is_dark(values) == bool(np.median(values) < 64)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.floats(-30, 190), st.floats(-30, 190)), min_size=3, max_size=7), st.integers(0, 40))
-def test_drawn_pixels_are_those_whose_centre_shapely_finds_inside(corners: list[tuple[float, float]], top: int) -> None:
-    polygon = shapely.Polygon(corners)
-    assume(polygon.is_valid and polygon.area > 1)
-    rows, columns = np.mgrid[0:20, 0:30]
-    x, y = (columns + 0.5) * 6 + 11, (rows + 0.5) * 5 + top
-    expected = shapely.contains_xy(polygon, x, y)
-    at_border = shapely.distance(shapely.points(x, y), polygon.exterior) < 1e-9  # theirs is anybody's choice
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "s.geojson"
-        path.write_text(json.dumps(shapely.geometry.mapping(polygon)))
-        mask = draw_tissue(path, (20, 30), 4, (5.0, 6.0), (top, 11)).mask
-    assert np.array_equal(mask[~at_border], expected[~at_border])
