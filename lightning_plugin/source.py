@@ -114,7 +114,9 @@ def sampled(tensor: Tensor) -> bytes:
         return b""
     steps = [max(1, -(-size // SAMPLED)) for size in tensor.shape]
     some = tensor.detach()[tuple(slice(step // 2, None, step) for step in steps)]
-    return some.contiguous().view(torch.uint8).numpy().tobytes() if some.numel() else b""
+    # A copy: a tensor with dimensions of size one may be contiguous and yet have strides that its bytes have not.
+    dense = some.clone(memory_format=torch.contiguous_format)
+    return dense.view(torch.uint8).numpy().tobytes() if some.numel() else b""
 
 
 class TensorSource(TileSource):

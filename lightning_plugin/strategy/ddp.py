@@ -88,7 +88,7 @@ def tensor_bytes(tensor: Tensor) -> bytes:
     flat = tensor.detach().reshape(-1) if tensor.is_contiguous() else tensor.detach()[:1].reshape(-1)
     if flat.numel() > SMALL:
         flat = flat[:: flat.numel() // SMALL]
-    return flat.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+    return flat.cpu().clone(memory_format=torch.contiguous_format).view(torch.uint8).numpy().tobytes()
 
 
 def image_bytes(lazy: LazyTensor) -> bytes:

@@ -433,3 +433,13 @@ def test_maps_that_a_module_returns_are_computed_together() -> None:
         found, expected = tiled(x), net(x)
         assert count.tiles == 4
         assert all(difference(found[name].detach(), expected[name].detach()) < TOLERANCE for name in expected)
+
+
+@pytest.mark.parametrize("how", [{"tiles": (2, 1)}, {"budget": "64MiB"}])
+def test_a_column_of_a_transposed_image_is_an_image(how: dict[str, object]) -> None:
+    """Its last dimension counts one, so it is contiguous with any stride there."""
+    net = nn.Conv2d(1, 2, (3, 1), padding=(1, 0)).double()
+    column = torch.randn(1, 1, 3, 4, dtype=torch.float64).transpose(2, 3)[..., :1]
+    assert column.is_contiguous() and column.stride(-1) > 1
+    tiled = TiledModule(copy.deepcopy(net), **how)  # type: ignore[arg-type]
+    assert_same_step(net, tiled.module, net(column).square().sum(), tiled(column).square().sum())
