@@ -100,8 +100,8 @@ class SegmentPlan:
     and made again in backward (see [Note: dropped] in `execute.recompute`); 0 is not at all. With ``halo="share"``
     tiles run in order and hand rows on; the grid cuts one axis. In so many ``pieces`` a tile of queries reads the keys
     and values that it attends to (see [Note: pieces] in `rules.pieces`). With ``alike``, identical tiles are looked for
-    and evaluated once (see [Note: identical tiles] in `execute.alike`). With ``recall``, backward reads back what the
-    segment has stored, where only reductions look at it (see [Note: recall] in `program.recall`).
+    and evaluated once (see [Note: identical tiles] in `execute.identical`). With ``recall``, backward reads back what
+    the segment has stored, where only reductions look at it (see [Note: recall] in `program.recall`).
 
     All these decide. ``path`` names its modules for people and ``forecast`` predicts: neither makes it another one.
     """

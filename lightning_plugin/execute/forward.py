@@ -2,57 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from lightning_plugin.boxes import Box
-from lightning_plugin.execute.alike import Owned
-from lightning_plugin.execute.segment import SegmentRun, outline, read_from
+from lightning_plugin.boxes import Box, Grid
+from lightning_plugin.execute.segment import SegmentRun
+from lightning_plugin.execute.tile_pass import TilePass, Tiles
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import Pieces, Reduction
-from lightning_plugin.program.scan import run_tile, scan
+from lightning_plugin.program.findings import Owned
 from lightning_plugin.progress import ranged
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.team import Team
 
 
 class Forward:
-    """One forward pass of a segment over all tiles; ``stored`` are the boundaries that it reads and makes."""
+    """One forward pass of a segment over all tiles.
 
-    def __init__(self, run: SegmentRun, inputs: Sequence[Tensor], stored: Mapping[Value, Boundary]) -> None:
-        program = run.program
-        self.stored = stored
+    Attributes:
+        stored: The boundaries that it reads and makes.
+        totals: The reductions so far, by the place of their target.
+        carried: The rows that each tile of a scan was handed, for backward, which begins with them.
+        evaluated: The number of tiles of stored maps so far.
+    """
+
+    def __init__(
+        self, run: SegmentRun, inputs: Sequence[Tensor], stored: Mapping[Value, Boundary], grid: Grid | None = None
+    ) -> None:
         self.segment = run
         self.inputs = inputs
-        self.vectors = {v: t.detach() for v, t in zip(program.vectors, inputs, strict=False)}
-        self.spreads = {v: t.detach() for v, t in zip(run.spreads, inputs[len(program.vectors) :], strict=False)}
-        self.tapes = run.tapes(program, run.plan.forward)
-        self.operands = [self.vectors[v] for v in program.vectors]
-        self.watched = True
+        self.stored = stored
+        vectors, spreads, _ = run.by_value([t.detach() for t in inputs])
+        self.vectors, self.spreads = vectors, spreads
+        self.operands = [vectors[v] for v in run.program.vectors]
+        targets = enumerate(run.program.targets)
+        self.tiles = TilePass(
+            run,
+            run.plan.forward if grid is None else grid,
+            {v: stored[v] for v in run.boundaries},
+            {i: stored[t.stored] for i, t in targets if t.stored is not None},
+        )
         self.totals: dict[int, Reduction] = {}
-        #: How many tiles of stored maps were evaluated.
+        self.carried: dict[Owned, dict[int, Tensor]] = {}
         self.evaluated = 0
-        #: What each tile of a scan was handed: backward begins with it.
-        self.carried: list[dict[int, Tensor]] = []
-        #: What each piece of this rank's work made, until the ranks exchange it; see [Note: team] in `team`.
-        self.made: list[Made] = []
+        self._handed_on: dict[int, Tensor] = {}
+        #: Shares of reductions of this rank's tiles, until the ranks exchange them; see [Note: team] in `team`.
+        self._parts: list[dict[int, Reduction]] = []
 
     def run(self) -> list[Tensor]:
         """The reduced vectors, in the order of the targets; stored maps are where their handles say."""
         run = self.segment
-        where = [read_from(v, self.handle(v)) for v in run.program.reads]
-        likeness = run.likeness(self.tapes, self.inputs, where, "forward")
-        with run.counted(self.tapes, likeness) as known, run.at.queue.pooling():
+        with self.tiles.counted(self.tiles.key(self.inputs, "forward")) as known, run.at.queue.pooling():
             if known and run.rehearsal is not None:
                 return [torch.empty(v.shape, dtype=v.dtype, device=v.device) for v in run.outputs]
-            self.watched = not known
-            if run.scans:
-                self.scan()
-            else:
-                self.grid()
+            self.evaluate()
             for v in (*run.stored, *run.boundaries):
                 self.stored[v].rest()
         results: list[Tensor] = []
@@ -61,83 +66,58 @@ class Forward:
                 results.extend(target.finish(self.totals[i], self.vectors))
         return results
 
-    @property
-    def handles(self) -> dict[Value, Boundary]:
-        """The boundaries that are read."""
-        return {v: self.stored[v] for v in self.segment.boundaries}
-
-    def handle(self, v: Value) -> Boundary | None:
-        """Where a boundary that is read lies."""
-        return self.stored.get(v)
-
-    def expect(self, outlined: Callable[[], Sequence[tuple[Mapping[Value, Box], Owned]]]) -> None:
-        targets = enumerate(self.segment.program.targets)
-        written = {i: self.stored[t.stored] for i, t in targets if t.stored is not None}
-        self.segment.expect(outlined, self.handles, written)
-
-    def grid(self) -> None:
-        run = self.segment
-        self.expect(lambda: outline(run.program, run.plan.forward))
-        if run.team is not None:
-            self.together(run.team)
+    def evaluate(self, told: bool = True) -> None:
+        """Evaluate all tiles; listeners hear of those that are ``told``."""
+        self.tiles.expect()
+        if self.segment.team is not None:
+            self.together(self.segment.team, told)
             return
-        for members in run.loop(self.tapes, self.handle, run.fetch(self.handles)):
-            with run.watching(self.watched and run.watch(self.tapes, members[0])), ranged("tile"):
-                self.tile(members)
+        for tiles in self.tiles.told() if told else self.tiles:
+            self.tile(tiles)
+
+    def tile(self, tiles: Tiles) -> None:
+        """Evaluate a tile once, for all that are identical to it."""
+        run, first = self.segment, tiles[0]
+        near = self.near(first)
+
+        def emit(i: int, box: Box, made: Sequence[Tensor]) -> None:
+            boxes = [owned[i] for owned in tiles]
+            self.emit(i, boxes, made)
+            if run.team is None:
+                self.note(i, boxes, made[0], near)
+
+        if run.team is not None:
+            self._parts.append({})
+        if run.scans and run.trains:
+            self.carried[first] = self._handed_on
+        with self.tiles.watching(first), ranged("tile"):
+            self._handed_on = self.tiles.tapes.run(first, self.read, self.operands, emit, False, self._handed_on)
 
     def read(self, v: Value, box: Box) -> Tensor | Pieces:
-        return self.segment.read(v, box, self.spreads, self.handle(v))
+        return self.segment.read(v, box, self.spreads, self.stored.get(v))
 
-    def scan(self) -> None:
-        program = self.segment.program
-        handed: dict[int, Tensor] = {}
-
-        tiles = scan(program, self.segment.plan.forward)
-        self.expect(lambda: [(tile.reads, tile.owned) for tile in tiles])
-        for ((number, tile),) in self.segment.step.told([pair] for pair in enumerate(tiles)):
-            if self.segment.trains:
-                self.carried.append(handed)
-            near = self.segment.near(tile.reads)
-
-            def emit(i: int, box: Box, tiles: Sequence[Tensor], near: bool = near) -> None:
-                self.emit(i, [box], tiles)
-                self.note(i, [box], tiles[0], near)
-
-            with self.segment.watching(), ranged("tile"):
-                tape = self.tapes.of_scan(number, tile)
-                handed = run_tile(
-                    tape, program, tile, handed, self.read, self.operands, emit, grad=False, see=self.segment.see
-                )
-
-    def tile(self, members: Sequence[Owned]) -> None:
-        """Evaluate a tile once, for all that are identical to it."""
-        near = self.near(members[0])
-
-        def emit(i: int, box: Box, tiles: Sequence[Tensor]) -> None:
-            boxes = [member[i] for member in members]
-            self.emit(i, boxes, tiles)
-            if self.segment.team is None:
-                self.note(i, boxes, tiles[0], near)
-
-        if self.segment.team is not None:
-            self.made.append(Made())
-        self.tapes.run(members[0], self.read, self.operands, emit, grad=False)
-
-    def emit(self, i: int, boxes: Sequence[Box], tiles: Sequence[Tensor]) -> None:
-        """A tile's share of a target, of a reduction as often as there are identical tiles."""
+    def emit(self, i: int, boxes: Sequence[Box], made: Sequence[Tensor]) -> None:
+        """Write a tile's share of a stored map, or merge its share of a reduction as often as there are identical
+        tiles."""
         target = self.segment.program.targets[i]
         if target.stored is not None:
-            self.stored[target.stored].write(boxes, tiles[0], self.segment.plan.ahead)
+            self.stored[target.stored].write(boxes, made[0], self.segment.plan.ahead)
             return
-        part = target.part(boxes[0], tiles, self.vectors, len(boxes))
+        part = target.part(boxes[0], made, self.vectors, len(boxes))
         if self.segment.team is not None:
-            self.made[-1].parts[i] = part
+            self._parts[-1][i] = part
         else:
             self.merge(i, part)
 
+    def merge(self, i: int, part: Reduction) -> None:
+        op = self.segment.program.targets[i].op
+        self.totals[i] = op.merge(self.totals[i], part) if i in self.totals else part
+
+    # Background
+
     def near(self, owned: Owned) -> bool:
-        """Whether something that a tile reads is background in part."""
-        return bool(self.segment.known) and self.segment.near(self.tapes.boxes(owned))
+        """True if something that a tile reads is background in part."""
+        return bool(self.segment.known) and self.segment.near(self.tiles.tapes.boxes(owned))
 
     def note(self, i: int, boxes: Sequence[Box], tile: Tensor, near: bool) -> None:
         """Note where a stored map is constant that one tile was written to; it may be so where that is ``near``
@@ -158,50 +138,39 @@ class Forward:
             else:
                 constants.note(box, key)
 
-    def merge(self, i: int, part: Reduction) -> None:
-        op = self.segment.program.targets[i].op
-        self.totals[i] = op.merge(self.totals[i], part) if i in self.totals else part
-
     # Several ranks
 
-    def together(self, team: Team) -> None:
-        """This rank's tiles, and from time to time what the other ranks have made of theirs."""
-        run = self.segment
-        for dealt in team.rounds(run.work(self.tapes, self.handle)):
-            mine = (members for owner, members in dealt if owner == team.rank)
-            for members in run.step.told(run.announced(self.tapes, mine, run.fetch(self.handles))):
-                with run.watching():
-                    self.tile(members)
-            made = [iter(rank) for rank in team.gather([m.on("cpu") for m in self.made])]
-            self.made.clear()
-            for owner, members in dealt:
-                self.receive(team, owner, members, next(made[owner]))
+    def together(self, team: Team, told: bool) -> None:
+        """Evaluate this rank's tiles, and after every few take what the other ranks have made of theirs."""
+        for dealt in team.rounds(self.tiles.work()):
+            mine = self.tiles.announced(tiles for owner, tiles in dealt if owner == team.rank)
+            for tiles in self.segment.step.told(mine) if told else mine:
+                self.tile(tiles)
+            made = [iter(rank) for rank in team.gather([moved(parts, "cpu") for parts in self._parts])]
+            self._parts.clear()
+            for owner, tiles in dealt:
+                self.receive(team, owner, tiles, next(made[owner]))
 
-    def receive(self, team: Team, owner: int, members: Sequence[Owned], made: Made) -> None:
+    def receive(self, team: Team, owner: int, tiles: Tiles, parts: Mapping[int, Reduction]) -> None:
         """Take what a rank has made of a tile: in the order of the grid, so that all ranks add in the same order."""
-        for i, part in made.on(team.device).parts.items():
+        for i, part in moved(parts, team.device).items():
             self.merge(i, part)
         for i, target in enumerate(self.segment.program.targets):
             handle = None if target.stored is None else self.stored[target.stored]
-            box = members[0][i]
+            box = tiles[0][i]
             if handle is None or box.empty:
                 continue
-            near = self.near(members[0])
+            near = self.near(tiles[0])
             shape = handle.layout.tile_shape(box)
             mine = owner == team.rank
             tile = handle.read(box).contiguous() if mine else torch.empty(shape, dtype=handle.dtype, device=team.device)
             team.send(tile, owner)
-            boxes = [member[i] for member in members]
+            boxes = [owned[i] for owned in tiles]
             if not mine:
                 handle.write(boxes, tile)
             self.note(i, boxes, tile, near)
 
 
-@dataclass
-class Made:
-    """What a tile came to besides the boundaries it wrote: its shares of reductions, by target."""
-
-    parts: dict[int, Reduction] = field(default_factory=dict)
-
-    def on(self, device: torch.device | str) -> Made:
-        return Made({i: part.to(device) for i, part in self.parts.items()})
+def moved(parts: Mapping[int, Reduction], device: torch.device | str) -> dict[int, Reduction]:
+    """Shares of reductions on another device."""
+    return {i: part.to(device) for i, part in parts.items()}

@@ -7,7 +7,7 @@ backward, so that it goes when autograd lets go of it: after the segment's backw
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from lightning_plugin.execute.streams import lasting
 from lightning_plugin.graph import Value
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.passes import first_order
+from lightning_plugin.program.findings import Owned
 from lightning_plugin.program.parts import parts_of
 from lightning_plugin.program.scan import scanned
 from lightning_plugin.progress import ranged
@@ -40,10 +41,15 @@ class Lease:
 
 @dataclass(frozen=True, eq=False)
 class Evaluated:
-    """What a segment's forward has made: the results and tokens of its parts, and what a scan's tiles were handed."""
+    """Results of a segment's forward.
+
+    Attributes:
+        results: Results and tokens of its parts.
+        carried: The rows that each tile of a scan was handed.
+    """
 
     results: dict[Value, Tensor]
-    carried: list[dict[int, Tensor]]
+    carried: Mapping[Owned, dict[int, Tensor]]
 
 
 def run_segment(run: SegmentRun, frame: Frame) -> None:

@@ -48,7 +48,7 @@ class Recalled:
         return total.add_(self.cotangent.summed(boxes)) if self.begun else total
 
     def share(self, box: Box) -> Tensor:
-        """What the reductions add to the cotangent of a tile."""
+        """The reductions' share of the cotangent of a tile."""
         tile = self.boundary.read(box).detach().requires_grad_()
         outputs: list[Tensor] = []
         cotangents: list[Tensor] = []
@@ -77,8 +77,8 @@ class Recalled:
         self.cotangent.clear()
 
 
-def likeness(cotangent: Cotangent | Recalled | None) -> Hashable:
-    """What cotangents have in common whose tiles take the same to be read."""
+def recalled_key(cotangent: Cotangent | Recalled | None) -> Hashable:
+    """Equal for cotangents whose tiles take the same memory to be read."""
     if not isinstance(cotangent, Recalled):
         return None
     reductions = [(type(r.target.op), tuple(g is None for g in r.gradients)) for r in cotangent.reductions]

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -29,7 +28,6 @@ from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.execute.streams import Saved, Streams
 from lightning_plugin.graph import Value
 from lightning_plugin.private import Version, version, written
-from lightning_plugin.program.program import Program
 from lightning_plugin.progress import ranged
 from lightning_plugin.residency.boundary import Boundary
 
@@ -83,11 +81,7 @@ class Recompute:
         self.run.check_images()
         there = {v: handle for v, ref in self.stored.items() if (handle := ref()) is not None}
         missing = {v: handle for v, handle in there.items() if handle.gone}
-        run = copy(self.run)
-        run.program = program = self.run.program.narrow([t for t in self.run.program.targets if t.stored in missing])
-        run.stored = list(missing)
-        run.grouped = {}  # tiles of the shorter program have other places
-        run.boundaries = [v for v in program.reads if v in self.boundaries]
+        run = self.run.narrowed([t for t in self.run.program.targets if t.stored in missing])
         passing = [handle for v in run.boundaries if (handle := self.boundaries[v]).gone]
         for handle in passing:
             handle.bring_back(deepest)
@@ -99,13 +93,9 @@ class Recompute:
             run.turn("again"),
             ranged("segment", run.place, run.plan.path, "again"),
         ):
-            Forward(run, self.used(program, inputs), {**self.boundaries, **missing}).run()
+            vectors, spreads, _ = self.run.by_value(inputs)
+            used = [*(vectors[v] for v in run.program.vectors), *spreads.values()]
+            Forward(run, used, {**self.boundaries, **missing}).run()
         for handle in passing:
             if handle.again is not None and handle.again.depth > deepest:
                 handle.let_go()
-
-    def used(self, program: Program, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """The inputs in the order in which the shorter program names them."""
-        of = dict(zip(self.run.program.vectors, inputs, strict=False))
-        spreads = inputs[len(self.run.program.vectors) :]
-        return [*(of[v] for v in program.vectors), *spreads]

@@ -7,7 +7,7 @@ another block of the network or another plan, only makes what it hands on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ class Rehearsal:
         passes: The bytes that passes over tiles were found to hold beyond what lay there.
     """
 
-    tiles: Callable[[Program, Grid, bool], Iterable[Sequence[Box]]]
+    tiles: Callable[[Program, Grid, bool], Iterable[tuple[Box, ...]]]
     away: Callable[[Layout, torch.dtype, torch.device, str], Any]
     look: Callable[[Program], Hashable]
     passes: dict[Hashable, int]

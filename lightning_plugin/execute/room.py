@@ -18,7 +18,8 @@ from lightning_plugin.boxes import Grid
 from lightning_plugin.errors import BudgetError
 from lightning_plugin.execute.frame import Step
 from lightning_plugin.execute.gradients import type_of_sum
-from lightning_plugin.execute.segment import SegmentRun, outline
+from lightning_plugin.execute.segment import SegmentRun
+from lightning_plugin.execute.tile_pass import outline
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.memory import budget_for

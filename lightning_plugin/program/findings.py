@@ -28,12 +28,15 @@ from lightning_plugin.program.program import Program
 from lightning_plugin.program.tape import Emit, Read, ScanTile, See, Tape, record
 
 Interval = tuple[int, int]
+#: The boxes of every target that a tile owns.
+Owned = tuple[Box, ...]
 #: So many steps of tapes are kept at most: some tens of megabytes.
 MOST = 100_000
 #: How much they hold is looked at again when so many parts of them are new: a look takes as long as there are findings.
 NEW = 8
 #: What tiles own is kept of grids of so many tiles.
 FEW = 1_000
+NOTHING: Mapping[int, Tensor] = {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,14 +63,14 @@ class Findings:
         self.lines: dict[tuple[int, int], Line] = {}
         self.kinds: dict[Hashable, int] = {}
         self.tapes: dict[tuple[int, ...], Tape] = {}
-        #: Those of a scan's tiles, by their number.
-        self.scans: dict[int, Tape] = {}
+        #: Those of a scan's tiles, by what each owns of every target.
+        self.scans: dict[Owned, Tape] = {}
         #: How often a kind's tape has run, with grad or without, and what was compiled of it (None: it cannot be).
         self.runs: Counter[tuple[tuple[int, ...], bool]] = Counter()
         self.compiled: dict[tuple[tuple[int, ...], bool], Compiled | None] = {}
         #: The bytes that passes over the tiles have held beyond what lay there; see [Note: watched] in `ledger`.
         self.passes: dict[Hashable, int] = {}
-        self.tiles: tuple[tuple[Box, ...], ...] | None = None
+        self.tiles: tuple[Owned, ...] | None = None
         self.regular = self.is_regular(program)
         #: Whether the next recording finds them again.
         self.lasting = False
@@ -101,7 +104,7 @@ class Findings:
             kind = tuple(lying(found, axis))
             self.lines[axis, i] = Line(held, self.kinds.setdefault(kind, len(self.kinds)))
 
-    def owned(self, program: Program, grid: Grid) -> Iterable[tuple[Box, ...]]:
+    def owned(self, program: Program, grid: Grid) -> Iterable[Owned]:
         """Boxes of every target that each tile owns; kept where tiles are few."""
         if grid.tiles > FEW:
             return program.owned(grid)
@@ -195,14 +198,23 @@ class Library:
 
 
 class Tapes:
-    """The tapes of a program on a grid, for one pass over its tiles; a ``compiler`` may compile them, and the operators
-    of those it has are not for the ``ledger`` to see; ``see`` looks at results."""
+    """The tapes of a program on a grid, for one pass over its tiles.
+
+    Attributes:
+        program: The program.
+        grid: The grid.
+        scan: The tiles of a scan, by what each owns of every target; none where tiles are independent.
+        compiler: Compiles tapes, if tiles are to be compiled.
+        ledger: Counts what tiles hold; the operators of compiled tapes are not for it to see.
+        see: Looks at results, if values that are not finite are looked for.
+    """
 
     def __init__(
         self,
         program: Program,
         grid: Grid,
         library: Library,
+        scan: Sequence[ScanTile] = (),
         compiler: Compiler | None = None,
         ledger: Ledger | None = None,
         see: See | None = None,
@@ -210,6 +222,7 @@ class Tapes:
         self.program = program
         self.grid = grid
         self.found = library.of(program, grid)
+        self.scan = {tile.owned: tile for tile in scan}
         self.compiler = compiler
         self.ledger = ledger
         self.see = see
@@ -220,9 +233,9 @@ class Tapes:
         #: The most that was live when a tile of a kind began.
         self.beside: dict[tuple[int, ...], int] = {}
 
-    def owned(self) -> Iterable[tuple[Box, ...]]:
+    def owned(self) -> Iterable[Owned]:
         """Boxes of every target that each tile owns."""
-        return self.found.owned(self.program, self.grid)
+        return list(self.scan) or self.found.owned(self.program, self.grid)
 
     @property
     def regular(self) -> bool:
@@ -231,7 +244,7 @@ class Tapes:
     def watch(self, owned: Sequence[Box], live: int) -> bool:
         """True if a tile is to be watched: none of its kind was, in this pass, with as much that was live beside it.
         From then on this one counts as watched."""
-        if not self.regular:
+        if self.scan or not self.regular:
             return True
         kind = self.kind(self.found.across(self.program, owned))
         worse = live > self.beside.get(kind, -1)
@@ -243,14 +256,25 @@ class Tapes:
     def kind(lines: Sequence[Line]) -> tuple[int, ...]:
         return tuple(line.kind for line in lines)
 
-    def run(self, owned: Sequence[Box], read: Read, vectors: Sequence[Any], emit: Emit, grad: bool) -> None:
-        """Evaluate a tile; see `Tape.run`."""
+    def run(
+        self,
+        owned: Owned,
+        read: Read,
+        vectors: Sequence[Any],
+        emit: Emit,
+        grad: bool,
+        carried: Mapping[int, Tensor] = NOTHING,
+    ) -> dict[int, Tensor]:
+        """Evaluate a tile; see `Tape.run`. A scan's tile is given the rows that the one before handed on (``carried``);
+        those that it hands on itself are returned. Both are by the serial of the node that makes the map."""
         program = self.program
+        if self.scan:
+            return self.run_scanned(self.scan[owned], read, vectors, emit, grad, carried)
         if not self.regular:
             need = program.boxes(owned)
             given = [read(v, need[v]) for v in program.reads if v in need]
             record(program, owned, need).run(given, owned, vectors, emit, grad, self.seeing(owned))
-            return
+            return {}
         lines = self.found.across(program, owned)
         kind = self.kind(lines)
         fresh = kind not in self.bound
@@ -261,6 +285,32 @@ class Tapes:
             tape.run(tiles, owned, vectors, emit, grad, self.seeing(owned))
         else:
             compiled(owned, emit)
+        return {}
+
+    def run_scanned(
+        self,
+        tile: ScanTile,
+        read: Read,
+        vectors: Sequence[Any],
+        emit: Emit,
+        grad: bool,
+        carried: Mapping[int, Tensor],
+    ) -> dict[int, Tensor]:
+        """Evaluate a tile of a scan, whose tape emits the rows that it hands on as further targets."""
+        program, handed = self.program, dict[int, Tensor]()
+        serials = [t.node.serial for t in program.targets] + list(tile.kept)
+
+        def take(i: int, box: Box, tiles: Sequence[Tensor]) -> None:
+            if i < len(program.targets):
+                emit(i, box, tiles)
+            else:  # without grad a copy, or the rows that are handed on would hold the whole tile in memory
+                handed[serials[i]] = tiles[0] if grad else tiles[0].clone()
+
+        given = [read(v, tile.reads[v]) for v in program.reads if v in tile.reads]
+        given += [carried[serial] for serial in tile.carried]
+        owned = (*tile.owned, *tile.kept.values())
+        self.of_scan(tile).run(given, owned, vectors, take, grad, self.seeing(tile.owned))
+        return handed
 
     def seeing(self, owned: Sequence[Box]) -> Callable[[int, Tensor], None] | None:
         """Observer of a tile's results, by the places of their operators; None where there is none."""
@@ -302,16 +352,19 @@ class Tapes:
             self.bound[kind] = tape
         return tape
 
-    def of_scan(self, number: int, tile: ScanTile) -> Tape:
+    def of_scan(self, tile: ScanTile) -> Tape:
         """The tape of a scan's tile, bound to this pass's program."""
-        found = self.found.scans.get(number)
+        found = self.found.scans.get(tile.owned)
         if found is None:
-            found = self.found.scans[number] = record(self.program, tile.owned, tile.boxes(self.program), tile)
+            found = self.found.scans[tile.owned] = record(self.program, tile.owned, tile.boxes(self.program), tile)
             return found
         return found.bound(self.program)
 
-    def boxes(self, owned: Sequence[Box]) -> dict[Value, Box]:
-        """The boxes of all maps that a tile holds: `Program.boxes`, put together from what is known of its lines."""
+    def boxes(self, owned: Owned) -> dict[Value, Box]:
+        """The boxes of all maps that a tile holds: `Program.boxes`, put together from what is known of its lines. Of a
+        scan's tile, the boxes that it reads."""
+        if self.scan:
+            return dict(self.scan[owned].reads)
         across = self.found.across(self.program, owned) if self.regular else []
         if not across or not all(line.full for line in across):
             return self.program.boxes(owned)

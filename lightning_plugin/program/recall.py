@@ -10,7 +10,7 @@ That is so of a map whose operator can do without its result and which reduction
 one map that they look at, with no gradient to any vector and not to find results by their bits. The segment leases what
 it recalls, as a reader would: so it is there until the segment's own backward is over, which comes after that of every
 reader. That is memory on the device, or a read from a lower tier; a plan says which segments do it. Of identical tiles
-([Note: identical tiles] in `execute.alike`) one is read for what the reductions add to all of them. What is kept as
+([Note: identical tiles] in `execute.identical`) one is read for what the reductions add to all of them. What is kept as
 bfloat16 is not what was computed, what is dropped is not there, and a scan makes its rows in another order: these are
 not recalled.
 """

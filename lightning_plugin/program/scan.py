@@ -20,11 +20,8 @@ An operator that turns an axis round needs the last rows first: its segment cann
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from torch import Tensor
 
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.errors import PlanError
@@ -32,7 +29,7 @@ from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import ReduceOp
 from lightning_plugin.program.parts import parts_of, with_rest
 from lightning_plugin.program.program import Program
-from lightning_plugin.program.tape import Emit, ScanTile, See, Tape
+from lightning_plugin.program.tape import ScanTile
 
 
 def shareable(program: Program, grid: Grid) -> bool:
@@ -190,30 +187,3 @@ def not_in_order(label: str, box: Box) -> PlanError:
         f"{label} needs {box} in another order than tiles are computed in, so its segment cannot share halos; "
         'use halo="recompute" for it'
     )
-
-
-def run_tile(
-    tape: Tape,
-    program: Program,
-    tile: ScanTile,
-    carried: Mapping[int, Tensor],
-    read: Callable[[Value, Box], Any],
-    vectors: Sequence[Tensor],
-    emit: Emit,
-    grad: bool,
-    see: See | None = None,
-) -> dict[int, Tensor]:
-    """Evaluate one tile of a scan by its tape; returns what it hands on, by serial."""
-    kept, handed = list(tile.kept), dict[int, Tensor]()
-
-    def take(i: int, box: Box, tiles: Sequence[Tensor]) -> None:
-        if i < len(program.targets):
-            emit(i, box, tiles)
-        else:  # without grad a copy, or the rows that are handed on would hold the whole tile in memory
-            handed[kept[i - len(program.targets)]] = tiles[0] if grad else tiles[0].clone()
-
-    looks = None if see is None else lambda place, result: see(program.steps[place], result, tile.owned)
-    given = [read(v, tile.reads[v]) for v in program.reads if v in tile.reads]
-    given += [carried[serial] for serial in tile.carried]
-    tape.run(given, (*tile.owned, *tile.kept.values()), vectors, take, grad, looks)
-    return handed

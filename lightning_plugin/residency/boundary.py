@@ -105,7 +105,7 @@ class Boundary:
 
     ``half`` keeps it as bfloat16, where the user allows that loss; its cotangent stays float32 or wider.
     ``constants`` is where it is known to be constant, ``made`` which of its tiles one computation has made: see [Note:
-    identical tiles] in `execute.alike`.
+    identical tiles] in `execute.identical`.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.constants import Constants
 from lightning_plugin.execute.backward import Backward
 from lightning_plugin.execute.recalled import Recalled
-from lightning_plugin.execute.segment import SegmentRun
+from lightning_plugin.execute.tile_pass import TilePass
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.planner.analysis.background import parts_of_background
 from tests.exactness import TOLERANCE, compare, flat
@@ -276,15 +276,15 @@ def test_nobody_looks_at_background_behind_the_last_segment_that_shares(monkeypa
     assert tiled.plan is not None and all(s.alike for s in tiled.plan.segments)
     for last in range(len(tiled.plan.segments) + 1):
         looked: set[int] = set()
-        before = SegmentRun.work
+        before = TilePass.work
 
-        def work(self: SegmentRun, *given: object, looked: set[int] = looked, before: object = before) -> object:
-            if self.rehearsal is None and self.known:
-                looked.add(self.place)
-            return before(self, *given)  # type: ignore[operator]
+        def work(self: TilePass, looked: set[int] = looked, before: object = before) -> object:
+            if self.run.rehearsal is None and self.run.known:
+                looked.add(self.run.place)
+            return before(self)  # type: ignore[operator]
 
         with monkeypatch.context() as patch:
-            patch.setattr(SegmentRun, "work", work)
+            patch.setattr(TilePass, "work", work)
             segments = tuple(replace(s, alike=i < last) for i, s in enumerate(tiled.plan.segments))
             once = TiledModule(net, plan=replace(tiled.plan, segments=segments))
             once(LazyImage(source))[0].sum().backward()

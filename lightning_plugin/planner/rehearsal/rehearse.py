@@ -121,7 +121,7 @@ def rehearse(plan: Plan, network: Network) -> RehearsedMemory:
     network.profiles  # noqa: B018  found before the ledger looks on
     ledger = Ledger(device_of(network), fakes=True)
 
-    def tiles(program: Program, grid: Grid, ahead: bool) -> Iterable[Sequence[Box]]:
+    def tiles(program: Program, grid: Grid, ahead: bool) -> Iterable[tuple[Box, ...]]:
         return network.repeats.once(
             program, ("tiles", grid, ahead), lambda: list(representative(program, grid, effort(network), ahead))
         )

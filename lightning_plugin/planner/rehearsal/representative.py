@@ -63,7 +63,7 @@ def effort(network: Network) -> int:
     return min(MOST_TILES, max(1, EFFORT // len(network.order)))
 
 
-def representative(program: Program, grid: Grid, worst: int, ahead: bool) -> Iterator[Sequence[Box]]:
+def representative(program: Program, grid: Grid, worst: int, ahead: bool) -> Iterator[tuple[Box, ...]]:
     """The tiles that a rehearsal runs."""
     if ahead and grid.tiles <= FEW_TILES:
         yield from program.owned(grid)

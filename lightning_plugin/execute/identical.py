@@ -1,4 +1,4 @@
-"""Tiles that are alike are computed once.
+"""Identical tiles: one is computed for all.
 
 [Note: identical tiles] Most of a slide is background of one value. Two tiles are *identical* when all they read is the
 same (constant, with the same values; or made by one computation), and all their boxes have the same extents, lie at the
@@ -25,25 +25,20 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from lightning_plugin.boxes import Box
 from lightning_plugin.constants import Constants
 from lightning_plugin.graph import Value
-from lightning_plugin.ops import Source, TileOp
-from lightning_plugin.program.findings import Tapes
+from lightning_plugin.ops import TileOp
+from lightning_plugin.program.findings import Owned, Tapes
 from lightning_plugin.program.program import Program
 
-#: What says of a map's box what it holds: something that is equal for boxes that hold the same, or None.
+#: Key of the contents of a box that is read: equal contents are those of a constant, or made by one computation. None
+#: where the box is like no other.
 Content = Callable[[Value, Box], Hashable | None]
-#: What a tile owns of every target.
-Owned = Sequence[Box]
 
 
-def may_be_alike(program: Program, constants: Callable[[Value], Constants | None]) -> bool:
-    """Whether it is worth asking: something is known of all that is read, and no operator minds where a tile lies."""
+def may_be_identical(program: Program, constants: Callable[[Value], Constants | None]) -> bool:
+    """True if something is known of all that is read, and no operator minds where a tile lies."""
     if not program.reads or not all(node.op.uniform for node in program.steps):
         return False
     return all(constants(v) is not None for v in program.reads)
-
-
-def is_source(v: Value) -> bool:
-    return v.node is not None and isinstance(v.node.op, Source)
 
 
 def groups(tapes: Tapes, tiles: Iterable[Owned], content: Content) -> list[list[int]]:
@@ -51,13 +46,13 @@ def groups(tapes: Tapes, tiles: Iterable[Owned], content: Content) -> list[list[
     grid."""
     found: dict[object, list[int]] = {}
     for place, owned in enumerate(tiles):
-        key = likeness(tapes, owned, content)
+        key = tile_key(tapes, owned, content)
         found.setdefault(place if key is None else key, []).append(place)
     return list(found.values())
 
 
-def likeness(tapes: Tapes, owned: Owned, content: Content) -> object | None:
-    """What two tiles have to have in common to be the same computation, or None for a tile of its own."""
+def tile_key(tapes: Tapes, owned: Owned, content: Content) -> object | None:
+    """Equal for two tiles that are the same computation; None for a tile of its own."""
     program, need = tapes.program, tapes.boxes(owned)
     values = []
     for v in program.reads:
@@ -79,7 +74,7 @@ def likeness(tapes: Tapes, owned: Owned, content: Content) -> object | None:
 
 
 def padding(program: Program, need: Mapping[Value, Box]) -> Iterator[tuple[int, ...]]:
-    """What each window pads of a tile."""
+    """Padding of a tile by each window."""
     for node in program.steps:
         if isinstance(node.op, TileOp) and node.outputs[0] in need:
             yield tuple(node.op.pads(need[node.outputs[0]]))

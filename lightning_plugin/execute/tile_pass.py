@@ -1,0 +1,242 @@
+"""One direction of a segment, over all its tiles: their order, and the preparations for each.
+
+A pass goes over a grid, whose tiles are independent, or over a scan, whose tiles hand rows on: in order forward, in
+reverse backward. Of identical tiles one stands for all ([Note: identical tiles] in `identical`). Several ranks share
+the tiles of a grid. A rehearsal has a few that stand for all.
+
+`Forward` and `Backward` say what becomes of a tile. Neither knows in which order tiles come.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from lightning_plugin.boxes import Box, Grid, on_axis, telling
+from lightning_plugin.execute.identical import groups
+from lightning_plugin.execute.recalled import Recalled
+from lightning_plugin.execute.segment import SegmentRun
+from lightning_plugin.graph import Value
+from lightning_plugin.ops import Source
+from lightning_plugin.program.findings import Owned
+from lightning_plugin.program.program import Program
+from lightning_plugin.program.scan import scan
+from lightning_plugin.residency.boundary import Boundary, Cotangent
+
+K = TypeVar("K", bound=Hashable)
+#: A tile, and those that are identical to it.
+Tiles = Sequence[Owned]
+
+
+class TilePass:
+    """The tiles of a run's program on a grid.
+
+    Attributes:
+        run: The segment.
+        reads: The boundaries that tiles read.
+        writes: The boundaries that they write, by the place of the target.
+        cotangents: The cotangents that they read, by the place of the target; None in forward.
+        tapes: Evaluates a tile.
+        watched: True if nothing is known yet of what the pass holds; see [Note: watched] in `ledger`.
+    """
+
+    def __init__(
+        self,
+        run: SegmentRun,
+        grid: Grid,
+        reads: Mapping[Value, Boundary],
+        writes: Mapping[int, Boundary],
+        cotangents: Mapping[int, Cotangent | Recalled] | None = None,
+    ) -> None:
+        self.run = run
+        self.reads = reads
+        self.writes = writes
+        self.cotangents = cotangents
+        self.tapes = run.tapes(scan(run.program, grid) if run.scans else (), grid)
+        self.watched = True
+
+    def __iter__(self) -> Iterator[Tiles]:
+        """The tiles that this process evaluates, each with those that are identical to it."""
+        work, team = self.work(), self.run.team
+        return self.announced(work if team is None else team.mine(work))
+
+    def told(self) -> Iterator[Tiles]:
+        """The same tiles, of which listeners hear; a rehearsal has none."""
+        return iter(self) if self.run.rehearsal is not None else self.run.step.told(self)
+
+    def work(self) -> Iterator[Tiles]:
+        """The tiles of all ranks, each with those that are identical to it."""
+        run, tapes = self.run, self.tapes
+        if run.scans:
+            tiles = list(tapes.owned())
+            return ([owned] for owned in (tiles if self.cotangents is None else reversed(tiles)))
+        if run.rehearsal is not None:
+            tiles = list(run.rehearsal.tiles(run.program, tapes.grid, run.plan.ahead or bool(run.program.announced)))
+        elif run.alike:
+            tiles = list(tapes.owned())
+        else:
+            return ([owned] for owned in tapes.owned())
+        if not run.alike:
+            return ([owned] for owned in tiles)
+        grouped = run.grouped if run.rehearsal is None else {}
+        if tapes.grid not in grouped:
+            grouped[tapes.grid] = groups(tapes, tiles, self.content)
+        return ([tiles[place] for place in places] for places in grouped[tapes.grid])
+
+    def content(self, v: Value, box: Box) -> Hashable | None:
+        """Key of the contents of a box that is read; None where the box is like no other."""
+        found, run = self.reads.get(v), self.run
+        if found is None:
+            return run.sources[v].holds(box) if v in run.sources else run.known[v].at(box)
+        key = None if found.constants is None else found.constants.at(box)
+        return key if key is not None or found.made is None else found.made.signature(box)
+
+    # Before a tile
+
+    def announced(self, work: Iterator[Tiles]) -> Iterator[Tiles]:
+        """The same tiles; while one is computed, the next is announced: to sources that can prefetch, and to lower
+        tiers if the segment transfers ahead."""
+        run = self.run
+        sources = [] if run.scans else run.program.announced
+        if run.scans or not (sources or run.plan.ahead):
+            yield from work
+            return
+        now = next(work, None)
+        while now is not None:
+            after = next(work, None)
+            if after is not None:
+                need = self.tapes.boxes(after[0])
+                with self.counting():
+                    for v in sources:
+                        if v in need:
+                            run.sources[v].prefetch(need[v])
+                    if run.plan.ahead:
+                        self.fetch(need, after[0])
+            yield now
+            now = after
+
+    def fetch(self, need: Mapping[Value, Box], owned: Owned) -> None:
+        """Begin to read a tile's part of boundaries and cotangents from lower tiers."""
+        for key, handle in self.reads.items():
+            if key in need and key not in self.run.strips:
+                handle.fetch(need[key])
+        for i, cotangent in (self.cotangents or {}).items():
+            if not owned[i].empty:
+                cotangent.fetch(owned[i])
+
+    def expect(self) -> None:
+        """Let maps on lower tiers know of the largest tiles to come, before the first."""
+        maps = {**self.writes, **(self.cotangents or {})}
+        if all(kept.home.tier == "device" for kept in (*self.reads.values(), *maps.values())):
+            return
+        run, tapes = self.run, self.tapes
+        tiles: Sequence[tuple[Mapping[Value, Box], Owned]] = (
+            [(tapes.boxes(owned), owned) for owned in tapes.owned()] if run.scans else outline(run.program, tapes.grid)
+        )
+        needed = largest([{**need, **self.first_pieces(need)} for need, _ in tiles])
+        owned = largest([dict(enumerate(boxes)) for _, boxes in tiles])
+        for v, boundary in self.reads.items():
+            boundary.expect(needed.get(v, 0))
+        for i, kept in maps.items():
+            kept.expect(owned.get(i, 0))
+
+    def first_pieces(self, need: Mapping[Value, Box]) -> dict[Value, Box]:
+        """Of the boundaries that are read in pieces, the first, than which none is larger."""
+        run = self.run
+        return {k: strip.boxes(need[k], run.plan.pieces)[0] for k, strip in run.strips.items() if k in need}
+
+    # What the ledger counts
+
+    def key(self, tensors: Sequence[Tensor], direction: str, *more: Hashable) -> Hashable | None:
+        """Key of passes over tiles that hold the same, so that one of them is watched, or run in a rehearsal; None
+        where each has to be. See [Note: watched] in `ledger`."""
+        run = self.run
+        if run.ledger is None or run.scans:
+            return None
+        about = self.same_inputs() if run.rehearsal is None else run.rehearsal.look(run.program)
+        if about is None:
+            return None
+        plan = run.plan
+        lie = tuple(t.stride() if t.dim() < 3 else strides_order(t) for t in tensors)
+        where = tuple(read_from(v, self.reads.get(v)) for v in run.program.reads)
+        decided = plan.tier, plan.half, plan.ahead, plan.drop > 0, plan.pieces, plan.alike
+        return about, self.tapes.grid, decided, (run.alike, bool(run.known)), lie, where, direction, more
+
+    def same_inputs(self) -> Hashable | None:
+        """Strides of the images, where a pass over the tiles holds what another on the same tapes has held; else
+        None."""
+        run, ledger = self.run, self.run.ledger
+        assert ledger is not None
+        if not self.tapes.regular or ledger.allocator or ledger.thorough or run.alike or self.lasts:
+            return None
+        images = [image.tensor for image in run.sources.values()]
+        return None if any(t is None for t in images) else tuple(strides_order(t) for t in images if t is not None)
+
+    @contextmanager
+    def counted(self, key: Hashable | None) -> Iterator[bool]:
+        """A pass over the tiles: true if the ledger knows from another one what it holds."""
+        run, ledger = self.run, self.run.ledger
+        passes = self.tapes.found.passes if run.rehearsal is None else run.rehearsal.passes
+        if ledger is None or key is None:
+            yield False
+        elif key in passes:
+            ledger.expect(passes[key])
+            self.watched = False
+            yield True
+        else:
+            with ledger.measured() as most:
+                yield False
+            passes[key] = most.size
+
+    def watching(self, owned: Owned) -> AbstractContextManager[None]:
+        """A block of a tile, whose operators the ledger counts if this may be the worst of its kind until now."""
+        ledger = self.run.ledger
+        return self.counting(self.watched and ledger is not None and self.tapes.watch(owned, ledger.live))
+
+    def counting(self, fresh: bool = True) -> AbstractContextManager[None]:
+        """A block whose operators the ledger counts, if they are ``fresh`` or their results may outlive a tile."""
+        ledger = self.run.ledger
+        if ledger is None or ledger.allocator:
+            return nullcontext()
+        return ledger.watching() if fresh or self.lasts else nullcontext()
+
+    @property
+    def lasts(self) -> bool:
+        """True if something of a tile may be there when the next begins."""
+        return bool(self.run.plan.ahead or self.run.team is not None or self.run.program.announced)
+
+
+def outline(program: Program, grid: Grid) -> list[tuple[Mapping[Value, Box], Owned]]:
+    """Tiles among which are those of the longest boxes on every axis, each with all its boxes: what a box is on one
+    axis depends on nothing but the tile's index there."""
+    ends = program.ends(grid)
+    axes = len(grid.counts)
+    indices = {on_axis(i, axis, axes) for axis, count in enumerate(grid.counts) for i in telling(count)}
+    tiles = [grid.owned(ends, index) for index in sorted(indices)]
+    return [(program.boxes(owned), owned) for owned in tiles]
+
+
+def largest(tiles: Sequence[Mapping[K, Box]]) -> dict[K, int]:
+    """The positions of each map's largest tile, given some that are the longest on every axis."""
+    extents: dict[K, list[tuple[int, ...]]] = {}
+    for boxes in tiles:
+        for key, box in boxes.items():
+            extents.setdefault(key, []).append(box.extent)
+    return {key: math.prod(map(max, zip(*found, strict=True))) for key, found in extents.items()}
+
+
+def strides_order(t: Tensor) -> tuple[int, ...]:
+    """The dimensions of a tensor as they lie in memory, from the outermost."""
+    return tuple(sorted(range(t.dim()), key=t.stride, reverse=True))
+
+
+def read_from(v: Value, handle: Boundary | None) -> tuple[str, Any]:
+    """The place that a pass over tiles reads a map from."""
+    if handle is not None:
+        return handle.home.tier, handle.half
+    op = v.node.op if v.node is not None else None
+    return (op.lies, (op.prefetches, op.together)) if isinstance(op, Source) else ("here", None)
