@@ -6,9 +6,9 @@ the last first: what that reads is made again from the nearest slot before it, a
 free are filled anew (`stored`). Then the link runs once more, with grad, and is pulled back. Whatever the order of
 backward, also where a pass ends early or retains the graph: what a link reads is made from what is there.
 
-What draws by positions has a key, and needs nothing. But masks of one number for each channel, or dropout on a vector,
-are drawn by PyTorch: before a link's first run the state of the generators is looked at, and kept if the run has moved
-it. Whenever the link runs again, it begins from there, and leaves the generators as they were.
+Operators that draw by positions have a key, and need nothing. But masks of one number for each channel, or dropout on a
+vector, are drawn by PyTorch: the state of the generators before a link's first run is kept if the run has moved it.
+Whenever the link runs again, it begins from there, and leaves the generators as they were.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from lightning_plugin.recording import Bindings, Capture
 
 
 @dataclass(eq=False)
-class Draws:
+class RandomStates:
     """The states that generators had before the links that have drawn; ``devices`` are those beside the CPU's."""
 
     looks: bool
@@ -43,13 +43,13 @@ class Draws:
     states: dict[int, list[Tensor]] = field(default_factory=dict)
 
     @staticmethod
-    def of(body: Body) -> Draws:
+    def of(body: Body) -> RandomStates:
         """Nothing is looked at where nothing can draw."""
         looks = any(isinstance(n.op, (VectorOp, Barrier)) for n in body.nodes)
-        return Draws(looks, tuple({v.device for v in body.made if v.device.type == "cuda"}))
+        return RandomStates(looks, tuple({v.device for v in body.made if v.device.type == "cuda"}))
 
     @contextmanager
-    def first(self, k: int) -> Iterator[None]:
+    def noted(self, k: int) -> Iterator[None]:
         """A block in which a link runs for the first time."""
         before = self.state() if self.looks else []
         yield
@@ -57,7 +57,7 @@ class Draws:
             self.states[k] = before
 
     @contextmanager
-    def again(self, k: int) -> Iterator[None]:
+    def restored(self, k: int) -> Iterator[None]:
         """A block in which it runs again."""
         if k not in self.states:
             yield
@@ -131,21 +131,21 @@ def run_chain(node: Node, frame: Frame, plan: ChainPlan, run: RunBody) -> None:
     assert isinstance(op, Chain)
     rehearses = frame.step.rehearsal is not None
     places = rehearsed(op, plan) if rehearses else range(op.count)
-    again = op.count - plan.kept
+    recomputed = op.count - plan.kept
     of = {k: Link.of(op.own(node, k), frame) for k in places}
     slots, whole = Slots(0 if rehearses else plan.slots), all(s.keep for s in plan.segments)
     links = Links(op, run, frame.step, of, slots, whole)
     entries = [frame.vector(v) for v in node.inputs[: len(op.body.entries)]]
     links.slots.put(0, entries)
-    fill = frozenset(stored(again, links.slots.free))
+    fill = frozenset(stored(recomputed, links.slots.free))
     grad = op.trains and torch.is_grad_enabled()
     held = Held(op, plan, frame.step) if rehearses else None
     for k in places:
         if k in fill:
             links.slots.put(k, entries)
-        if held is not None and k >= again:
+        if held is not None and k >= recomputed:
             held.keep(k, entries)
-        made = links.through(k, entries, grad and k < again)
+        made = links.through(k, entries, grad and k < recomputed)
         entries = made[: len(op.body.exits)]
         frame.vectors.update(zip(op.results(node, k), made[len(entries) :], strict=True))
     frame.vectors.update(zip(node.outputs, entries, strict=False))
@@ -154,7 +154,7 @@ def run_chain(node: Node, frame: Frame, plan: ChainPlan, run: RunBody) -> None:
         held.rest(entries)
         for k in set(range(op.count)).difference(places):
             frame.vectors.update(zip(op.results(node, k), held.results, strict=True))
-    if not grad or not again:
+    if not grad or not recomputed:
         links.slots.clear()
 
 
@@ -192,14 +192,14 @@ class Links:
     #: What links have needed at the most, of each direction.
     needs: dict[str, int] = field(default_factory=dict)
     held: Held | None = None
-    draws: Draws = field(init=False)
+    random: RandomStates = field(init=False)
 
     def __post_init__(self) -> None:
-        self.draws = Draws.of(self.op.body)
+        self.random = RandomStates.of(self.op.body)
 
-    def through(self, k: int, entries: Sequence[Tensor], again: bool) -> list[Tensor]:
-        """What a link makes, with its way back; ``again``: it will run again, and nothing of it is held till then."""
-        if not again:
+    def through(self, k: int, entries: Sequence[Tensor], recompute: bool) -> list[Tensor]:
+        """Results of a link, with their backward. With ``recompute`` it will run again, and holds nothing till then."""
+        if not recompute:
             keeps = self.op.trains and torch.is_grad_enabled()
             with self.counted(k, "kept" if keeps else "forward") as step:
                 made = self.made(k, entries, self.of[k].tensors, step)
@@ -213,7 +213,7 @@ class Links:
         return list(results)
 
     def forward(self, k: int, entries: Sequence[Tensor]) -> list[Tensor]:
-        """What a link makes, without a way back."""
+        """Results of a link, without a backward."""
         link = self.of[k]
         own = [t if streamed else t.detach() for t, streamed in zip(link.tensors, link.streamed, strict=True)]
         with torch.no_grad(), self.counted(k, "forward") as step:
@@ -222,14 +222,14 @@ class Links:
         return made
 
     def entries(self, k: int) -> list[Tensor]:
-        """What a link reads, made again where it is not stored."""
+        """Entries of a link, recomputed where they are not stored."""
         at = self.slots.nearest(k)
         entries = self.slots.get(at)
         fill = {at + i for i in stored(k - at + 1, self.slots.free)}
         for j in range(at, k):
             if j in fill:
                 self.slots.put(j, entries)
-            with self.draws.again(j):
+            with self.random.restored(j):
                 entries = self.forward(j, entries)[: len(self.op.body.exits)]
         return entries
 
@@ -247,7 +247,7 @@ class Links:
             for v, t, streamed in zip(body.own, own, self.of[k].streamed, strict=True)
         ]
         with torch.enable_grad(), self.counted(k, "backward") as step:
-            with self.draws.again(k):
+            with self.random.restored(k):
                 made = self.made(k, entries, own, step)
             live = [(t, g) for t, g in zip(made, grads, strict=True) if g is not None and t.requires_grad]
             del made
@@ -317,7 +317,7 @@ class LinkFunction(torch.autograd.Function):
     def forward(ctx: Any, links: Links, k: int, *inputs: Tensor) -> tuple[Tensor, ...]:
         ctx.links, ctx.k = links, k
         first = len(links.op.body.entries)
-        with links.draws.first(k):
+        with links.random.noted(k):
             made = links.forward(k, inputs[:first])
         ctx.save_for_backward(*inputs[first:])
         ctx.set_materialize_grads(False)

@@ -1,4 +1,4 @@
-"""Where numbers stop being finite: which operator was the first to make one that is not, of finite ones.
+"""The first non-finite number of a step: the operator that made it of finite ones.
 
 [Note: non-finite] Numbers that are computed from a non-finite one are mostly non-finite, too. Whether a small result
 that training follows (a loss) is not finite, its device says in its own time, and it is read when the first gradient
@@ -34,7 +34,7 @@ How = Literal["NaN", "infinite"]
 
 
 def how_non_finite(t: Tensor) -> How | None:
-    """How a tensor is not finite, if it is not; found without a copy of it."""
+    """NaN or infinite, if a tensor is; found without a copy of it."""
     if t.is_complex():
         t = torch.view_as_real(t)
     if not t.is_floating_point() or not t.numel() or t.is_meta:
@@ -47,8 +47,14 @@ def how_non_finite(t: Tensor) -> How | None:
 
 @dataclass(frozen=True)
 class NonFinite:
-    """What was the first not to be finite (a result, or what was given), ``where`` of it, and what was infinite before
-    the first NaN."""
+    """The first tensor that was not finite.
+
+    Attributes:
+        how: NaN or infinite.
+        what: The result or the image, in words.
+        where: The tile.
+        before: The first infinite one, where the first NaN came later.
+    """
 
     how: How
     what: str
@@ -62,8 +68,8 @@ class NonFinite:
 
 @dataclass(eq=False)
 class Watch:
-    """What is looked at while a recording is run again: the first operator of those that were recorded whose result is
-    infinite, and the first whose result is NaN."""
+    """Observer of a recording that is run once more: finds the first operator, in the order of recording, whose result
+    is infinite, and the first whose result is NaN."""
 
     first: dict[How, tuple[int, NonFinite]] = field(default_factory=dict)
 
@@ -88,7 +94,7 @@ class Watch:
 
 
 def named(node: Node) -> str:
-    """What a node makes, in words."""
+    """The result of a node, in words."""
     if isinstance(node.op, Source):
         return "an image"
     if node.name != CAST:

@@ -26,7 +26,7 @@ from lightning_plugin.team import Team
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """How a plan is run.
+    """One run of a plan, seen by all of its segments.
 
     Attributes:
         ledger: Counts what the step holds on the device.
@@ -64,14 +64,20 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """What a run is given, the step it is part of, and what it has made so far.
+    """State of one run of a recording.
 
-    ``vectors`` are those that were computed, with their autograd history; ``whole`` are maps that lie in ordinary
-    tensors. ``stored`` are boundaries, and ``tokens`` what stands for each of them in autograd's graph. ``streams`` has
-    the vectors that are there for a use only. ``chains`` is what the plan says of each chain, by its node's serial
-    number; ``spare`` are vectors that a rehearsal leaves out. In so many segments, from the
-    first on, it is looked where maps are constant (``background``): up to the last that the plan has share identical
-    tiles.
+    Attributes:
+        bindings: The recording's images and captured tensors.
+        vectors: The vectors that were computed, with their autograd history.
+        step: The step that the run is part of.
+        whole: The maps that lie in ordinary tensors.
+        stored: The boundaries.
+        tokens: The number that stands for each boundary in autograd's graph.
+        streams: The vectors that are fetched for a use only.
+        chains: The plan of each chain, by its node's serial number.
+        spare: The vectors that a rehearsal leaves out.
+        background: The number of first segments in which constant parts of maps are looked for: up to the last that
+            the plan has share identical tiles.
     """
 
     bindings: Bindings
@@ -95,7 +101,7 @@ class Frame:
         return self.vectors[v]
 
     def serves(self, v: Value) -> bool:
-        """Whether a vector is there for a use only."""
+        """True of a vector that is there for a use only."""
         return self.streams is not None and v in self.streams.served
 
     def use(self, use: Use, needed: Sequence[Value]) -> AbstractContextManager[None]:

@@ -119,9 +119,9 @@ class SegmentFunction(torch.autograd.Function):
         stored = {v: frame.stored[v] for v in run.stored}
         boundaries = {v: frame.stored[v] for v in run.boundaries}
         if run.plan.drop:
-            again = Recompute(run, Inputs.of([t.detach() for t in inputs], frame.streams), stored, boundaries)
+            recompute = Recompute(run, Inputs.of([t.detach() for t in inputs], frame.streams), stored, boundaries)
             for handle in stored.values():
-                handle.again = again
+                handle.recompute = recompute
         ctx.carried = made.carried
         ctx.handles = [weakref.ref(handle) for handle in boundaries.values()]
         ctx.cotangents = [handle.cotangent for handle in stored.values()]

@@ -1,4 +1,4 @@
-"""What a backward pass of a segment collects: the gradients of all that its tiles read."""
+"""Sums of gradients in a backward pass of a segment: of all that its tiles read."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class GatherFunction(torch.autograd.Function):
 
 
 class Uses:
-    """How many nodes have still to read each map."""
+    """Counts, for each map, the nodes that have still to read it."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.left = Counter(v for node in nodes for v in node.inputs if v.is_map)
@@ -124,7 +124,7 @@ def run_whole(node: Node, frame: Frame, tiles: list[Tensor], vectors: list[Tenso
 
 
 def _given(v: Value) -> bool:
-    """Whether a map is the user's own tensor, which nothing may write to."""
+    """True of a map that is the user's own tensor, which nothing may write to."""
     return v.node is None or isinstance(v.node.op, (Source, Spread))
 
 

@@ -49,7 +49,7 @@ class Inputs:
 
     def tensors(self) -> list[Tensor]:
         """The tensors; refuses to go on where one of them was changed."""
-        found = [t if isinstance(t, Tensor) else t.again() for t in self.kept]
+        found = [t if isinstance(t, Tensor) else t.fetch() for t in self.kept]
         for t, before in zip(found, self.versions, strict=True):
             if before not in (version(t), written(t)):
                 raise RecordingError(
@@ -90,12 +90,12 @@ class Recompute:
         with (
             torch.no_grad(),
             torch.autocast(run.kind, enabled=False),
-            run.turn("again"),
-            ranged("segment", run.place, run.plan.path, "again"),
+            run.turn("recompute"),
+            ranged("segment", run.place, run.plan.path, "recompute"),
         ):
             vectors, spreads, _ = self.run.by_value(inputs)
             used = [*(vectors[v] for v in run.program.vectors), *spreads.values()]
             Forward(run, used, {**self.boundaries, **missing}).run()
         for handle in passing:
-            if handle.again is not None and handle.again.depth > deepest:
+            if handle.recompute is not None and handle.recompute.depth > deepest:
                 handle.let_go()

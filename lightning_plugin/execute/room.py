@@ -138,7 +138,7 @@ def leaves(inputs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def needed(plan: SegmentPlan) -> int:
-    """What a segment's backward needs in the pass under way."""
+    """Bytes that a segment's backward needs in the pass under way."""
     return plan.forecast.retained_needs if retains_graph() else plan.forecast.backward_needs
 
 

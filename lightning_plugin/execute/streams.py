@@ -61,8 +61,13 @@ Use = tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class Saved:
-    """What autograd keeps instead of a tensor in the memory of a copy: which value's memory it was, of which use, and
-    where in it."""
+    """Stand-in for a tensor in the memory of a fetched copy, for autograd to keep.
+
+    Attributes:
+        value: The value whose copy it was.
+        use: The use that the copy was fetched for.
+        shape, stride, offset: The tensor's place in the copy.
+    """
 
     streams: Streams
     value: Value
@@ -71,7 +76,7 @@ class Saved:
     stride: tuple[int, ...]
     offset: int
 
-    def again(self) -> Tensor:
+    def fetch(self) -> Tensor:
         """The tensor once more; nothing is fetched beside it."""
         streams, v = self.streams, self.value
         with torch.no_grad(), torch.autocast(kind(v), enabled=False), watched(streams.ledger):
@@ -188,7 +193,7 @@ class Streams:
     # Backward
 
     def pack(self, t: Tensor) -> Tensor | Saved:
-        """What autograd is to keep instead of a tensor."""
+        """Stand-in that autograd keeps for a tensor."""
         found = self.memory.get(storage_key(t)) if t.layout == torch.strided else None
         if found is None or found[1].dtype != t.dtype:
             return t
@@ -198,10 +203,10 @@ class Streams:
         return Saved(self, found[1], self.at, tuple(t.shape), t.stride(), int(t.storage_offset()))
 
     def unpack(self, kept: Tensor | Saved) -> Tensor:
-        """What autograd has kept."""
+        """The tensor of a stand-in that autograd has kept."""
         if not isinstance(kept, Saved):
             return kept
-        found = kept.again()
+        found = kept.fetch()
         if self.ahead:
             place = bisect_left(self.named, kept.use)
             if place:

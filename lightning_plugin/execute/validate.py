@@ -1,4 +1,4 @@
-"""Whether a plan that somebody gave fits the network: what it names is there, and is known when it is needed."""
+"""Checks of a plan that somebody gave against the network: what it names is there, and is known when it is needed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def check_chains(plan: Plan, recording: Recording) -> None:
 
 
 class Check:
-    """What is known after each segment, as a run would come to know it."""
+    """Values that are there after each segment, as a run would make them."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
@@ -97,7 +97,7 @@ class Check:
         return Target(node) if isinstance(node.op, ReduceOp) else Target(node, node.outputs[0])
 
     def hint(self) -> str:
-        """Where a map is returned whole, the plan may be for one that is not."""
+        """A hint that the plan may be for maps that are not returned whole."""
         if not any(isinstance(n.op, Gather) for n in self.nodes):
             return ""
         return (

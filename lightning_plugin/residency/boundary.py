@@ -131,7 +131,7 @@ class Boundary:
         self.constants = constants
         self.made = made
         #: Makes the data again, where it is let go after forward; see [Note: dropped] in `execute.recompute`.
-        self.again: Maker | None = None
+        self.recompute: Maker | None = None
         self.make_room()
 
     def make_room(self) -> None:
@@ -146,14 +146,14 @@ class Boundary:
 
     def let_go(self) -> None:
         """Forward needs the map no longer; if it can be made again, its data goes."""
-        if self.again is not None:
+        if self.recompute is not None:
             self.data = None
 
     def bring_back(self, deepest: int = DEEPEST) -> None:
         """Backward needs the map, or something on the way to which nothing dropped deeper than ``deepest`` is to stay;
         on the way to this one, nothing dropped deeper than itself is either."""
-        if self.gone and self.again is not None:
-            self.again(min(deepest, self.again.depth))
+        if self.gone and self.recompute is not None:
+            self.recompute(min(deepest, self.recompute.depth))
 
     @property
     def there(self) -> DeviceMemory | LowerMap:

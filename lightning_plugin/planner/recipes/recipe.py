@@ -118,7 +118,7 @@ def with_rehearsed(forecast: SegmentForecast, place: int, found: RehearsedMemory
 def with_smaller_tiles(plan: Plan, found: RehearsedMemory, nodes: Sequence[Node]) -> Plan | None:
     """The plan with smaller tiles in the segment at the peak; None if that segment has no tiles."""
     worst, direction = max(found.turns, key=lambda who: found.turns[who].peak)
-    if not 0 <= worst < len(plan.segments) or direction == "again":
+    if not 0 <= worst < len(plan.segments) or direction == "recompute":
         return None  # it holds most in a link of a chain, or where a map is made again
     segment = plan.segments[worst]
     extent = references(plan, nodes)[worst]
