@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lightning_plugin import LazyImage, TiledModule
-from lightning_plugin.execute.backward import Backward
+from lightning_plugin.execute.backward import Backward, Evaluation
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -44,9 +44,9 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     before = Backward.tile
 
-    def noted(self: Backward, program: object, work: object) -> object:
+    def noted(self: Backward, evaluation: Evaluation) -> None:
         found.append(1)
-        return before(self, program, work)  # type: ignore[arg-type]
+        before(self, evaluation)
 
     monkeypatch.setattr(Backward, "tile", noted)
     return found
