@@ -30,6 +30,12 @@ from lightning_plugin.layout import Layout
 Kernel = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
 
 
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type in which reductions and sums of gradients are computed: float32 for halves, the type itself
+    otherwise."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
 class Op(ABC):
     """Anything that a node can do.
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.ledger import Ledger, watched
+from lightning_plugin.ops import accumulation_dtype
 from lightning_plugin.private import add_each
 from lightning_plugin.residency.boundary import Boundary
-from lightning_plugin.rules.reductions import wide
 from lightning_plugin.team import Team
 
 #: Over so many tiles, float32 numbers may be added up in float32: a sum of n equal ones is off by half of n roundings.
@@ -23,7 +23,7 @@ FEW = 16
 def type_of_sum(dtype: torch.dtype, device: torch.device, tiles: int) -> torch.dtype:
     """The type in which gradients of so many tiles are added up."""
     several = tiles > FEW and dtype == torch.float32 and device.type != "mps"
-    return torch.float64 if several else wide(dtype)
+    return torch.float64 if several else accumulation_dtype(dtype)
 
 
 class Adder:

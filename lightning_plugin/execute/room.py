@@ -23,10 +23,10 @@ from lightning_plugin.execute.tile_pass import outline
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.memory import budget_for
+from lightning_plugin.ops import accumulation_dtype
 from lightning_plugin.passes import current_pass, retains_graph
 from lightning_plugin.plan import SegmentPlan
 from lightning_plugin.residency.boundary import Boundary
-from lightning_plugin.rules.reductions import wide
 from lightning_plugin.units import exact_bytes, format_bytes
 
 #: A smaller tile's need is not known as well as that of the planned one.
@@ -62,8 +62,8 @@ def gradients(run: SegmentRun, read: Sequence[Boundary], grid: Grid) -> int:
     made = [h.cotangent for h in read if h.home.tier == "device" and not h.cotangent.begun]
     sizes = [(math.prod(v.shape), type_of_sum(v.dtype, v.device, grid.tiles)) for v in added]
     sizes += [(math.prod(v.shape), v.dtype) for v in added] if grid.tiles > 1 else []
-    sizes += [(math.prod(v.shape), wide(v.dtype)) for v in wholes]
-    sizes += [(math.prod(c.layout.shape), wide(c.dtype)) for c in made]
+    sizes += [(math.prod(v.shape), accumulation_dtype(v.dtype)) for v in wholes]
+    sizes += [(math.prod(c.layout.shape), accumulation_dtype(c.dtype)) for c in made]
     return sum(count * dtype.itemsize for count, dtype in sizes)
 
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from lightning_plugin.ops import accumulation_dtype
 from lightning_plugin.rules.norm import Normalize, channels_last, pulled_back_in_order
-from lightning_plugin.rules.reductions import VarMean, wide
+from lightning_plugin.rules.reductions import VarMean
 
 if TYPE_CHECKING:
     from lightning_plugin.graph import Node, Value
@@ -59,7 +60,7 @@ def batch_norm(statistics: Node, user: Node, x: Tensor, vectors: Sequence[Tensor
     if weight is None and bias is not None:
         weight = torch.ones_like(bias)
     # With a momentum of one, running statistics are this batch's own.
-    mean = torch.zeros(x.shape[1], dtype=wide(x.dtype), device=x.device)
+    mean = torch.zeros(x.shape[1], dtype=accumulation_dtype(x.dtype), device=x.device)
     unbiased = torch.zeros_like(mean)
     # Kernels want all vectors in one type, the statistics'; a module in half precision has its weight in half.
     weight, bias = (None if v is None else v.to(mean.dtype) for v in (weight, bias))

@@ -12,11 +12,11 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.constants import Constants
 from lightning_plugin.layout import Layout
 from lightning_plugin.ledger import Ledger, watched
+from lightning_plugin.ops import accumulation_dtype
 from lightning_plugin.passes import current_pass
 from lightning_plugin.plan import DEEPEST
 from lightning_plugin.residency.numbered import Numbered
 from lightning_plugin.residency.tiers import DeviceMemory, Home, LowerMap
-from lightning_plugin.rules.reductions import wide
 
 
 class Cotangent:
@@ -52,7 +52,7 @@ class Cotangent:
         """Its memory, zero until something was added."""
         if not self.begun:
             with watched(self.ledger):
-                room = self.home.room(self.layout, wide(self.dtype), self.device, zero=True)
+                room = self.home.room(self.layout, accumulation_dtype(self.dtype), self.device, zero=True)
             room.expect(self.largest)
             self.data = room
             self.collected_in = current_pass()

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Layout
+from lightning_plugin.ops import accumulation_dtype
 from lightning_plugin.private import argument_names, legacy_reduction, schema
 from lightning_plugin.rules.norm import arguments
 from lightning_plugin.rules.pointwise import local, pointwise
-from lightning_plugin.rules.reductions import Sum, wide
+from lightning_plugin.rules.reductions import Sum
 from lightning_plugin.rules.table import API, ATEN, Recorder
 
 aten = torch.ops.aten
@@ -74,7 +75,7 @@ def elementwise(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence
     defaults = {a.name: a.default_value for a in schema(func).arguments if a.has_default_value()}
     full = [given.get(n, defaults.get(n)) for n in names]
     shape = torch.broadcast_shapes(given["self"].shape, given["target"].shape)
-    dtype = outs[0].dtype if reduction == NONE else wide(outs[0].dtype)
+    dtype = outs[0].dtype if reduction == NONE else accumulation_dtype(outs[0].dtype)
     each = pointwise(rec, func, full, {}, [rec.fake(shape, outs[0].dtype, outs[0].device)])
     if reduction == NONE or each is NotImplemented:
         return each
@@ -133,7 +134,7 @@ def classes(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Ten
     )
     if reduction == "none":
         return each
-    dtype = wide(outs[0].dtype)
+    dtype = accumulation_dtype(outs[0].dtype)
     if reduction == "sum":
         return narrowed(rec, total(rec, each, dtype), outs[0])
     if not indices:
@@ -160,7 +161,7 @@ def mean_of_classes(
     else:
         fake = rec.fake(target.shape, weight.dtype, target.device)
         each = local(rec, class_weight, [target, weight, ignore_index], {}, fake, target.space, name="weight")
-        weights = total(rec, each, wide(weight.dtype))
+        weights = total(rec, each, accumulation_dtype(weight.dtype))
     return rec.vector(ratio, [loss, weights, outs[0].dtype], {}, [outs[0]], name="mean")
 
 

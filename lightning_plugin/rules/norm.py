@@ -23,12 +23,12 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import CHANNELS_LAST, Layout, plain_strides
-from lightning_plugin.ops import ReduceOp, TileOp
+from lightning_plugin.ops import ReduceOp, TileOp, accumulation_dtype
 from lightning_plugin.passes import first_order
 from lightning_plugin.rules.axes import along, projected
 from lightning_plugin.rules.channels import plain
 from lightning_plugin.rules.pointwise import local
-from lightning_plugin.rules.reductions import VarMean, covers, wide
+from lightning_plugin.rules.reductions import VarMean, covers
 from lightning_plugin.rules.running import move, norm_of_vectors
 from lightning_plugin.rules.table import API, Recorder
 
@@ -87,7 +87,7 @@ class Normalization(torch.autograd.Function):
 
 def in_one_type(x: Tensor, *vectors: Tensor | None) -> list[Any]:
     """Vectors as kernels want them: all in one type, that of a map's sums."""
-    return [None if v is None else v.to(wide(x.dtype)) for v in vectors]
+    return [None if v is None else v.to(accumulation_dtype(x.dtype)) for v in vectors]
 
 
 def in_order(grad: Tensor, last: bool) -> Tensor:
@@ -118,10 +118,10 @@ def channel_sums(x: Tensor) -> Tensor:
     if x.device.type == "cuda":
         return x.sum(dims, dtype=torch.float64)
     if not x.is_contiguous() or x.device.type == "mps":
-        return x.sum(dims, dtype=wide(x.dtype))
+        return x.sum(dims, dtype=accumulation_dtype(x.dtype))
     flat = x.reshape(*x.shape[:2], -1)
     whole = flat.shape[2] // BLOCK * BLOCK
-    blocks = flat[..., :whole].unflatten(2, (-1, BLOCK)).sum(3, dtype=wide(x.dtype))
+    blocks = flat[..., :whole].unflatten(2, (-1, BLOCK)).sum(3, dtype=accumulation_dtype(x.dtype))
     return blocks.sum((0, 2), dtype=torch.float64) + flat[..., whole:].sum((0, 2), dtype=torch.float64)
 
 
@@ -202,7 +202,7 @@ def type_of_statistics(x: Value) -> torch.dtype:
     PyTorch's kernel takes one from the other; here each is collected by itself, and what the mean's cotangent lost by
     rounding would be off by the same at every position.
     """
-    return torch.float64 if x.dtype == torch.float32 and x.device.type != "mps" else wide(x.dtype)
+    return torch.float64 if x.dtype == torch.float32 and x.device.type != "mps" else accumulation_dtype(x.dtype)
 
 
 def statistics(rec: Recorder, x: Value, dims: Sequence[int], shape: Sequence[int]) -> tuple[Value, Value, int]:

@@ -19,10 +19,9 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.layout import Axis, Layout
-from lightning_plugin.ops import Pieces
+from lightning_plugin.ops import Pieces, accumulation_dtype
 from lightning_plugin.passes import first_order
 from lightning_plugin.rules.noise import Stream
-from lightning_plugin.rules.reductions import wide
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ class Scores:
     def ready(self, operand: Tensor) -> Tensor:
         """An operand as it is multiplied: rounded as autocast has it, and in a type that sums are made in."""
         operand = operand if self.dtype is None else operand.to(self.dtype)
-        return operand.to(wide(operand.dtype))
+        return operand.to(accumulation_dtype(operand.dtype))
 
     def weigh(self, weights: Tensor, value: Tensor, first: int) -> Tensor:
         """Values by their weights."""

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
-from lightning_plugin.ops import ReduceOp, Reduction
+from lightning_plugin.ops import ReduceOp, Reduction, accumulation_dtype
 from lightning_plugin.rules.axes import along
 from lightning_plugin.rules.channels import name_of, plain
 from lightning_plugin.rules.pointwise import broadcast, local
-from lightning_plugin.rules.reductions import SpaceOp, covers, wide, widen
+from lightning_plugin.rules.reductions import SpaceOp, covers, widen
 from lightning_plugin.rules.table import ATEN, Recorder
 from lightning_plugin.rules.uncut import axes_under
 
@@ -85,7 +85,7 @@ def softmax(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Ten
     apart = not covers(x, [dim])
     if apart and (plain(x, dim) or any(a not in rec.session.instances for a in left(x, dim))):
         return NotImplemented
-    dtype = wide(outs[0].dtype)
+    dtype = accumulation_dtype(outs[0].dtype)
     shape = [1 if d == dim else size for d, size in enumerate(x.shape)]
     sums = ExpSum((dim,), True, dtype, x.shape[dim])
     op: ReduceOp = along(sums, x) if apart else sums

@@ -21,7 +21,7 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Layout
-from lightning_plugin.ops import ReduceOp, Reduction
+from lightning_plugin.ops import ReduceOp, Reduction, accumulation_dtype
 from lightning_plugin.passes import first_order
 from lightning_plugin.private import FakeTensor
 
@@ -29,13 +29,8 @@ from lightning_plugin.private import FakeTensor
 TIES = 32
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """The type in which a value's reductions are computed: float32 for halves, the type itself otherwise."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-
-
 def widen(x: Tensor) -> Tensor:
-    return x.to(wide(x.dtype))
+    return x.to(accumulation_dtype(x.dtype))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from lightning_plugin.graph import Node, Value
-from lightning_plugin.ops import Barrier, Gather, ReduceOp, Source, Spread, TileOp
+from lightning_plugin.ops import Barrier, Gather, ReduceOp, Source, Spread, TileOp, accumulation_dtype
 from lightning_plugin.planner.analysis.background import Scene, scene
 from lightning_plugin.planner.analysis.profile import Profile, profile
 from lightning_plugin.planner.analysis.repeats import Repeats
@@ -21,7 +21,6 @@ from lightning_plugin.program.fixed import spatial_axes, stages
 from lightning_plugin.program.fuse import pairs
 from lightning_plugin.program.pieces import uncut_from
 from lightning_plugin.recording import Recording, background_of
-from lightning_plugin.rules.reductions import wide
 
 
 @dataclass(eq=False)
@@ -257,4 +256,4 @@ def is_given(v: Value) -> bool:
 
 def cotangent_bytes(maps: Iterable[Value]) -> int:
     """Bytes of the cotangents of stored maps, which are accumulated in float32 or wider."""
-    return sum(v.bytes * wide(v.dtype).itemsize // v.dtype.itemsize for v in maps if v.requires_grad)
+    return sum(v.bytes * accumulation_dtype(v.dtype).itemsize // v.dtype.itemsize for v in maps if v.requires_grad)

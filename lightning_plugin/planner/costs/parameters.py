@@ -14,13 +14,12 @@ from functools import cached_property
 from lightning_plugin.chain import chains
 from lightning_plugin.execute.streams import derived
 from lightning_plugin.graph import Node, Value
-from lightning_plugin.ops import Captured, Spread, VectorOp
+from lightning_plugin.ops import Captured, Spread, VectorOp, accumulation_dtype
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.costs.lower import LowerTiers, beside_parameters, one_way, weight_on_host
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.overhead import memoized
 from lightning_plugin.residency.disk import fills_its_memory
-from lightning_plugin.rules.reductions import wide
 
 #: Smaller tensors, in bytes, stay on the device: they take no room, and a call each to be fetched.
 LEAST = 1 << 16
@@ -126,7 +125,9 @@ class Copies:
     def flight(self, begin: int, end: int) -> int:
         """Bytes of a tiled interval's copies and of their gradients, which are added up in a wider type. The copies for
         the next interval are taken to be as many."""
-        return sum(self.in_flight(v, wide(v.dtype).itemsize) for v in self.used(begin, end)) if self.tiers else 0
+        if not self.tiers:
+            return 0
+        return sum(self.in_flight(v, accumulation_dtype(v.dtype).itemsize) for v in self.used(begin, end))
 
     def in_flight(self, v: Value, gradient: int) -> int:
         """Bytes of a copy, of its gradient at ``gradient`` bytes a number, and of the next copy if it is fetched

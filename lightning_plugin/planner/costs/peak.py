@@ -14,13 +14,12 @@ from functools import cached_property
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Node, Value
-from lightning_plugin.ops import ReduceOp, Source, TileOp
+from lightning_plugin.ops import ReduceOp, Source, TileOp, accumulation_dtype
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.analysis.profile import Profile
 from lightning_plugin.program.pieces import Strip
 from lightning_plugin.program.program import Program
 from lightning_plugin.rules.attention import Attention
-from lightning_plugin.rules.reductions import wide
 from lightning_plugin.rules.uncut import Uncut
 
 #: Matrices of scores that live at once where keys are read piece by piece.
@@ -210,7 +209,7 @@ class Peaks:
         """Bytes of the scores of a tile's queries and a piece of keys, where keys are read piece by piece."""
         if not self.strips or not isinstance(node.op, Attention) or node.outputs[0] not in held.share:
             return 0
-        scores = math.prod(node.op.scores.shape) * wide(node.outputs[0].dtype).itemsize
+        scores = math.prod(node.op.scores.shape) * accumulation_dtype(node.outputs[0].dtype).itemsize
         return int(scores * held.share[node.outputs[0]]) // self.pieces
 
     def vectors(self, program: Program) -> int:
