@@ -31,9 +31,16 @@ from lightning_plugin.recording import gathered
 
 @dataclass(frozen=True, eq=False)
 class Body:
-    """The computation of a link, with values of its own: ``entries`` are the vectors that come from the link before,
-    ``own`` those that only this link has, ``exits`` go on to the next, ``results`` are read elsewhere. Its operators
-    begin at the place ``first`` among its nodes."""
+    """The computation of a link, with values of its own.
+
+    Attributes:
+        nodes: Its nodes.
+        entries: The vectors that come from the link before.
+        own: The vectors that only this link has.
+        exits: The values that go on to the next link.
+        results: The values that are read elsewhere.
+        first: The place of its first operator among its nodes.
+    """
 
     nodes: tuple[Node, ...]
     entries: tuple[Value, ...]
@@ -58,10 +65,18 @@ class Body:
 
 @dataclass(frozen=True)
 class Chain(Op):
-    """So many equal links. The inputs of its node are the first link's entries and the own vectors of each link; its
-    outputs the last link's exits and the results of each. ``look`` is equal for chains that compute the same.
-    ``varying`` are operators that are not the same in all links, since they hold a key of random numbers, by their
-    place in the body."""
+    """A number of equal links.
+
+    The inputs of its node are the first link's entries and the own vectors of each link; its outputs are the last
+    link's exits and the results of each.
+
+    Attributes:
+        look: Equal for chains that compute the same.
+        count: The number of links.
+        body: The computation of a link.
+        varying: Operators that differ between links, since they hold a key of random numbers, by their place in the
+            body.
+    """
 
     kind: ClassVar[str] = "chain"
     look: Hashable

@@ -1,16 +1,16 @@
 """Tensors without data, for one thread at a time.
 
-[Note: threads] A fake tensor belongs to a mode, and a mode remembers what it is in the middle of. So each thread has
-modes of its own, and a recording stays with those of the thread that began it (`Session.mode`): two threads may record
-at the same time, each its own network, and values of two threads' recordings may not meet in one call.
+[Note: threads] A fake tensor belongs to a mode, and a mode remembers the operator it is in. So each thread has modes of
+its own, and a recording stays with those of the thread that began it (`Session.mode`): two threads may record at the
+same time, each its own network, and values of two threads' recordings may not meet in one call.
 
-[Note: remembered] A rehearsal runs the same operators on tensors of the same shapes again and again, and all that
-counts is what memory they make. PyTorch's own mode of fake tensors is made for more than that, and takes ten times as
-long. This one asks the same functions in the same order: a decomposition where PyTorch prefers it, what it says of
-operators that need a say of their own, else the operator's meta kernel. It remembers, for an operator and its
-arguments, the sizes, strides and types of what is new. Views, and what is written to, are made each time, which is
-quick. Anything out of the ordinary (operators of other libraries, results that depend on data, tensors with data or on
-several devices) is left to PyTorch's mode.
+[Note: remembered] A rehearsal runs the same operators on tensors of the same shapes again and again, and only their
+memory counts. PyTorch's own mode of fake tensors is made for more than that: with it rehearsals take 2.5 to 4 times as
+long, and planning 1.1 to 2.6 times. This one asks the same functions in the same order: a decomposition where PyTorch
+prefers it, PyTorch's answer for operators that have one of their own, else the operator's meta kernel. It remembers,
+for an operator and its arguments, the sizes, strides and types of new results. Views, and tensors that are written to,
+are made each time, which is quick. Anything out of the ordinary (operators of other libraries, results that depend on
+data, tensors with data or on several devices) is left to PyTorch's mode.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from lightning_plugin.private import (
 
 #: After so many, all are forgotten: plans of many networks may be made in one process.
 MOST = 1 << 16
-#: What operators are marked with whose results are not like those of other tensors of the same shapes.
+#: Tags of operators whose results differ for tensors of the same shapes.
 UNSUITED = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 #: Arguments that are no tensors, beside numbers that are not whole.
 PLAIN = (int, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -99,7 +99,7 @@ class Remembering(Fakes):
     def __init__(self, allow_non_fake_inputs: bool) -> None:
         super().__init__(allow_non_fake_inputs)
         self.results: dict[Any, tuple[Lying | None, ...] | None] = {}
-        #: What keys and results are made of, each once: most tensors are read by several operators.
+        #: Parts of keys and results, each once: most tensors are read by several operators.
         self.parts: dict[Any, Any] = {}
         self.skins: dict[torch.device, Skin] = {}
 

@@ -112,7 +112,7 @@ class Ledger:
     after.
     """
 
-    #: Whether passes over tiles are watched in every step, also where it is known what they need.
+    #: Watch tile passes in every step, also those whose peak is known.
     thorough: ClassVar[bool] = False
 
     def __init__(self, device: torch.device | None = None, fakes: bool = False) -> None:

@@ -23,13 +23,17 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class SegmentForecast:
-    """The figures of one segment.
+    """Predicted figures of one segment.
 
-    ``stored_bytes`` are those of its stored maps, ``forward_bytes`` and ``backward_bytes`` the most that is on the
-    device at its turns. ``backward_needs`` is what its backward needs beyond what is held when it begins,
-    ``retained_needs`` the same under ``retain_graph=True``, where nothing that is held is let go on the way.
-    ``copied_bytes`` are the copies of parameters that live below, which each pass fetches.
-    ``seconds`` and ``recompute`` (a share of its forward work) are its cost.
+    Attributes:
+        stored_bytes: Its stored maps.
+        forward_bytes: The peak on the device during its forward.
+        backward_bytes: The peak on the device during its backward.
+        backward_needs: What its backward needs beyond the bytes held when it begins.
+        retained_needs: The same under ``retain_graph=True``, where nothing that is held is freed on the way.
+        seconds: Its time in a step.
+        recompute: Recomputed work, as a share of its forward work.
+        copied_bytes: Copies of parameters that live below, which each pass fetches.
     """
 
     stored_bytes: int = 0
@@ -44,9 +48,16 @@ class SegmentForecast:
 
 @dataclass(frozen=True)
 class ChainForecast:
-    """The figures of a chain: what a slot takes, what a link needs at the most while it is pulled back, what one holds
-    that is kept, how often links run forward before they are pulled back, all together, the seconds of a step, and the
-    most that is on the device at its turns."""
+    """Predicted figures of a chain.
+
+    Attributes:
+        slot_bytes: A slot.
+        link_bytes: What a link needs at the most while it is pulled back.
+        kept_bytes: A link that is kept.
+        forwards: Runs of links forward before they are pulled back, all together.
+        seconds: Its time in a step.
+        peak_bytes: The peak on the device during its turns.
+    """
 
     slot_bytes: int = 0
     link_bytes: int = 0
@@ -58,15 +69,19 @@ class ChainForecast:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The figures of a whole step.
+    """Predicted figures of a whole step.
 
-    ``peak_bytes`` is the peak on the device, of which ``fixed_bytes`` are the parameters that live there, with their
-    gradients and what optimizers keep for them, and ``reserve_bytes`` are left to the device's own libraries (see
-    `planner.costs.rates`). ``held_bytes`` is what the call leaves there until its backward, ``plain_bytes`` what plain
-    PyTorch would hold for backward: activations and input, of which ``index_bytes`` are pooling indices and masks.
-    ``streamed_bytes`` are the parameters that live below, ``traffic_bytes`` what of them, and of
-    their gradients, travels in a step. ``seconds`` and ``recompute`` (a share of the forward work)
-    are the cost.
+    Attributes:
+        peak_bytes: The peak on the device.
+        plain_bytes: Bytes that plain PyTorch holds for backward: activations and input.
+        index_bytes: Pooling indices and masks among them.
+        seconds: The time of a step.
+        recompute: Recomputed work, as a share of the forward work.
+        fixed_bytes: Parameters on the device, with their gradients and the optimizer's state.
+        reserve_bytes: Bytes of the peak that are left to the device's libraries (see `planner.costs.rates`).
+        held_bytes: Bytes that the call leaves on the device until its backward.
+        streamed_bytes: Parameters that live below the device.
+        traffic_bytes: Transfers of these parameters and their gradients in a step.
     """
 
     peak_bytes: int = 0
@@ -81,29 +96,36 @@ class Forecast:
     traffic_bytes: int = 0
 
 
-#: Where a map can be stored, from the fastest and smallest tier to the slowest and largest.
+#: Tiers of stored maps, from the fastest and smallest to the slowest and largest.
 TIERS = ("device", "host", "disk")
 #: No boundary is dropped so deep.
 DEEPEST = sys.maxsize
-#: What neighbouring tiles do about the rows between them: both compute them, or one hands them on.
+#: Rows between neighbouring tiles: both compute them, or one hands them on.
 HALOS = ("recompute", "share")
 
 
 @dataclass(frozen=True)
 class SegmentPlan:
-    """One segment.
+    """The decisions for one segment.
 
-    ``targets`` are the nodes whose results it makes: reduce nodes and stored maps. A *kept* segment runs all the nodes
-    it names whole, with ordinary autograd, as plain PyTorch would; its grids are of one tile. ``tier`` is where its
-    stored maps live, ``half`` whether as bfloat16, which loses digits; ``ahead`` whether tiles go to lower tiers and
-    come from there while others are computed. ``drop`` is how deep its stored maps are dropped, let go after forward
-    and made again in backward (see [Note: dropped] in `execute.recompute`); 0 is not at all. With ``halo="share"``
-    tiles run in order and hand rows on; the grid cuts one axis. In so many ``pieces`` a tile of queries reads the keys
-    and values that it attends to (see [Note: pieces] in `rules.pieces`). With ``alike``, identical tiles are looked for
-    and evaluated once (see [Note: identical tiles] in `execute.identical`). With ``recall``, backward reads back what
-    the segment has stored, where only reductions look at it (see [Note: recall] in `program.recall`).
-
-    All these decide. ``path`` names its modules for people and ``forecast`` predicts: neither makes it another one.
+    Attributes:
+        targets: Places of the nodes whose results it makes: reduce nodes and stored maps; if it is kept, all its nodes.
+        forward: The grid of forward.
+        backward: The grid of backward.
+        keep: All its nodes run whole with ordinary autograd, as in plain PyTorch; its grids are of one tile.
+        tier: The tier of its stored maps.
+        halo: Rows between neighbouring tiles: "recompute", or "share", with which tiles run in order and hand rows on,
+            and the grid cuts one axis.
+        half: Maps on a lower tier are stored as bfloat16, which loses digits.
+        ahead: Transfers to and from lower tiers overlap with the work on other tiles.
+        drop: The depth to which its stored maps are dropped, freed after forward and recomputed in backward (see [Note:
+            dropped] in `execute.recompute`); 0 is not at all.
+        pieces: The number of pieces in which a tile of queries reads the keys and values that it attends to (see [Note:
+            pieces] in `rules.pieces`).
+        alike: Identical tiles are looked for and evaluated once (see [Note: identical tiles] in `execute.identical`).
+        recall: Backward reads back stored maps that only reductions read (see [Note: recall] in `program.recall`).
+        path: Names its modules for people; it decides nothing.
+        forecast: Predicted figures; they decide nothing.
     """
 
     targets: tuple[int, ...]
@@ -158,10 +180,16 @@ class SegmentPlan:
 
 @dataclass(frozen=True)
 class ChainPlan:
-    """One chain (see [Note: chain] in `chain`): the place of its node, and how many links it has.
+    """The decisions for one chain (see [Note: chain] in `chain`).
 
-    So many maps between links are stored at a time (``slots``), beside the first; of the last links, so many are
-    ``kept`` as plain PyTorch keeps them. Each link runs in ``segments``, whose targets are places among its own nodes.
+    Attributes:
+        node: The place of its node.
+        count: The number of links.
+        slots: The number of maps between links that are stored at a time, beside the first.
+        kept: The number of last links that are kept as plain PyTorch keeps them.
+        segments: The plan of a link, whose targets are places among its own nodes.
+        path: Names its modules for people; it decides nothing.
+        forecast: Predicted figures; they decide nothing.
     """
 
     node: int
@@ -182,12 +210,22 @@ class ChainPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that is decided before a step, and what it is predicted to cost.
+    """All that is decided before a step, and its predicted cost.
 
-    Plans are equal if and only if they decide the same: ``segments``, within what ``budget``, for images of what
-    ``shape``, and which operators run whole (``barriers``); which captured tensors (parameters, by the places of their
-    nodes) live below the device, ``on_host`` or ``on_disk``, and whether copies of them are ``fetched_ahead`` of the
-    use that they are for (see [Note: streamed] in `residency.homes`); and how its ``chains`` run.
+    Plans are equal if and only if they decide the same.
+
+    Attributes:
+        segments: The segments, in order.
+        budget: The budget that it keeps.
+        shape: The shape of the image.
+        barriers: The operators that run whole.
+        approximation: The approximation in what it runs.
+        forecast: Predicted figures; they decide nothing.
+        on_host: Captured tensors (parameters) on the host, by the places of their nodes.
+        on_disk: Captured tensors on the disk.
+        fetched_ahead: Copies of them are fetched before the use that they are for (see [Note: streamed] in
+            `residency.homes`).
+        chains: The chains.
     """
 
     segments: tuple[SegmentPlan, ...]
@@ -227,7 +265,7 @@ class Plan:
 
     @staticmethod
     def from_json(text: str) -> Plan:
-        """The plan that a JSON text says; a text edited by hand is checked."""
+        """The plan in a JSON text; a text edited by hand is checked."""
         return read(text)
 
     def __str__(self) -> str:
@@ -239,7 +277,7 @@ class Plan:
 
 
 def read(text: str) -> Plan:
-    """The plan that a JSON text says; the key at fault is named where it says none."""
+    """The plan in a JSON text; an error names the key at fault."""
     try:
         data = json.loads(text, object_pairs_hook=said_once)
         if not isinstance(data, dict):
@@ -257,7 +295,7 @@ def read(text: str) -> Plan:
 
 
 def said_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON; one that says a key twice is refused, of which readers of JSON take the last."""
+    """An object of JSON; a key that stands there twice is refused, of which readers of JSON take the last."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
@@ -318,12 +356,12 @@ OBJECTS: dict[str, type] = {
     "ChainForecast": ChainForecast,
     "Forecast": Forecast,
 }
-#: Fields that are lists of such objects, and what one of them is called.
+#: Fields that are lists of such objects, and the name of one of them.
 LISTS: dict[str, tuple[str, type]] = {
     "tuple[SegmentPlan, ...]": ("segment", SegmentPlan),
     "tuple[ChainPlan, ...]": ("chain", ChainPlan),
 }
-#: What the value of another field is, in words and as a test, by its type.
+#: The values of other fields, in words and as a test, by their type.
 VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "int": ("a whole number", whole),
     "int | None": ("a whole number or null", lambda value: value is None or whole(value)),

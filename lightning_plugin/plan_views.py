@@ -28,8 +28,23 @@ LAST_PARTS = 3
 
 @dataclass(frozen=True)
 class Part:
-    """A segment or a chain: what it is (``kind``, a word; ``mode``, some more), where it is in the network, how it is
-    cut, what it stores where, how deep it drops that, and its figures."""
+    """A segment or a chain, as tables and pictures show it.
+
+    Attributes:
+        kind: "kept", "tiled", "scanned" or "chain".
+        mode: The same, with its options.
+        path: Its modules.
+        forward: The grid of forward, in words.
+        backward: The grid of backward, in words.
+        stored: Bytes that it stores.
+        tier: The tier of these.
+        drop: The depth to which they are dropped.
+        forward_bytes: The peak on the device during its forward.
+        backward_bytes: The peak on the device during its backward.
+        seconds: Its time.
+        recompute: Recomputed work, as a share.
+        copied: Bytes of copies of parameters.
+    """
 
     kind: str
     mode: str
@@ -102,7 +117,7 @@ def kind(segment: SegmentPlan) -> str:
 
 
 def mode(segment: SegmentPlan) -> str:
-    """The same, with what it does about its maps."""
+    """The same, with its options."""
     pieces = f", keys in {segment.pieces} pieces" if segment.pieces > 1 else ""
     recalled = ", recalled" if segment.recall else ""
     return kind(segment) + (" ahead" if segment.ahead else "") + pieces + dropped(segment) + recalled
@@ -224,8 +239,15 @@ def stored_on(plan: Plan, tier: str) -> int:
 
 @dataclass(frozen=True)
 class Moment:
-    """Forward or backward of a segment or chain: when, what is stored on each tier, the most that is on the device, and
-    what of it are copies of parameters."""
+    """Forward or backward of a segment or chain.
+
+    Attributes:
+        begin: Its beginning in the step, in seconds.
+        seconds: Its time.
+        stored: Bytes stored on each tier.
+        peak: The peak on the device.
+        copied: Bytes of copies of parameters in it.
+    """
 
     begin: float
     seconds: float
@@ -314,8 +336,8 @@ def draw_lower(axes: Any, steps: list[Moment]) -> None:
 
 
 def draw_network(axes: Any, plan: Plan) -> list[Any]:
-    """Segments and chains side by side, on the cut after each what is stored there, in one that is kept what it saves,
-    in a chain what it stores of its links; what the colours stand for."""
+    """Draw segments and chains side by side, with the bytes stored at the cut after each, saved in a kept one, or
+    stored of a chain's links; returns the legend."""
     from matplotlib.patches import Patch
 
     shown = parts(plan)
@@ -342,7 +364,7 @@ def draw_network(axes: Any, plan: Plan) -> list[Any]:
 
 
 def holding(part: Part) -> tuple[str, str]:
-    """The colour and the words for what a part stores."""
+    """The colour and the words for the bytes that a part stores."""
     if part.drop:
         return "dropped", "dropped, made again"
     if part.kind == "kept":
@@ -353,7 +375,7 @@ def holding(part: Part) -> tuple[str, str]:
 
 
 def name(part: Part) -> str:
-    """A part's modules, and how many links it has or how its backward is cut, short enough to stand below it."""
+    """A part's modules, and its number of links or its backward grid, short enough for an axis label."""
     short = " … ".join(".".join(end.split(".")[-LAST_PARTS:]) for end in part.path.split(" … "))
     more = {"kept": "", "chain": f"  {part.mode.partition(',')[0]}"}.get(part.kind, f"  {part.backward}")
     return short + more

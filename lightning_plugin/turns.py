@@ -1,4 +1,4 @@
-"""Whose turn it is in a rehearsal, and how much each turn holds."""
+"""Turns: the memory of each segment's forward and backward in a rehearsal."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from typing import Any
 
 @dataclass(eq=False)
 class Turn:
-    """A segment's forward or backward: how much was live while it ran.
+    """The memory of a segment's forward or backward while it ran.
 
-    ``peak`` is the most that was live, ``needs`` the most beyond what was live when it began, and ``retained`` the same
-    if nothing of what the graph of autograd keeps had been let go on the way, as under ``retain_graph=True``.
+    Attributes:
+        began: Bytes that were live when it began.
+        released: Bytes of autograd's graph that were freed since.
+        peak: The most bytes that were live.
+        needs: The most bytes beyond those that were live when it began.
+        retained: The same if nothing of autograd's graph had been freed, as under ``retain_graph=True``.
     """
 
     began: int = 0
@@ -28,9 +32,14 @@ class Turn:
 
 @dataclass(eq=False)
 class Turns:
-    """The turns of a step, by the place of a segment and "forward" or "backward"; ``now`` is the one under way.
+    """The turns of a step.
 
-    ``began`` is what was live when the step began, ``held`` what is left of forward when backward begins.
+    Attributes:
+        began: Bytes that were live when the step began.
+        held: Bytes that forward leaves when backward begins.
+        known: The turns, by the place of a segment and "forward" or "backward".
+        now: The turn under way.
+        former: Turns that are interrupted by it.
     """
 
     began: int
@@ -40,25 +49,26 @@ class Turns:
     former: list[Turn] = field(default_factory=list)
 
     def enter(self, who: Any, live: int, goes_on: bool = False) -> None:
-        """From now on it is ``who``'s turn: a new one, or, where it ``goes_on``, the one that began before."""
+        """Begin a turn or, if it ``goes_on``, continue it."""
         self.now = self.known.setdefault(who, Turn(live))
         if not goes_on:
             self.now.began, self.now.released = live, 0
         self.now.see(live)
 
     def within(self, who: Any, live: int) -> None:
-        """It is ``who``'s turn until `back`."""
+        """Interrupt the turn under way by another, until `back`."""
         self.former.append(self.now)
         self.enter(who, live)
 
     def back(self, live: int) -> None:
+        """Continue the turn that was interrupted."""
         self.now = self.former.pop()
         self.now.see(live)
 
     def leave(self) -> None:
-        """From now on it is nobody's turn."""
+        """End the turn under way."""
         self.now = Turn()
 
     def graph(self, live: int) -> None:
-        """Forward is over."""
+        """Note the end of forward."""
         self.held = live - self.began
