@@ -24,7 +24,7 @@ from wsi_trainer.fit.config import TrainConfig, check_bags, instantiate, limits_
 from wsi_trainer.fit.trainer import at_work, device_of, precision_of
 from wsi_trainer.io.arrays import import_h5py
 from wsi_trainer.io.display import say
-from wsi_trainer.io.files import Locked, lock
+from wsi_trainer.io.files import LOCKS, Locked, lock
 from wsi_trainer.models import PatchEncoder, SlideModel
 from wsi_trainer.models.finetune import merge_low_rank
 from wsi_trainer.models.weights import load_weights
@@ -69,7 +69,7 @@ class Embedder:
         name = plain_name(record.path)
         path = self.out / f"{name}.h5"
         try:
-            with lock(self.out, name):
+            with lock(self.out / LOCKS / f"{name}.lock"):
                 return self._kept(record, path) if path.is_file() else self._made(record, path)
         except Locked as error:
             raise UserError(

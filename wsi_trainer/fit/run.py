@@ -7,7 +7,6 @@ another cohort are in a folder of their own, `cohorts/NAME`, laid out like those
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import platform
@@ -21,14 +20,13 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from filelock import FileLock, Timeout
 from rich.console import Console
 
 from wsi_trainer.data.manifest import PATHS, SlideRecord, check_files, read_manifest, write_manifest
 from wsi_trainer.data.splits import changes_since, first_names, read_splits
 from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.io.display import say
-from wsi_trainer.io.files import write_json
+from wsi_trainer.io.files import Locked, lock, write_json
 from wsi_trainer.io.untrusted import read_json as read_foreign
 from wsi_trainer.slide.geometry import PROVENANCE, TOLERANCE, is_plausible
 from wsi_trainer.slide.slide import Slide
@@ -156,13 +154,10 @@ def _painted(slide: Slide) -> bool:
 
 log = logging.getLogger("wsi_trainer")
 
-SEARCHING = 10.0
-"""Seconds to wait for another process to end: one that was just killed may hold the folder for a moment."""
 PACKAGES = (
     "wsi-trainer", "torch", "pytorch-lightning", "torchmetrics", "numpy", "scikit-learn",
     "openslide-python", "tifffile", "zarr",
 )  # fmt: skip
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 LESION_SCORES = "scores.json"
@@ -317,24 +312,14 @@ class Run:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other processes from training in the folder; the system lifts this when the process dies."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.path / ".lock", timeout=SEARCHING, poll_interval=0.1)
         try:
-            lock.acquire()
-        except Timeout as error:
+            with lock(self.path / ".lock"):
+                yield
+        except Locked as error:
             raise UserError(
                 f"{self.path} is being written by another run; wait for its end (`wsi-train status` tells), or choose "
                 "another --out"
             ) from error
-        except (NotImplementedError, OSError) as error:
-            if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
-                raise
-            yield  # a disk without locks, as some networks have: who starts two runs there has to look after it
-            return
-        try:
-            yield
-        finally:
-            lock.release()
 
     # The slides.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import math
@@ -94,6 +95,7 @@ PATIENCE = 10.0
 """Seconds to wait for a lock: a process that was just killed may hold it for a moment."""
 LOCKS = ".staging"
 """Folder of locks, and of unfinished stores, in a folder of results."""
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class Locked(Exception):
@@ -101,21 +103,21 @@ class Locked(Exception):
 
 
 @contextmanager
-def lock(out: Path, name: str, patience: float | None = None) -> Iterator[None]:
-    """Keeps other processes away from something; the system lifts the lock when this one dies.
-
-    Args:
-        out: A folder of results.
-        name: Name of a result in it.
-        patience: Seconds to wait for another process; `PATIENCE` by default.
-    """
-    path = out / LOCKS / f"{name}.lock"
+def lock(path: Path) -> Iterator[None]:
+    """Keeps other processes away from something by a file; the system lifts the lock when this one dies."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    held = FileLock(path, timeout=PATIENCE, poll_interval=0.1, thread_local=False)
     try:
-        with FileLock(path, timeout=PATIENCE if patience is None else patience, poll_interval=0.1, thread_local=False):
-            yield
+        held.acquire()
     except Timeout as error:
         raise Locked(str(path)) from error
+    except (NotImplementedError, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in NO_LOCKS:
+            raise  # a disk without locks, as some networks have, keeps nobody away
+    try:
+        yield
+    finally:
+        held.release()
 
 
 def remove(path: Path) -> None:

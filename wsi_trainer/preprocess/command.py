@@ -13,7 +13,7 @@ from rich.console import Console
 
 from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.io.display import is_text, say
-from wsi_trainer.io.files import Locked, lock
+from wsi_trainer.io.files import LOCKS, Locked, lock
 from wsi_trainer.signals import Stopped, ends_at_once
 from wsi_trainer.store.convert import (
     ASSOCIATED,
@@ -168,7 +168,7 @@ def _export(console: Console, out: Path, jobs: Sequence[Job]) -> list[Failure]:
         for number, job in enumerate(jobs):
             target = out / NGFF04 / f"{job.name}.zarr"
             try:
-                with lock(out, f"{job.name}.{NGFF04}"):
+                with lock(out / LOCKS / f"{job.name}.{NGFF04}.lock"):
                     export_ngff04(out / f"{job.name}.zarr", target)
             except Locked:
                 pass  # another run makes it

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.io.files import Locked, lock, replace_file
+from wsi_trainer.io.files import LOCKS, Locked, lock, replace_file
 from wsi_trainer.io.tables import escape_formula, read_table, table_bytes, unescape_formula
 from wsi_trainer.preprocess.inputs import list_slides
 from wsi_trainer.slide.formats.store import is_own_store
@@ -19,6 +19,7 @@ from wsi_trainer.store.manifest import read_manifest
 
 STORES = "stores.csv"
 TEMPLATE = "manifest.csv"
+TABLES = f"{LOCKS}/tables.lock"
 _COLUMNS = ("slide", "store", *(f.name for f in fields(Converted) if f.name not in ("name", "store", "skipped")))
 
 
@@ -65,7 +66,7 @@ def write_stores(out: Path) -> Listing:
     The table is made of what is on disk: whatever other runs do, and wherever one dies, the next run corrects it.
     """
     try:
-        with lock(out, "tables"):
+        with lock(out / TABLES):
             before = listed_in(out)
             found = find_stores(out)
             rows = tuple(row for name in found if (row := stored(Job(Path(), name), out)) is not None)
@@ -103,7 +104,7 @@ def unlisted(out: Path, names: Sequence[str], template: bool) -> list[str]:
         template: Write one with a line for each of these where there is none, for the user to complete.
     """
     path = out / TEMPLATE
-    with lock(out, "tables"):
+    with lock(out / TABLES):
         if template and not path.exists():
             rows = [{"slide": f"{name}.zarr"} for name in names]
             write_file(path, table_bytes(("slide", "label", "patient"), rows))

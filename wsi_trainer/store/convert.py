@@ -327,7 +327,7 @@ def convert(
         header["outlines"] = sha256_of(outline_of(job.slide, settings))
     journal = out / STAGING / f"{job.name}.journal"
     try:
-        with lock(out, job.name):
+        with lock(out / LOCKS / f"{job.name}.lock"):
             if skipped := store.exists() and _fits(store, header, job, overwrite):
                 journal.unlink(missing_ok=True)
             else:

@@ -15,8 +15,8 @@ from tests.warm import start
 from tests.wsi_trainer.fit import slow_steps
 from wsi_trainer.cli import FAULT_EXIT, main
 from wsi_trainer.fit import fit, trainer
-from wsi_trainer.fit import run as runs
 from wsi_trainer.fit.run import Run, read_json
+from wsi_trainer.io import files
 from wsi_trainer.models import SlideClassifier
 from wsi_trainer.report.contents import read_curves
 
@@ -91,7 +91,7 @@ def test_a_folder_is_one_runs_at_a_time(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whether the first has taken a step already or not."""
-    monkeypatch.setattr(runs, "SEARCHING", 0.05)
+    monkeypatch.setattr(files, "PATIENCE", 0.05)
     folder = Run(tmp_path / "run")
     folder.path.mkdir()
     with folder.locked():
