@@ -28,7 +28,7 @@ from wsi_trainer.data.dataset import DataConfig
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.config import AUTO, check_bags, instantiate, limits_imports, make_parser, parse
 from wsi_trainer.models import Backbone, SlideClassifier, SlideModel, SlideSegmenter
-from wsi_trainer.models.backbones import import_timm
+from wsi_trainer.models.backbones import timm_network
 
 T = TypeVar("T")
 
@@ -209,7 +209,7 @@ def pixels(image: str) -> tuple[int, int]:
 def build_model(name: str) -> Callable[[], nn.Module]:
     """A function that makes the network of a name: a backbone, `timm:NAME`, or `package.module:callable`."""
     if name.startswith("timm:"):
-        return timm_model(name.removeprefix("timm:"))
+        return partial(timm_network, name.removeprefix("timm:"), num_classes=None)  # with its own head
     if ":" in name:
         return imported(*name.rsplit(":", 1))
     return backbone(name)
@@ -239,19 +239,6 @@ def backbone(name: str) -> Callable[[], nn.Module]:
         )
     make: Callable[[], nn.Module] = found
     return lambda: SlideClassifier(backbone=make())
-
-
-def timm_model(name: str) -> Callable[[], nn.Module]:
-    """A network of timm with its own head and no pretrained weights."""
-    try:
-        timm = import_timm()
-    except UserError as error:
-        raise UserError(f"--model: timm:{name} needs timm, which cannot be imported: {error}") from error
-    known = timm.list_models()
-    if name not in known and not timm.is_model(name):
-        near = get_close_matches(name, known, n=3)
-        raise UserError(f"--model: timm has no '{name}'" + (f"; did you mean {' or '.join(near)}?" if near else ""))
-    return lambda: timm.create_model(name, pretrained=False)
 
 
 def imported(module_name: str, attribute: str) -> Callable[[], nn.Module]:

@@ -429,13 +429,13 @@ def make_backbone(named: nn.Module | str | None) -> nn.Module:
     return made
 
 
-def timm_network(name: str, **arguments: Any) -> nn.Module:
-    """A network of timm by its name, with random weights and without its classifier."""
+def timm_network(name: str, num_classes: int | None = 0, **arguments: Any) -> nn.Module:
+    """A network of timm by its name, with random weights; without its classifier, or by None with its own."""
     timm = import_timm()
     if name not in timm.list_models() and not timm.is_model(name):
         near = get_close_matches(name, timm.list_models(), n=3)
         raise UserError(f"timm has no model {name!r}" + (f"; near are {', '.join(near)}" if near else ""))
-    network: nn.Module = timm.create_model(name, pretrained=False, num_classes=0, **arguments)
+    network: nn.Module = timm.create_model(name, pretrained=False, num_classes=num_classes, **arguments)
     return network
 
 

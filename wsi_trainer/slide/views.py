@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import cache
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -117,9 +116,7 @@ class View(TileSource):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _named(self, box: Box) -> Tensor:
@@ -190,6 +187,7 @@ class BlockView(View):
         super().__init__(slide.name)
         image, own = self.image, slide.mpp
         self.size, self.block = image.shape, slide.block
+        self.shape = (1, CHANNELS, *self.size)
         self.mpp = None if own is None else (own[0] * self._factor, own[1] * self._factor)
         self.memory_format = torch.contiguous_format if self._planar else torch.channels_last
 
@@ -276,13 +274,6 @@ class Image(BlockView):
         torch.Size([1, 3, 1024, 1024])
     """
 
-    def __init__(
-        self, slide: Slide, mpp: float | None = None, *, factor: float = 1.0, threads: int = 2, cache: int = CACHE
-    ) -> None:
-        super().__init__(slide, mpp, factor=factor, threads=threads, cache=cache)
-        self.shape = (1, CHANNELS, *self.size)
-        self._small = CHANNELS * self.size[0] * self.size[1] <= cache
-
     def _begin_anew(self) -> None:
         super()._begin_anew()
         self._seen: set[Cell] = set()  # blocks of a small image that were read once
@@ -328,7 +319,7 @@ class Image(BlockView):
         """True if a block is kept, or of a small image is read a second time."""
         if cell in self._blocks or cell in self._seen:
             return True
-        if self._small:
+        if CHANNELS * self.size[0] * self.size[1] <= self._limit:
             self._seen.add(cell)
         return False
 

@@ -75,7 +75,7 @@ def test_models_of_timm(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(of_model("timm:test_vit", "--image=160x160")) == 0
     capsys.readouterr()
     assert main(of_model("timm:resnet81")) == 2
-    assert "timm has no 'resnet81'; did you mean" in capsys.readouterr().err
+    assert "timm has no model 'resnet81'; near are" in capsys.readouterr().err
 
 
 def test_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
