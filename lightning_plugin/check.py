@@ -23,7 +23,7 @@ TOLERANCE = 1e-9
 ROUNDING = 2.0
 #: or so small a part of the result that it is a few roundings of numbers that plain PyTorch happens to hit.
 FEW_ROUNDINGS = 1e-6
-#: What no comparison of one small step can show.
+#: Differences that no comparison of one small step can show.
 UNSEEN = (
     "random numbers for each position of a map (randn_like, normal_, ...): tiles draw others than plain PyTorch does",
     "other sizes, grids and plans than these",

@@ -199,7 +199,7 @@ class Layout:
         return torch.empty(self.tile_shape(box), dtype=dtype, device=device)
 
 
-#: What gives a part of a tile.
+#: Gives a part of a tile.
 Part = Callable[[Tensor], Tensor]
 
 
@@ -210,7 +210,7 @@ def cut(cuts: tuple[tuple[int, int, int], ...], tile: Tensor) -> Tensor:
     return plain_strides(tile)
 
 
-#: How PyTorch calls tensors of these ranks whose channels lie last in memory.
+#: PyTorch's memory formats of tensors of these ranks whose channels lie last in memory.
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 

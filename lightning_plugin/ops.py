@@ -26,7 +26,7 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.layout import Layout
 
-#: What computes a tile from tiles and vectors.
+#: Computes a tile from tiles and vectors.
 Kernel = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
 
 

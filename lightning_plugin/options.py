@@ -198,7 +198,7 @@ def grid(tiles: Tiles) -> tuple[int, ...] | None:
     return (tiles,) if isinstance(tiles, int) else tuple(tiles)
 
 
-#: How words are read that are not what they say: sizes may be texts, and one number of tiles stands for every axis.
+#: Readers of options that may be given in other words: sizes as texts, one number of tiles for every axis.
 READ: Mapping[str, Callable[[Any], Any]] = {
     "budget": size,
     "host_budget": lambda given: 0 if given == 0 else size(given),

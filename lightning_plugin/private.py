@@ -75,7 +75,7 @@ def storage_key(t: Tensor) -> int:
     return int(t.untyped_storage()._cdata)
 
 
-#: How often a tensor was written to, and which memory it lies in, or -1 if that does not matter.
+#: Number of writes to a tensor, and the memory it lies in, or -1 if that does not matter.
 Version = tuple[int, int]
 
 
@@ -214,7 +214,7 @@ def is_composite(func: Any) -> bool:
 
 # Operators and arguments
 
-#: What the operators of ``torch.ops`` are, with their overloads and without.
+#: Types of the operators of ``torch.ops``, with their overloads and without.
 OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 #: The operator that PyTorch asks for a fake tensor's device.
 DEVICE_OF = torch.ops.prim.device.default

@@ -15,7 +15,7 @@ from torch.profiler import record_function
 
 from lightning_plugin.private import profiles
 
-#: What a block is in that no profiler looks at: opening a range takes as long as an operator.
+#: Context of a block that no profiler looks at: opening a range takes as long as an operator.
 UNSEEN: AbstractContextManager[Any] = nullcontext()
 
 Kind = Literal["input", "spill"]

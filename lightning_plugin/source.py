@@ -63,7 +63,7 @@ class TileSource:
 #: Of each dimension of a tensor so many elements are looked at, to see whether it was filled anew.
 SAMPLED = 4
 
-#: How many channels an image can have to be recognised with its channels elsewhere than in dimension 1.
+#: Most channels of an image that is recognised with its channels elsewhere than in dimension 1.
 COLOURS = (1, 3, 4)
 #: No image has so many channels and so few columns: then they are positions, and the last dimension is the channels.
 MANY = 64

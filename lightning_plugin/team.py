@@ -28,7 +28,7 @@ from torch import Tensor
 
 from lightning_plugin.errors import EngineError
 
-#: How many tiles each rank computes between two exchanges: their shares of reductions are held until then.
+#: Number of tiles that each rank computes between two exchanges: their shares of reductions are held until then.
 ROUND = 16
 
 T = TypeVar("T")

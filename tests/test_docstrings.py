@@ -33,13 +33,20 @@ def test_no_docstring_holds_a_table_or_a_heading_of_markdown(package: str) -> No
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("folder", ["planner"])
-def test_a_docstring_begins_with_a_noun_or_a_verb(folder: str) -> None:
+QUESTIONS = ("What", "Where", "How", "Whether", "Which")
+
+
+@pytest.mark.parametrize("package", ["lightning_plugin", "wsi_trainer"])
+def test_a_docstring_begins_with_a_noun_or_a_verb(package: str) -> None:
     """A question word in its place names nothing."""
-    found = [
-        f"{path.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
-        for path in sorted((ROOT / "lightning_plugin" / folder).rglob("*.py"))
-        for line, text in docstrings(path)
-        if text.split()[0] in ("What", "Where", "How", "Whether", "Which")
-    ]
+    found = []
+    for path in sorted((ROOT / package).rglob("*.py")):
+        comments = [
+            (i, row.strip().removeprefix("#: "))
+            for i, row in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+            if row.strip().startswith("#: ")
+        ]
+        for line, text in (*docstrings(path), *comments):
+            if text.split()[0].strip(",:;") in QUESTIONS:
+                found.append(f"{path.relative_to(ROOT)}:{line}: {text.splitlines()[0]}")
     assert not found, "\n".join(found)

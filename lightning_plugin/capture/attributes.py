@@ -55,7 +55,7 @@ class Recorded:
         raise no_gradient(f"'.grad_fn.{name}' of a recorded map was asked for (by a FLOP counter, say, or a hook)")
 
 
-#: What autograd knows of a tensor.
+#: Attributes of a tensor that autograd keeps.
 HISTORY = ("grad", "grad_fn", "is_leaf", "requires_grad")
 
 

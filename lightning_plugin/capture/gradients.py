@@ -97,7 +97,7 @@ def _of_small(name: str) -> Callable[..., Any]:
     return run
 
 
-#: What calls for gradients are answered with.
+#: Answers to calls for gradients.
 GRADIENTS: dict[Any, Callable[..., Any]] = {
     Tensor.backward: _backward,
     torch.autograd.backward: _autograd_backward,

@@ -24,7 +24,7 @@ MASKS = (torch.bool, torch.uint8)
 #: The types of tensors that pick.
 PICKS = (*MASKS, torch.int32, torch.int64)
 
-#: What PyTorch makes a tensor of.
+#: Types that PyTorch makes a tensor of.
 LISTS = (Sequence, np.ndarray)
 
 #: A list of so many parts is one of numbers to PyTorch, whatever it holds.

@@ -32,7 +32,7 @@ class LazyTensor(Tensor):
 
     _fake: Tensor
     _session: Session
-    #: What answers a call. Answers take and make lazy tensors, so they stand above them, and `answers` sets this.
+    #: Answers a call. Answers take and make lazy tensors, so they stand above them, and `answers` sets this.
     _answer: ClassVar[Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]]
 
     @staticmethod

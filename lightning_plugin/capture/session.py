@@ -26,7 +26,7 @@ from lightning_plugin.private import FakeTensorMode, plain, transforms, version
 from lightning_plugin.recording import Bindings, Capture, Image, Recording, Rewriting
 from lightning_plugin.source import TileSource, together
 
-#: Where no more nodes are recorded, chains are made only if the user says so: the search looks at each operator.
+#: Of no more nodes than these, chains are made only if the user says so: the search looks at each operator.
 MANY = 4000
 
 

@@ -20,8 +20,8 @@ def copied(x: Tensor, new: Tensor, non_blocking: bool = False) -> Tensor:
     return new.to(x.device, x.dtype).expand_as(x).clone()
 
 
-#: What is run on vectors in place of an operator: real vectors need not have the strides of their fakes, and a view is
-#: particular about strides; the out-of-place copy has no derivative.
+#: Operators to be run on vectors in place of others: real vectors need not have the strides of their fakes, and a view
+#: is particular about strides; the out-of-place copy has no derivative.
 ON_VECTORS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.view.default: torch.ops.aten.reshape.default,
     torch.ops.aten._unsafe_view.default: torch.ops.aten.reshape.default,

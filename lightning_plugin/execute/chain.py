@@ -187,9 +187,9 @@ class Links:
     step: Step
     of: Mapping[int, Link]
     slots: Slots
-    #: Whether links have no tiles.
+    #: True if links have no tiles.
     whole: bool
-    #: What links have needed at the most, of each direction.
+    #: The most bytes that links have needed, of each direction.
     needs: dict[str, int] = field(default_factory=dict)
     held: Held | None = None
     random: RandomStates = field(init=False)

@@ -27,7 +27,7 @@ from lightning_plugin.residency.transfer import launched
 
 #: Results of no more elements are looked at after each run.
 SMALL = 4096
-#: What PyTorch calls a cast, that of autocast too: where numbers are too large for float16, mostly here.
+#: PyTorch's name of a cast, that of autocast too: where numbers are too large for float16, mostly here.
 CAST = "_to_copy"
 
 How = Literal["NaN", "infinite"]

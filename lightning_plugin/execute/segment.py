@@ -82,9 +82,9 @@ class SegmentRun:
         #: The boundaries that tiles read piece by piece.
         self.strips = strips(program, self.boundaries) if self.plan.pieces > 1 else {}
         self.trains = any(v.requires_grad for v in (*self.outputs, *self.stored))
-        #: Where what is read is known to be constant, if it is anywhere; see [Note: background] in `constants`.
+        #: The parts of maps that are read that are known to be constant; see [Note: background] in `constants`.
         self.known = {v: found for v in program.reads if (found := self.knowledge(v, frame)) is not None}
-        #: Whether some tiles may turn out identical; see [Note: identical tiles] in `identical`.
+        #: True if some tiles may turn out identical; see [Note: identical tiles] in `identical`.
         self.alike = not self.scans and not self.strips and may_be_identical(program, self.known.get)
         #: The places of identical tiles on each grid: looked for once in a step.
         self.grouped: dict[Grid, list[list[int]]] = {}

@@ -32,7 +32,7 @@ from lightning_plugin.program.tape import Emit, Step, Tape
 
 #: Tiles of a kind that run by their tape before it is compiled: compiling takes as long as some hundreds of small ones.
 OFTEN = 32
-#: What `torch.compile` is asked for. A tape's tensors have the sizes of its kind, and PyTorch's own guards look before
+#: Options of `torch.compile`. A tape's tensors have the sizes of its kind, and PyTorch's own guards look before
 #: each call whether they do: that every kernel looks again takes as long as some kernels do.
 ASKED: dict[Compile, dict[str, Any]] = {
     "tiles": {"size_asserts": False},

@@ -32,9 +32,9 @@ Interval = tuple[int, int]
 Owned = tuple[Box, ...]
 #: So many steps of tapes are kept at most: some tens of megabytes.
 MOST = 100_000
-#: How much they hold is looked at again when so many parts of them are new: a look takes as long as there are findings.
+#: Their size is added up again when so many parts of them are new: a look takes as long as there are findings.
 NEW = 8
-#: What tiles own is kept of grids of so many tiles.
+#: The boxes that tiles own are kept of grids of so many tiles.
 FEW = 1_000
 NOTHING: Mapping[int, Tensor] = {}
 
@@ -65,14 +65,14 @@ class Findings:
         self.tapes: dict[tuple[int, ...], Tape] = {}
         #: Those of a scan's tiles, by what each owns of every target.
         self.scans: dict[Owned, Tape] = {}
-        #: How often a kind's tape has run, with grad or without, and what was compiled of it (None: it cannot be).
+        #: Runs of a kind's tape, with grad or without, and its compiled form (None: it cannot be compiled).
         self.runs: Counter[tuple[tuple[int, ...], bool]] = Counter()
         self.compiled: dict[tuple[tuple[int, ...], bool], Compiled | None] = {}
         #: The bytes that passes over the tiles have held beyond what lay there; see [Note: watched] in `ledger`.
         self.passes: dict[Hashable, int] = {}
         self.tiles: tuple[Owned, ...] | None = None
         self.regular = self.is_regular(program)
-        #: Whether the next recording finds them again.
+        #: True if the next recording finds them again.
         self.lasting = False
 
     def is_regular(self, program: Program) -> bool:

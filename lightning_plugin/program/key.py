@@ -27,7 +27,7 @@ from lightning_plugin.private import OPERATORS
 from lightning_plugin.program.program import Program
 from lightning_plugin.recording import Recording
 
-#: What never changes and is equal only to its like.
+#: Types whose values never change and are equal only to their like.
 PLAIN = (
     str,
     bytes,

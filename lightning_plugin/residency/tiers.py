@@ -171,7 +171,7 @@ class LowerMap:
         self.queue = queue
         self.sent: Pending | None = None
         self.fetched: Arrivals[Box] = Arrivals()
-        #: Whether a tile for which another stands need not be written; see `numbered`.
+        #: True if a tile for which another stands need not be written; see `numbered`.
         self.finds = there.made is not None
 
     def write(self, box: Box, tile: Tensor, ahead: bool = False) -> None:

@@ -31,7 +31,7 @@ from lightning_plugin.rules import (
 from lightning_plugin.rules.patterns import by_hand, lookup, patchwork, ranking, spellings
 from lightning_plugin.rules.table import API, ATEN, Recorder
 
-#: Where several families have a rule for a function they are asked in this order; the first that knows the arguments
+#: Families with a rule for the same function are asked in this order; the first that knows the arguments
 #: answers.
 ORDER = (
     instances,  # single images, put side by side, are several: an axis; to all others that is a plain number

@@ -34,7 +34,7 @@ def all_but_first(args: Any) -> int:
     return len(args[0].shape) - 1
 
 
-#: How many of the last dimensions of its first argument an operator looks at; it carries those before.
+#: Number of last dimensions of its first argument that an operator looks at; it carries those before.
 LOOKS_AT: dict[Any, Callable[[Any], int]] = {
     aten.convolution.default: all_but_first,
     aten.im2col.default: all_but_first,

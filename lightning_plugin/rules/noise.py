@@ -27,7 +27,7 @@ ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
 CHUNK = 1 << 20
 """How many elements are hashed at once: their 64-bit temporaries are small beside a tile."""
 
-#: How many random bits a number of each type can hold and stay below one.
+#: Random bits that a number of each type can hold and stay below one.
 BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 
 

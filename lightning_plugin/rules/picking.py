@@ -23,7 +23,7 @@ from lightning_plugin.rules.uncut import axes_under, flattened
 
 aten = torch.ops.aten
 
-#: What is picked is a vector where it has fewer bytes, and is less than such a part of the map.
+#: A picked result is a vector where it has fewer bytes, and is less than such a part of the map.
 FEW_BYTES, FEW_PART = 1 << 20, 1 / 16
 
 

@@ -28,7 +28,7 @@ from lightning_plugin.rules.table import API, ATEN, Recorder
 
 aten = torch.ops.aten
 
-#: What alpha dropout sets dropped elements to, before it scales: minus SELU's limit.
+#: Value of elements that alpha dropout drops, before it scales: minus SELU's limit.
 ALPHA = 1.7580993408473766
 
 

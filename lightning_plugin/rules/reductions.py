@@ -25,7 +25,7 @@ from lightning_plugin.ops import ReduceOp, Reduction, accumulation_dtype
 from lightning_plugin.passes import first_order
 from lightning_plugin.private import FakeTensor
 
-#: How many positions that tie for an extreme value are remembered; see [Note: ties].
+#: Number of positions that tie for an extreme value to be remembered; see [Note: ties].
 TIES = 32
 
 

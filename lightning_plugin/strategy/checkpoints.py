@@ -21,7 +21,7 @@ from lightning_plugin.strategy.bases import TorchCheckpointIO
 
 log = logging.getLogger(__name__)
 
-#: Where a checkpoint keeps it.
+#: Key in a checkpoint.
 KEY = "lightning_plugin"
 
 

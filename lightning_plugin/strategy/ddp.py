@@ -29,7 +29,7 @@ from lightning_plugin.strategy.synced import revert, synchronize
 from lightning_plugin.strategy.tiling import Tiling
 from lightning_plugin.team import Team
 
-#: How many numbers of a tensor, or places of an image, tell one batch from another.
+#: Numbers of a tensor, or places of an image, that tell one batch from another.
 PROBES = 5
 #: Tensors up to this many elements are compared whole.
 SMALL = 4096

@@ -19,7 +19,7 @@ from lightning_plugin.strategy.report import Meter, StepReport, tiles_of
 #: Steps that are over sooner need no bar of their own.
 PATIENCE = 2.0
 
-#: How often a bar is drawn anew, in seconds.
+#: Seconds between two drawings of a bar.
 EVERY = 0.1
 
 

@@ -45,7 +45,7 @@ class Tiling:
 
     engine: Engine
     _checkpoint_io: Any
-    #: Whether the user chose a budget or tiles; a budget that was measured is another in a run that is resumed.
+    #: True if the user chose a budget or tiles; a budget that was measured is another in a run that is resumed.
     _chosen: bool
     #: Batches whose step the planner left whole: they need no recording.
     _roomy: dict[str, None]
@@ -54,7 +54,7 @@ class Tiling:
     _images: list[LazyTensor]
     _batch: str
     _resumed: dict[str, Any] | None
-    #: Whether streamed parameters are updated within backward; None before the first has been.
+    #: True if streamed parameters are updated within backward; None before the first has been.
     _fused: bool | None
 
     def _tile(self, tile_over: Size, words: StrategyWords) -> None:

@@ -25,7 +25,7 @@ from lightning_plugin.rules.views import Expand, Reshape
 
 aten = torch.ops.aten
 
-#: What multiplies all scores by a number, and what becomes of the number.
+#: Functions that multiply all scores by a number, each with the number that this makes of it.
 SCALES = {
     aten.mul.Tensor: lambda number: number,
     aten.mul.Scalar: lambda number: number,
