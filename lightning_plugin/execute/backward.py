@@ -138,7 +138,7 @@ class Backward:
         places = {i: self.maps[t.node.serial] for i, t in enumerate(program.targets) if t.node.serial in self.maps}
         self.given: dict[int, Cotangent | Recalled] = places
         self.operands = [self.vectors[v] for v in program.vectors]
-        tiles = self.tiles = TilePass(part, self.segment.backward_grid, self.handles, {}, self.given)
+        tiles = self.tiles = TilePass(part, self.segment.backward_grid, self.handles, self.given)
         with (
             torch.autocast(part.kind, enabled=False),
             tiles.counted(self.key()) as known,

@@ -37,13 +37,7 @@ class Forward:
         vectors, spreads, _ = run.by_value([t.detach() for t in inputs])
         self.vectors, self.spreads = vectors, spreads
         self.operands = [vectors[v] for v in run.program.vectors]
-        targets = enumerate(run.program.targets)
-        self.tiles = TilePass(
-            run,
-            run.plan.forward if grid is None else grid,
-            {v: stored[v] for v in run.boundaries},
-            {i: stored[t.stored] for i, t in targets if t.stored is not None},
-        )
+        self.tiles = TilePass(run, run.plan.forward if grid is None else grid, stored)
         self.totals: dict[int, Reduction] = {}
         self.carried: dict[Owned, dict[int, Tensor]] = {}
         self.evaluated = 0

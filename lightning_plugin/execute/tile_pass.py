@@ -37,8 +37,7 @@ class TilePass:
 
     Attributes:
         run: The segment.
-        reads: The boundaries that tiles read.
-        writes: The boundaries that they write, by the place of the target.
+        stored: The boundaries that tiles read and, in forward, write.
         cotangents: The cotangents that they read, by the place of the target; None in forward.
         tapes: Evaluates a tile.
         watched: True if nothing is known yet of what the pass holds; see [Note: watched] in `ledger`.
@@ -48,13 +47,11 @@ class TilePass:
         self,
         run: SegmentRun,
         grid: Grid,
-        reads: Mapping[Value, Boundary],
-        writes: Mapping[int, Boundary],
+        stored: Mapping[Value, Boundary],
         cotangents: Mapping[int, Cotangent | Recalled] | None = None,
     ) -> None:
         self.run = run
-        self.reads = reads
-        self.writes = writes
+        self.stored = stored  # no copy: the maps of a run that has failed go with its frame
         self.cotangents = cotangents
         self.tapes = run.tapes(scan(run.program, grid) if run.scans else (), grid)
         self.watched = True
@@ -89,7 +86,7 @@ class TilePass:
 
     def content(self, v: Value, box: Box) -> Hashable | None:
         """Key of the contents of a box that is read; None where the box is like no other."""
-        found, run = self.reads.get(v), self.run
+        found, run = self.stored.get(v), self.run
         if found is None:
             return run.sources[v].holds(box) if v in run.sources else run.known[v].at(box)
         key = None if found.constants is None else found.constants.at(box)
@@ -121,25 +118,30 @@ class TilePass:
 
     def fetch(self, need: Mapping[Value, Box], owned: Owned) -> None:
         """Begin to read a tile's part of boundaries and cotangents from lower tiers."""
-        for key, handle in self.reads.items():
-            if key in need and key not in self.run.strips:
-                handle.fetch(need[key])
+        for v in self.run.boundaries:
+            if v in need and v not in self.run.strips:
+                self.stored[v].fetch(need[v])
         for i, cotangent in (self.cotangents or {}).items():
             if not owned[i].empty:
                 cotangent.fetch(owned[i])
 
     def expect(self) -> None:
         """Let maps on lower tiers know of the largest tiles to come, before the first."""
-        maps = {**self.writes, **(self.cotangents or {})}
-        if all(kept.home.tier == "device" for kept in (*self.reads.values(), *maps.values())):
-            return
         run, tapes = self.run, self.tapes
+        reads = {v: self.stored[v] for v in run.boundaries}
+        maps: Mapping[int, Boundary | Cotangent | Recalled] = (
+            {i: self.stored[t.stored] for i, t in enumerate(run.program.targets) if t.stored is not None}
+            if self.cotangents is None
+            else self.cotangents
+        )
+        if all(kept.home.tier == "device" for kept in (*reads.values(), *maps.values())):
+            return
         tiles: Sequence[tuple[Mapping[Value, Box], Owned]] = (
             [(tapes.boxes(owned), owned) for owned in tapes.owned()] if run.scans else outline(run.program, tapes.grid)
         )
         needed = largest([{**need, **self.first_pieces(need)} for need, _ in tiles])
         owned = largest([dict(enumerate(boxes)) for _, boxes in tiles])
-        for v, boundary in self.reads.items():
+        for v, boundary in reads.items():
             boundary.expect(needed.get(v, 0))
         for i, kept in maps.items():
             kept.expect(owned.get(i, 0))
@@ -162,7 +164,7 @@ class TilePass:
             return None
         plan = run.plan
         lie = tuple(t.stride() if t.dim() < 3 else strides_order(t) for t in tensors)
-        where = tuple(read_from(v, self.reads.get(v)) for v in run.program.reads)
+        where = tuple(read_from(v, self.stored.get(v)) for v in run.program.reads)
         decided = plan.tier, plan.half, plan.ahead, plan.drop > 0, plan.pieces, plan.alike
         return about, self.tapes.grid, decided, (run.alike, bool(run.known)), lie, where, direction, more
 
