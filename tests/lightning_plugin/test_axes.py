@@ -85,10 +85,9 @@ def run(tally: Tally, examples: int, fixed: int | None) -> None:
     (seed(fixed)(every) if fixed is not None else every)()
 
 
-@pytest.mark.parametrize("fixed", [1, 2])
-def test_sampled_networks_are_exact(fixed: int) -> None:
+def test_sampled_networks_are_exact() -> None:
     tally = Tally()
-    run(tally, 9, fixed)
+    run(tally, 9, 1)
     assert tally.counts["networks"] >= 6
 
 

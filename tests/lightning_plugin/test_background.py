@@ -196,9 +196,9 @@ def test_gradients_of_background_are_pulled_back_for_one_tile_where_only_weights
     """Though the cotangents of background differ from place to place, near tissue and far."""
     torch.manual_seed(0)
     plain = Skips(3, True, 2).double()
-    source = slide((512, 512), Box((0, 0), (40, 512)))
+    source = slide((384, 384), Box((0, 0), (40, 384)))
     found = pulls(monkeypatch)
-    tiled = TiledModule(copy.deepcopy(plain), tiles=(32, 32), backward_tiles=(32, 32))
+    tiled = TiledModule(copy.deepcopy(plain), tiles=(24, 24), backward_tiles=(24, 24))
     assert_same_gradients(plain, tiled, source, separate=False)
     assert tiled.plan is not None and len(tiled.plan.segments) > 2
     assert sum(count > 300 for count in found) == 1, sorted(found)[-20:]  # the segment that reads the image
@@ -269,7 +269,7 @@ def test_no_plan_is_slower_for_background(part: float, train: bool) -> None:
 
 def test_nobody_looks_at_background_behind_the_last_segment_that_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    net = Skips(3, True, 1).double()
+    net = Skips(2, True, 1).double()
     source = slide((64, 64), Box((0, 0), (8, 64)))
     tiled = TiledModule(net, tiles=(8, 8), backward_tiles=(8, 8))
     tiled(LazyImage(source))[0].sum().backward()

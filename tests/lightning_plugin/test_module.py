@@ -283,8 +283,10 @@ def test_maps_of_two_modules_meet_under_the_options_of_neither(
             p.grad = None
 
 
-@pytest.mark.parametrize("together", [False, True])
-@pytest.mark.parametrize(("first", "second"), [(BUDGET, WHOLE), (WHOLE, BUDGET), (BUDGET, {"budget": 950_000})])
+@pytest.mark.parametrize(
+    ("first", "second", "together"),
+    [(BUDGET, WHOLE, False), (WHOLE, BUDGET, True), (BUDGET, {"budget": 950_000}, True)],
+)
 def test_modules_that_share_an_image_keep_each_its_own_options(
     first: dict[str, object], second: dict[str, object], together: bool
 ) -> None:

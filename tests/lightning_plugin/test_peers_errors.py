@@ -276,22 +276,17 @@ def test_frozen_parameters_get_no_gradient() -> None:
     assert {n for n, p in net.named_parameters() if p.grad is None} == frozen
 
 
-def engines() -> list[object]:
-    """The engine's objects in memory, whoever made them."""
-    for _ in range(3):  # a tensor that holds Python objects goes in one pass, what it held in the next
-        gc.collect()
-    kinds = (LazyTensor, Boundary, Value, Node)
-    return [o for o in gc.get_objects() if issubclass(type(o), kinds)]
-
-
 @pytest.fixture
 def left() -> Callable[[], list[str]]:
     """What the engine has left in memory since the test began: the traceback of an earlier test may hold on to more."""
-    before = engines()
-    known = {id(o) for o in before}  # `before` keeps them alive, so that no identity is given anew
+    gc.collect()
+    gc.freeze()  # and `get_objects` does not find them
 
     def alive() -> list[str]:
-        return sorted({type(o).__name__ for o in engines() if id(o) not in known and before is not None})
+        for _ in range(3):  # a tensor that holds Python objects goes in one pass, what it held in the next
+            gc.collect()
+        kinds = (LazyTensor, Boundary, Value, Node)
+        return sorted({type(o).__name__ for o in gc.get_objects() if issubclass(type(o), kinds)})
 
     return alive
 

@@ -51,6 +51,24 @@ def plans(sizes: Any = SIZES, budget: str = BUDGET) -> list[Plan]:
     return found
 
 
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, bytes]:
+    """The name and the content of a file of recipes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, str(tmp_path_factory.mktemp("cache")))
+        plans(SIZES[:1])
+        (path,) = (Path(os.environ[VARIABLE]) / "recipes").glob("*.json")
+        return path.name, path.read_bytes()
+
+
+@pytest.fixture
+def written(kept: Path, recipe: tuple[str, bytes]) -> Path:
+    """That file, in a folder of its own."""
+    kept.mkdir()
+    (kept / recipe[0]).write_bytes(recipe[1])
+    return kept / recipe[0]
+
+
 def texts(found: list[Plan]) -> list[str]:
     """Plans with all their figures."""
     return [plan.to_json() for plan in found]
@@ -145,48 +163,34 @@ def test_what_a_killed_process_has_left_goes_in_time(kept: Path) -> None:
     assert not old.exists() and new.exists()
 
 
-def test_recipes_that_may_only_be_read_are_read(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plans(SIZES[:1])
-
+def test_recipes_that_may_only_be_read_are_read(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: Any, **__: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "touch", refused)
-    (path,) = kept.glob("*.json")
-    assert len(shelf.load(path.stem)) == 1
+    assert len(shelf.load(written.stem)) == 1
 
 
 @settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_a_damaged_file_is_ignored(kept: Path, data: st.DataObject) -> None:
-    files = list(kept.glob("*.json"))
-    if not files:
-        plans(SIZES[:1])
-        files = list(kept.glob("*.json"))
-    (path,) = files
-    whole = path.read_bytes()
+def test_a_damaged_file_is_ignored(written: Path, data: st.DataObject) -> None:
+    whole = written.read_bytes()
     at = data.draw(st.integers(0, len(whole) - 1))
     damaged = data.draw(
         st.sampled_from([whole[:at], whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :], b"", b"[]", b"\xff\xfe"])
     )
-    path.write_bytes(damaged)
-    assert shelf.load(path.stem) == []
-    path.write_bytes(whole)
-    assert len(shelf.load(path.stem)) == 1
+    written.write_bytes(damaged)
+    assert shelf.load(written.stem) == []
+    written.write_bytes(whole)
+    assert len(shelf.load(written.stem)) == 1
 
 
 @pytest.mark.parametrize("odd", [None, -1, 0.5, "x", {}, [None], [[0.5]]])
-@pytest.mark.parametrize("place", [["image"], ["references"], ["positions"]])
-def test_a_recipe_of_something_else_is_ignored(kept: Path, place: list[Any], odd: Any) -> None:
+@pytest.mark.parametrize("name", ["image", "references", "positions"])
+def test_a_recipe_of_something_else_is_ignored(written: Path, name: str, odd: Any) -> None:
     """Also where somebody has written it, and not an accident."""
-    plans(SIZES[:1])
-    (path,) = kept.glob("*.json")
-    content = json.loads(path.read_text().split("\n", 1)[1])
-    *inner, last = place
-    inside = content[0]
-    for key in inner:
-        inside = inside[key]
-    inside[last] = odd
+    content = json.loads(written.read_text().split("\n", 1)[1])
+    content[0][name] = odd
     text = json.dumps(content)
-    path.write_text(f"{shelf.digest_of(text)}\n{text}")
-    assert shelf.load(path.stem) == []
+    written.write_text(f"{shelf.digest_of(text)}\n{text}")
+    assert shelf.load(written.stem) == []
