@@ -141,7 +141,7 @@ class Remembering(Fakes):
         return found
 
     def made(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """The result of PyTorch's mode, by a shorter way."""
+        """The result of PyTorch's mode, by a way that does not import PyTorch's compiler."""
         try:
             device = self.device_of(args) if tensors(args) else None
         except Uncommon:
