@@ -115,3 +115,12 @@ def test_a_slide_that_is_there_twice(tmp_path: Path) -> None:
     path.write_text("slide\nx/s.svs\n./x/s.svs\n")
     with pytest.raises(UserError, match=r"line 3: slide \./x/s\.svs is in line 2 already"):
         list_slides(str(path))
+
+
+def test_slides_of_a_table_that_are_missing_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "m.csv"
+    path.write_text("slide,label\n" + "".join(f"s{number}.svs,1\n" for number in range(43)))
+    assert main(["preprocess", str(path), str(tmp_path / "out")]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "43 failed" in shown and "and 3 more" in shown
+    assert {row["reason"] for _, row in read_table(tmp_path / "out" / "failures.csv").rows} == {"does not exist"}

@@ -244,3 +244,10 @@ def test_settings_that_mean_nothing(settings: dict[str, Any], message: str) -> N
 def test_whole_images_and_bags_do_not_mix(key: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=rf"data\.{next(iter(key))} is for whole images; .* data\.patches\.mpp"):
         DataConfig(manifest=Path("m.csv"), patches=PatchConfig(), **key)
+
+
+def test_h5py_that_is_missing_is_named(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.h5").touch()
+    monkeypatch.setitem(__import__("sys").modules, "h5py", None)
+    with pytest.raises(UserError, match=r"pip install 'wsi-trainer\[hdf5\]'"):
+        bag(store, size=48, positions=tmp_path)

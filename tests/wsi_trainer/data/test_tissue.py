@@ -11,7 +11,7 @@ import zarr
 from lightning_plugin import Box
 from wsi_trainer.data.datamodule import SlideData
 from wsi_trainer.data.dataset import DataConfig, TissueMap, open_image, tissue_of
-from wsi_trainer.errors import UserError
+from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.preprocess.command import preprocess
 from wsi_trainer.slide.augment import Augmentation
 from wsi_trainer.slide.tissue import TissueMask
@@ -90,3 +90,11 @@ def test_magnifications_have_to_rise(slides: Path) -> None:
     for context in ((4, 2), (1,), (4, 4)):
         with pytest.raises(UserError, match="give rising factors above"):
             DataConfig(manifest=slides, extra_downsamples=context)
+
+
+def test_a_slide_of_glass_is_refused(tmp_path: Path) -> None:
+    pixels = np.full((256, 256, 3), 240, dtype=np.uint8)
+    tifffile.imwrite(tmp_path / "glass.tif", pixels, tile=(128, 128), photometric="rgb")
+    image = open_image(tmp_path / "glass.tif")
+    with pytest.raises(SlideError, match=r"glass.tif: no tissue was found on it"):
+        tissue_of(image)

@@ -211,3 +211,12 @@ def test_a_signal_ends_a_command_that_looks_at_slides(words: list[str], tmp_path
         time.sleep(0.05)
     error = terminated(process, log)
     assert error.splitlines()[-1] == "wsi-train: ended by SIGTERM" and "Traceback" not in error
+
+
+def test_a_disk_without_locks_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(files.FileLock, "acquire", refuse)
+    with Run(tmp_path).locked():
+        pass

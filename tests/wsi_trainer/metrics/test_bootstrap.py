@@ -169,3 +169,8 @@ def test_a_score_that_resamples_do_not_define_has_no_interval() -> None:
     rare = replace(others()[2][0], events=np.arange(30) == 3)
     interval = score_intervals(rare, RISK_SCORES, count=200)["c_index"]
     assert "defined on" in interval.bounds and 100 < interval.resamples < 160 and interval.events == 1
+
+
+def test_a_class_of_two_patients_has_no_interval() -> None:
+    interval = score_intervals(separated(2, 30), {"auc": auc}, count=50)["auc"]
+    assert "2 patients of a class" in interval.bounds

@@ -116,3 +116,13 @@ def test_tile_by_tile_is_plain_pytorch_and_one_run(head: Any) -> None:
     source = Counting(IMAGE)
     TiledModule(Whole(alone), tiles=(3, 2))(LazyImage(source), LazyImage(TensorSource(DRAWN)), target)
     assert forward == source.pixels
+
+
+def test_tasks_that_cannot_be_auxiliary() -> None:
+    with pytest.raises(ValueError, match="auxiliary is SegmentationTask; it must be a task with one target"):
+        SegmentationTask(CLASSES, auxiliary=SegmentationTask(CLASSES))
+    for weight in (0, -1, float("nan")):
+        with pytest.raises(ValueError, match="auxiliary_weight is"):
+            SegmentationTask(CLASSES, auxiliary=BinaryTask(), auxiliary_weight=weight)
+    with pytest.raises(ValueError, match=r"model\.magnifications"):
+        SlideSegmenter(backbone=UNet((4,)), task=SegmentationTask(CLASSES, auxiliary=BinaryTask()), magnifications=2)

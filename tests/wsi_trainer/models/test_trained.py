@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 from lightning_plugin import LazyImage, TiledModule
 from wsi_trainer.models import AttentionPooling, PatchEncoder, SlideClassifier
 from wsi_trainer.models.finetune import LowRankLinear, merge_low_rank
+from wsi_trainer.models.weights import load_pretrained
 
 timm = pytest.importorskip("wsi_trainer.models.backbones")
 pytestmark = pytest.mark.skipif(__import__("importlib.util").util.find_spec("timm") is None, reason="timm is absent")
@@ -91,3 +93,8 @@ def test_low_rank_begins_as_the_network_was_and_is_merged_into_it() -> None:
 def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         model(**settings)
+
+
+def test_weights_from_a_file_go_beside_low_rank(tmp_path: Path) -> None:
+    torch.save(model().backbone.network.state_dict(), tmp_path / "weights.pt")
+    assert load_pretrained(model(finetune="lora").backbone, tmp_path / "weights.pt").fits

@@ -182,3 +182,11 @@ def test_errors_are_those_counted_by_hand() -> None:
     one = MultiLabelPredictions(("x",), ("x",), ("a", "b"), np.array([[1.0, np.nan]]), np.array([[0.25, 0.9]]))
     assert one.errors().tolist() == [0.75]
     assert one.words(0) == Words("a", "b", wrong=True)
+
+
+def test_the_page_says_that_a_training_was_an_approximation(make_run: MakeRun) -> None:
+    folder = make_run("split", np.linspace(0, 1, SLIDES))
+    assert "an approximation" not in write_report(folder).read_text(encoding="utf-8")
+    write_json(folder.memory, {"engine": "SFTStrategy, tile by tile", "approximation": "splits 2 along each axis"})
+    page = write_report(folder).read_text(encoding="utf-8")
+    assert "training was an approximation" in page and "splits 2 along each axis" in page

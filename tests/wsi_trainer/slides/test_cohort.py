@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -244,3 +246,19 @@ def test_a_full_disk_at_the_end_is_one_line_and_leaves_no_half_file(
     assert preprocess(folder, out) == 0
     assert main(["verify", str(out)]) == 0
     assert len(rows(out)) == len(rows(out, "manifest.csv")) == 2
+
+
+@pytest.mark.parametrize("name", ["x.geojson", "x.ome.geojson"])
+def test_the_outline_of_an_ome_tiff_has_the_name_of_the_slide(name: str, folder: Path, tmp_path: Path) -> None:
+    shutil.copy(folder / "a.tif", tmp_path / "x.ome.tif")
+    ring = [[10, 10], [200, 10], [200, 200], [10, 200], [10, 10]]
+    outline = {"type": "Polygon", "coordinates": [ring]}
+    with pytest.raises(SlideError, match=r"x\.geojson does not exist"):
+        convert(Job(tmp_path / "x.ome.tif", "x", 0.5), tmp_path / "out", replace(SMALL, tissue="geojson"))
+    (tmp_path / name).write_text("[]")
+    with pytest.raises(SlideError, match="holds no polygon"):
+        convert(Job(tmp_path / "x.ome.tif", "x", 0.5), tmp_path / "out", replace(SMALL, tissue="geojson"))
+    features = [{"type": "Feature", "properties": {}, "geometry": outline}]
+    (tmp_path / name).write_text(json.dumps({"type": "FeatureCollection", "features": features}))
+    done = convert(Job(tmp_path / "x.ome.tif", "x", 0.5), tmp_path / "out", replace(SMALL, tissue="geojson"))
+    assert done.tissue is not None and 0.2 < done.tissue < 0.8

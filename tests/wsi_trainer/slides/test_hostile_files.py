@@ -18,7 +18,7 @@ import zarr
 from PIL import Image
 
 from tests.wsi_trainer.slides.dicom_files import write_slide
-from wsi_trainer.errors import SlideError
+from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.io.untrusted import DECODED
 from wsi_trainer.slide.formats.base import GIGAPIXELS
 from wsi_trainer.slide.slide import Slide
@@ -357,3 +357,63 @@ def test_an_ndpi_whose_finest_level_is_left_out_is_refused(tmp_path: Path, real_
         size = f"{page.imagewidth} x {page.imagelength}"
     path.write_bytes(data)
     _refused(path, f"its finest level, {size} px, is marked as out of focus")
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "much", "nan", "1,5"])
+def test_limits_that_are_none(slide: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv(GIGAPIXELS.variable, value)
+    with pytest.raises(UserError, match=rf"WSI_TRAIN_MAX_GIGAPIXELS={value}: expected a number above 0"):
+        Slide.open(slide)
+
+
+def test_array_without_a_group(tmp_path: Path) -> None:
+    zarr.create_array(tmp_path / "s.zarr", data=np.zeros((3, 8, 8), "u1"))
+    _refused(tmp_path / "s.zarr", "a zarr array and not a group")
+
+
+def test_levels_that_grow(tmp_path: Path) -> None:
+    path = _store(tmp_path / "s.zarr", lambda first: first["datasets"].append({"path": "1"}))
+    zarr.open_group(path).create_array("1", shape=(3, 128, 128), chunks=(1, 32, 32), dtype="u1")
+    _refused(path, "expected the largest first")
+
+
+def test_codecs_that_are_not_known_are_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever codec is installed would be run on the bytes of the store."""
+    import numcodecs
+
+    class Spy(numcodecs.abc.Codec):
+        codec_id = "spy"
+
+        def encode(self, buf: object) -> object:
+            return buf
+
+        def decode(self, buf: object, out: object = None) -> object:
+            pytest.fail("the codec is run")
+
+    numcodecs.register_codec(Spy)
+    path = _store(tmp_path / "s.zarr", lambda first: None, compressors=None)
+    file = path / "0" / ".zarray"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "filters": [{"id": "spy"}]}))
+    (path / "0" / "0.0.0").write_bytes(bytes(32 * 32))
+    _refused(path, "stored with 'spy', which is not run")
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda polygon: polygon,
+        lambda polygon: {"type": "Feature", "geometry": polygon},
+        lambda polygon: {"type": "FeatureCollection", "features": [{"type": "Feature", "geometry": polygon}]},
+        lambda polygon: {"type": "GeometryCollection", "geometries": [polygon, {"type": "Point", "coordinates": [1]}]},
+        lambda polygon: {"type": "MultiPolygon", "coordinates": [polygon["coordinates"]]},
+    ],
+)
+def test_outlines_in_all_wrappings(tmp_path: Path, wrap: Callable[[dict], dict]) -> None:
+    from wsi_trainer.slide.tissue import draw_tissue
+
+    path = tmp_path / "s.geojson"
+    path.write_text(json.dumps(wrap({"type": "Polygon", "coordinates": [SQUARE]})))
+    assert draw_tissue(path, (40, 40), 16, (16.0, 16.0)).mask.sum() == pytest.approx((300 / 16) ** 2, rel=0.1)
+
+
+SQUARE = [[0, 0], [300, 0], [300, 300], [0, 300]]

@@ -241,3 +241,31 @@ def test_pictures_are_slides_where_there_is_nothing_else(folder: Path, slide: Pa
     assert list(found) == ["s"]
     assert "2 pictures beside the slides are left out" in notes[0]
     assert list(_listed(f"{folder}/*.png")[0]) == ["a"]
+
+
+def test_dangling_link_is_reported(folder: Path) -> None:
+    (folder / "s.svs").symlink_to(folder / "gone.svs")
+    assert list(_listed(folder)[0]) == ["s"]
+    with pytest.raises(SlideError, match="does not exist"):
+        Slide.open(folder / "s.svs")
+
+
+def test_folder_that_may_not_be_read(folder: Path, slide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copy(slide, folder / "s.tif")
+    (folder / "secret").mkdir()
+    good = Path.iterdir
+
+    def guarded(path: Path) -> object:
+        if path.name == "secret":
+            raise PermissionError(13, "Permission denied", str(path))
+        return good(path)
+
+    monkeypatch.setattr(Path, "iterdir", guarded)
+    with pytest.raises(UserError, match="secret cannot be searched for slides: Permission denied"):
+        _listed(folder)
+
+
+def test_label_alone_is_no_slide(folder: Path) -> None:
+    dicom_files.write_instance(folder / "label.dcm", "1.2.3", np.zeros((64, 64, 3), np.uint8), kind="LABEL")
+    with pytest.raises(SlideError, match="no level of the slide itself, only LABEL"):
+        Slide.open(folder)

@@ -159,3 +159,8 @@ def test_unknown_or_implausible_is_an_error_that_names_slide_and_way_out(mpp) ->
     with pytest.raises(UnknownResolution, match=r"a slide\.svs: .*--source_mpp"):
         resolve("a slide.svs", _info(mpp))
     assert resolve("a slide.svs", _info(mpp), manifest=0.25).mean == 0.25
+
+
+def test_implausible_number_of_the_user_is_refused_too() -> None:
+    with pytest.raises(UnknownResolution, match="mpp 72"):
+        resolve("s", _info(None), explicit=72.0)

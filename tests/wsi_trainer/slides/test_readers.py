@@ -19,7 +19,7 @@ from PIL import Image
 
 from wsi_trainer.cli import main
 from wsi_trainer.errors import SlideError, UnknownResolution
-from wsi_trainer.slide.formats.base import Range, ReadOptions
+from wsi_trainer.slide.formats.base import Range, ReadOptions, level_downsample
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.store.convert import Job, Settings, convert
 
@@ -370,3 +370,10 @@ def test_levels_in_subdirectories(tmp_path: Path) -> None:
         assert [level.downsample for level in reader.info.levels] == [1, 2, 4]
         assert np.array_equal(reader.read(2, 0, 0, 75, 103), RGB[::4, ::4])
         assert reader.info.notes == ()
+
+
+def test_levels_of_odd_sizes_have_whole_downsamples() -> None:
+    assert level_downsample((2050, 1301), 513, 326) == 4
+    assert level_downsample((2050, 1301), 512, 325) == 4
+    assert level_downsample((2050, 1301), 129, 82) == 16
+    assert level_downsample((1000, 1000), 333, 300) == pytest.approx(3.168, abs=0.01)

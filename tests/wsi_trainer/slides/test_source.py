@@ -224,3 +224,18 @@ def test_a_box_beyond_the_patches_is_refused(store: Path) -> None:
     for box in (Box((0, 0, 0), (2, 10, 10)), Box((0, 0, 0), (1, 10, 101)), Box((0, 0), (10, 10))):
         with pytest.raises(SlideError, match="leaves the 1 patches of 100 x 100"):
             source.read(box)
+
+
+def test_failed_prefetch_is_raised_where_the_box_is_read(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Image(Slide.open(store), threads=2)
+    box = Box((64, 64), (448, 448))
+
+    def broken(self: ScaledImage, y: int, x: int, out: np.ndarray) -> None:
+        raise SlideError(store, "gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ScaledImage, "read_into", broken)
+        source.prefetch([box])
+        with pytest.raises(SlideError, match="gone"):
+            source.read(box)
+    assert source.read(box).shape == (1, 3, 384, 384)

@@ -200,3 +200,14 @@ def test_the_table_of_the_folder_stays_inside_it(stored: Path, name: str) -> Non
     listed = f"slide,store\nslide,slide.zarr\n{name.removesuffix('.zarr')},{name}\n"
     (stored.parent / "stores.csv").write_text(listed)
     assert main(["verify", str(stored.parent)]) == 2
+
+
+def test_every_bit_of_the_manifest_counts(copy: Path) -> None:
+    path = copy / "manifest.json"
+    good = path.read_bytes()
+    rng = np.random.default_rng(6)
+    for at in rng.integers(0, len(good) * 8, 400):
+        bad = bytearray(good)
+        bad[at // 8] ^= 1 << (at % 8)
+        path.write_bytes(bad)
+        assert [damage.file for damage in find_damage(copy)] == ["manifest.json"]

@@ -252,3 +252,21 @@ def test_pixels_that_came_out_otherwise_are_found(slide: Path, tmp_path: Path, m
     monkeypatch.undo()
     convert(Job(slide, "s"), tmp_path, Settings(**SETTINGS))
     assert _provenance(tmp_path / "s.zarr")["exact"]
+
+
+@pytest.mark.parametrize("kind", ["assocalpha", "unspecified"])
+def test_premultiplied_transparency(tmp_path: Path, kind: str) -> None:
+    data = _transparent()
+    data[..., :3] = data[..., :3].astype(int) * data[..., 3:] // 255
+    path = tmp_path / "s.tif"
+    tifffile.imwrite(path, data, photometric="rgb", extrasamples=[kind], **TILE)
+    with Slide.open(path) as fast, Slide.open(path, "openslide") as slow:
+        found, other = fast.read(0, 0, 0, *SIZE), slow.read(0, 0, 0, *SIZE)
+    assert (found[48:, :64] == 255).all()
+    assert np.abs(found.astype(int) - other).max() <= 2
+
+
+def test_fourth_channel_that_is_no_transparency(tmp_path: Path) -> None:
+    tifffile.imwrite(tmp_path / "s.tif", _values(*SIZE, 4), photometric="rgb", extrasamples=["unspecified"], **TILE)
+    with Slide.open(tmp_path / "s.tif") as reader, pytest.raises(SlideError, match="fourth channel"):
+        reader.read(0, 0, 0, *SIZE)

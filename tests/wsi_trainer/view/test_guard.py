@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import getpass
 import socket
 
 import pytest
+from rich.console import Console
 
 from tests.wsi_trainer.view.conftest import Made, Served, serving
+from wsi_trainer.view.command import tell
 from wsi_trainer.view.scene import Scene
 from wsi_trainer.view.server import Guard, new_token
 
@@ -68,3 +71,16 @@ def test_what_is_no_request_is_answered_without_a_traceback(
         connection.sendall(sent + b"\r\n\r\n")
         assert connection.makefile("rb").read().partition(b"\r\n")[0].endswith(b"400 Bad Request")
     assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("error", [KeyError("getpwuid(): uid not found: 1234"), OSError("No username set")])
+def test_a_user_without_a_name_gets_the_link(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def nameless() -> str:
+        raise error
+
+    monkeypatch.setattr(getpass, "getuser", nameless)
+    tell(Console(), Guard(None), "127.0.0.2", browser=False)(8765)
+    shown = capsys.readouterr().out
+    assert "http://127.0.0.2:8765/" in shown and f"ssh -L 8765:127.0.0.2:8765 {socket.gethostname()}" in shown
