@@ -11,7 +11,8 @@ positions of a constant tile the same last bits. So the next segment finds ident
 Backward is linear in the cotangents: one evaluation, pulled back with the sum of the tiles' cotangents, gives the sum
 of their parameter gradients. Where what is read needs a gradient, each tile has its own, and is evaluated by itself: a
 first segment over images, and segments behind a frozen trunk, share backward; others share forward only, but for
-tiles whose cotangents are equal, too: those have equal gradients (attribution of pooled scores).
+tiles whose cotangents are equal, too: those have equal gradients. Attribution of a pooled score, nine tenths of whose
+image are background, takes half the time by that.
 
 It holds for operators that do nothing but what their tiles' values say (`Op.uniform`): a dropout mask or an index of
 a maximum depends on where a tile lies, so that a segment with such an operator computes each tile. Tiles whose shares
