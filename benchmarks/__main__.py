@@ -14,7 +14,7 @@ ALL = {
     "planner_speed": "processor seconds of planning",
     "recipes": "planning for slides of many sizes",
     "small_tiles": "what tiny tiles cost beside their arithmetic",
-    "glass": "a step on slides that are mostly glass, against one of tissue",
+    "background": "a step on slides that are mostly background, against one of tissue",
     "peers": "published and common ways beside ours: time, the process's memory, exactness",
     "slides": "converting and reading slides",
     "view": "the viewer: the first tile of a large slide, and a thousand pans and zooms",

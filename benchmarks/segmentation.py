@@ -2,9 +2,9 @@
 
     python -m benchmarks.segmentation [--side 20000] [--widths 8 16 32 64] [--budget 768MiB]
 
-The slide is synthetic, a JPEG TIFF with a scanner's noise everywhere, so that no tile of glass is free; its lesions are
-outlines in GeoJSON. Slide and step are made by a process each, as the kernel's high-water mark of the second is what is
-asked for: all of Python and PyTorch is in it. The step is what `wsi-train fit` does: forward, loss, backward, AdamW.
+The slide is synthetic, a JPEG TIFF with a scanner's noise everywhere, so that no tile of background is free; its
+lesions are outlines in GeoJSON. Slide and step are made by a process each: the kernel's high-water mark of the second
+has all of Python and PyTorch in it. The step is what `wsi-train fit` does: forward, loss, backward, AdamW.
 Writes the side's case into benchmarks/results/segmentation.json.
 """
 

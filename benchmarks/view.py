@@ -38,14 +38,14 @@ MIB = 2**20
 
 
 def sparse_slide(path: Path, side: int) -> Path:
-    """A slide of `side` × `side` pixels, one block of 1024 × 1024 in 16 with noise and the others glass."""
+    """A slide of `side` × `side` pixels, one block of 1024 × 1024 in 16 with noise and the others background."""
     noise = np.random.default_rng(0).normal((190, 120, 180), 25, (1024, 1024, 3)).clip(0, 255).astype(np.uint8)
-    glass = np.array([243, 242, 244], np.uint8)
+    background = np.array([243, 242, 244], np.uint8)
 
     def render(y: int, x: int, height: int, width: int) -> np.ndarray:
         if (y // 1024 * 5 + x // 1024) % 16 == 0:
             return noise[:height, :width]
-        return np.broadcast_to(glass, (height, width, 3))
+        return np.broadcast_to(background, (height, width, 3))
 
     write_pyramid(path, render, (side, side), mpp=0.25, threads=2)
     return path

@@ -1,9 +1,9 @@
 """One training step on a whole slide from its store: `python -m benchmarks.whole_slide [SIDE ...] [--budget 1GiB]`.
 
-    python -m benchmarks.whole_slide [4000 8000 16000 32000 50000] [--glass 0.8] [--modes train frozen]
+    python -m benchmarks.whole_slide [4000 8000 16000 32000 50000] [--background 0.8] [--modes train frozen]
 
-A synthetic slide of which four fifths are glass is written by `wsi-train preprocess`'s own converter, a shard at a
-time, with its background constant: its store knows the glass without reading it. On that a ResNet-18 of half width
+A synthetic slide of which four fifths are background is written by `wsi-train preprocess`'s own converter, a shard at a
+time, with its background constant: its store knows the background without reading it. On that a ResNet-18 of half width
 takes one step (forward, cross-entropy, backward) within the budget, with its BatchNorms in train mode or frozen; all of
 its parameters are trained in both. Each step is a process of its own, on one thread, so that the kernel's high-water
 mark is this step's; it is planned by rates that are calibrated before, and knows no plans of other runs. Tissue pixels
@@ -112,16 +112,16 @@ class Heard:
             yield
 
 
-def make_store(folder: Path, side: int, glass: float) -> Path:
+def make_store(folder: Path, side: int, background: float) -> Path:
     """The store of a slide, made unless it is there."""
-    name = f"{side}-{glass:g}"
+    name = f"{side}-{background:g}"
     store = folder / f"{name}.zarr"
     if not store.exists():
         folder.mkdir(parents=True, exist_ok=True)
         slide = folder / f"{name}.tif"
         with bar() as shown:
             row = shown.add_task(f"slide of {side:,}²", total=side * side)
-            spec = SlideSpec(side, side, seed=1, tissue=1 - glass)
+            spec = SlideSpec(side, side, seed=1, tissue=1 - background)
             write_slide(slide, spec, progress=lambda pixels: shown.update(row, advance=pixels))
             row = shown.add_task(f"store of {side:,}²", total=side * side)
             convert(
@@ -142,13 +142,13 @@ def bar() -> Progress:
     )  # fmt: skip
 
 
-def known_glass(source: Image) -> float:
-    """The part of a slide's blocks that its source knows to be glass."""
+def known_background(source: Image) -> float:
+    """The part of a slide's blocks that its source knows to be background."""
     return float(1 - unknown(source, source.block).mean())
 
 
 def unknown(source: Image, size: int) -> Tensor:
-    """The cells of some pixels of a slide: one where a source does not know that it is glass, else zero."""
+    """The cells of some pixels of a slide: one where a source does not know that it is background, else zero."""
     side = source.shape[2]
     ends = [(lo, min(lo + size, side)) for lo in range(0, side, size)]
     known = [[source.constant(Box((top, left), (low, right))) is not None for left, right in ends] for top, low in ends]
@@ -156,8 +156,8 @@ def unknown(source: Image, size: int) -> Tensor:
 
 
 def seeing(source: Image) -> float:
-    """The part of a slide from which the network sees tissue: no further from what is not known to be glass than half
-    of what a position of its last map sees."""
+    """The part of a slide from which the network sees tissue: no further from what may be tissue than half of what a
+    position of its last map sees."""
     reach = round(REACH / CELL)
     return float(nn.functional.max_pool2d(unknown(source, CELL)[None], 2 * reach + 1, 1, reach).mean())
 
@@ -174,8 +174,8 @@ def step(store: Path, mode: str, budget: str) -> dict[str, Any]:
         "mode": mode,
         "budget": budget,
         "rates": RATES,
-        "glass": round(1 - facts["tissue"], 4),
-        "known_glass": round(known_glass(source), 4),
+        "background": round(1 - facts["tissue"], 4),
+        "known_background": round(known_background(source), 4),
         "seeing": round(seeing(source), 4),
         "tissue_pixels": round(tissue),
     }
@@ -247,7 +247,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sides", nargs="*", metavar="SIDE", help=f"default: {' '.join(map(str, SIDES))}")
     parser.add_argument("--budget", default="1GiB")
-    parser.add_argument("--glass", type=float, default=0.8, help="the part of a slide that is glass")
+    parser.add_argument("--background", type=float, default=0.8, help="the part of a slide that is background")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES, help="of the BatchNorms")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where slides are kept")
     parser.add_argument("--step", choices=MODES, help=argparse.SUPPRESS)
@@ -258,7 +258,7 @@ def main() -> None:
         return
     torch.set_num_threads(1)  # rates are those of as many
     for side in sorted(map(int, options.sides or SIDES)):
-        store = make_store(options.folder, side, options.glass)
+        store = make_store(options.folder, side, options.background)
         for mode in options.modes:
             alone(store, mode, options.budget)
             print(table(NAME, COLUMNS))

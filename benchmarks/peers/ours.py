@@ -13,10 +13,10 @@ from tests.lightning_plugin.background import Background
 
 
 def tiled(net: Headed, image: Tensor, work: Work, budget: int) -> tuple[Step, TiledModule]:
-    """The step, and the module that knows its plan. A slide knows its glass, as slides of the application do."""
+    """The step, and the module that knows its plan. A slide knows its background, as slides of the application do."""
     module = TiledModule(net, budget=budget)
-    first, last = tissue(work.side, 1 - work.glass)
-    slide = Background(image, Box((first, first), (last, last)), VALUE) if work.glass else None
+    first, last = tissue(work.side, 1 - work.background)
+    slide = Background(image, Box((first, first), (last, last)), VALUE) if work.background else None
 
     def step() -> None:
         loss_of(module(image if slide is None else LazyImage(slide))).backward()

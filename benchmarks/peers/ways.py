@@ -39,7 +39,7 @@ WAYS = {
     "compile": Way("`torch.compile`, `activation_memory_budget` 0.3", "compiling", "compiled"),
     "lightstream": Way("lightstream 1.0.7", "streaming", "streamed", LIGHTSTREAM, (("bag", ONE_IMAGE),)),
     "caching": Way(
-        "gradient caching by hand", "steps", "cached", HERE, (("image", NO_INSTANCES), ("glass", NO_INSTANCES))
+        "gradient caching by hand", "steps", "cached", HERE, (("image", NO_INSTANCES), ("background", NO_INSTANCES))
     ),
     "ours": Way("ours, in the rival's memory", "ours", "tiled", of_rival=True),
     "ours_quarter": Way("ours, 1/4 of plain's activations", "ours", "tiled", share=0.25),

@@ -17,7 +17,7 @@ TILES = 8
 TILE = 256
 HALO = 48
 CHOSEN = (3, 3)
-INK, FORWARD, BACKWARD, GLASS = "#222222", "#1f5fa8", "#b8442f", "#8a8f98"
+INK, FORWARD, BACKWARD, BACKGROUND = "#222222", "#1f5fa8", "#b8442f", "#8a8f98"
 
 
 def main() -> None:
@@ -34,12 +34,12 @@ def main() -> None:
 
 
 def tiles(axis: Axes, slide: SyntheticSlide, image: np.ndarray) -> None:
-    """The slide under its tile grid; tiles of glass are shaded."""
+    """The slide under its tile grid; tiles of background are shaded."""
     axis.imshow(image[::4, ::4], extent=(0, TILES, TILES, 0))
     for row in range(TILES):
         for column in range(TILES):
-            glass = slide.is_glass(row * TILE, column * TILE, TILE, TILE)
-            style = {"facecolor": GLASS, "alpha": 0.35} if glass else {"facecolor": "none"}
+            background = slide.is_background(row * TILE, column * TILE, TILE, TILE)
+            style = {"facecolor": BACKGROUND, "alpha": 0.35} if background else {"facecolor": "none"}
             axis.add_patch(Rectangle((column, row), 1, 1, **style))
             axis.add_patch(Rectangle((column, row), 1, 1, fill=False, edgecolor="white", linewidth=0.8))
     row, column = CHOSEN
@@ -47,7 +47,7 @@ def tiles(axis: Axes, slide: SyntheticSlide, image: np.ndarray) -> None:
     finish(
         axis,
         "a slide is read tile by tile",
-        "grey: tiles of glass; those that are\nidentical are computed once",
+        "grey: tiles of background; those that are\nidentical are computed once",
     )
 
 

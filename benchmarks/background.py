@@ -1,4 +1,4 @@
-"""The cost of glass: `python -m benchmarks.glass [CASE ...] [--pairs 7] [--side 2048] [--budget 512MiB]`.
+"""The cost of background: `python -m benchmarks.background [CASE ...] [--pairs 7] [--side 2048] [--budget 512MiB]`.
 
 A step on an image of which a source knows that 60 or 80 % are one value, against a step on an image of the same size
 that is tissue all over, within the same budget; the two take turns. The tissue is one square in the middle, from which
@@ -7,7 +7,7 @@ far more than 20 % differ. So it is also said which part of the work cannot be s
 of all positions that see some tissue, or the border's padding. `padded` gives the same images as tensors, which
 are compared once a step, and once more without looking at them; `stored` counts the bytes of the disk tier, with and
 without finding a tile in another that is the same. Plans go by rates that are calibrated before. Writes
-benchmarks/results/glass.json.
+benchmarks/results/background.json.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from benchmarks.calibrated import RATES, calibrated
 from benchmarks.keep import keep_case
-from benchmarks.peers.works import VALUE, glassy, tissue
+from benchmarks.peers.works import VALUE, background_image, tissue
 from lightning_plugin import LazyImage, TiledModule
 from lightning_plugin.boxes import Box
 from lightning_plugin.constants import SHORTEST, Constants
@@ -39,7 +39,7 @@ from tests.zoo.resnet import BasicBlock, ResNet
 def slide(side: int, share: float) -> Background:
     """An image of which a share is tissue, and which knows it."""
     first, last = tissue(side, share)
-    return Background(glassy(side, share), Box((first, first), (last, last)), VALUE)
+    return Background(background_image(side, share), Box((first, first), (last, last)), VALUE)
 
 
 def resnet18(train: bool) -> nn.Module:
@@ -56,8 +56,8 @@ ALL = (*CASES, "padded", "stored")
 
 def unshared(net: nn.Module, image: Background) -> float:
     """The part of a forward pass's operations whose positions see tissue, or padding: found by what differs from a map
-    that is glass all over."""
-    glass = torch.full_like(image.tensor, VALUE)
+    that is background all over."""
+    background = torch.full_like(image.tensor, VALUE)
     work = {"all": 0.0, "unshared": 0.0}
     seen: list[Tensor] = []
 
@@ -70,7 +70,7 @@ def unshared(net: nn.Module, image: Background) -> float:
     with torch.no_grad():
         net.eval()(image.tensor)
         ours, seen = [*seen], []
-        net(glass)
+        net(background)
     net.train(mode)
     for handle in handles:
         handle.remove()
@@ -104,10 +104,10 @@ def measure(case: str, side: int, budget: str, shares: list[float], pairs: int) 
         "side": side,
         "budget": budget,
         "pairs": pairs,
-        "seconds": {f"{1 - share:.0%} glass": seconds[share] for share in images},
-        "predicted": {f"{1 - share:.0%} glass": tiled[share].plan.seconds for share in images},  # type: ignore[union-attr]
-        "times faster": {f"{1 - s:.0%} glass": statistics.median(f[1.0] / f[s] for f in found) for s in shares},
-        "at most": {f"{1 - s:.0%} glass": 1 / unshared(net, images[s]) for s in shares},
+        "seconds": {f"{1 - share:.0%} background": seconds[share] for share in images},
+        "predicted": {f"{1 - share:.0%} background": tiled[share].plan.seconds for share in images},  # type: ignore[union-attr]
+        "times faster": {f"{1 - s:.0%} background": statistics.median(f[1.0] / f[s] for f in found) for s in shares},
+        "at most": {f"{1 - s:.0%} background": 1 / unshared(net, images[s]) for s in shares},
     }
 
 
@@ -130,7 +130,7 @@ def padded(side: int, budget: str, shares: list[float], pairs: int) -> dict[str,
         step(way)
     found = [{way: step(way) for way in ways} for _ in track(range(pairs), "padded")]
     layout = Layout.channels_first((1, 3, side, side), 1)
-    names = {way: f"{1 - way[0]:.0%} glass{'' if way[1] else ', not looked at'}" for way in ways}
+    names = {way: f"{1 - way[0]:.0%} background{'' if way[1] else ', not looked at'}" for way in ways}
     begin = time.process_time()
     Constants.compared(layout, images[shares[0]], [SHORTEST] * 2)
     return {
@@ -166,7 +166,7 @@ def stored() -> dict[str, Any]:
             seconds = time.process_time() - begin
         found["found" if finds else "written again"] = {**moved, "seconds": seconds}
     print(tiled.plan)
-    return {"side": side, "budget": budget, "glass": 1 - share, **found}
+    return {"side": side, "budget": budget, "background": 1 - share, **found}
 
 
 class Never:
@@ -197,7 +197,7 @@ def main() -> None:
             else:
                 found = measure(case, options.side, options.budget, options.tissue, options.pairs)
             print(found)
-            keep_case("glass", f"{case} {found['side']}", {**found, "rates": RATES})
+            keep_case("background", f"{case} {found['side']}", {**found, "rates": RATES})
 
 
 if __name__ == "__main__":
