@@ -10,6 +10,7 @@ from lightning_plugin.engine import SCRAPS, Engine
 from lightning_plugin.execute.frame import Step
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.plan import Plan
+from lightning_plugin.planner.cache import VARIABLE
 from lightning_plugin.planner.costs import cost
 from lightning_plugin.recording import Recording
 
@@ -37,6 +38,14 @@ def free_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine where tiles cost nothing beside what they compute, so that a small network has many."""
     monkeypatch.setattr(cost, "TILE", (0, 0))
     monkeypatch.setattr(cost, "STEP", (0, 0))
+
+
+@pytest.fixture(scope="module")
+def shared_plans(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Have the tests of a module look up the plans that others of them searched for: where plans are not the point."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, str(tmp_path_factory.mktemp("plans")))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -27,6 +27,8 @@ from tests.exactness import TOLERANCE, assert_same_step, difference
 from tests.lightning_plugin.test_identical_tiles import counted
 from tests.lightning_plugin.tiers import Way, image, network
 
+pytestmark = pytest.mark.usefixtures("shared_plans")
+
 
 class Ramp(TileSource):
     """A source that computes its pixels, so that it can be as large as it likes."""

@@ -26,6 +26,8 @@ from lightning_plugin.residency.disk import UnnamedFile
 from lightning_plugin.residency.homes import Homes
 from tests.exactness import TOLERANCE, difference
 
+pytestmark = pytest.mark.usefixtures("shared_plans")
+
 WIDTH = 96
 
 

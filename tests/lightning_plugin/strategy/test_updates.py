@@ -19,6 +19,8 @@ from tests.exactness import TOLERANCE, difference
 from tests.lightning_plugin.strategy.training import trainer
 from tests.lightning_plugin.test_streamed import Encoder, parameter_bytes
 
+pytestmark = pytest.mark.usefixtures("shared_plans")
+
 STEPS = 3
 
 
