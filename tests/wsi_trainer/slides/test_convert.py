@@ -167,7 +167,7 @@ def test_interrupted_at_every_step_and_rerun(
     """Each rename and each write to the journal is once the last thing that happened."""
     convert(Job(slide, "s"), tmp_path / "whole", SMALL)
     expected = _tree(tmp_path / "whole")
-    stride = count(ci=7, full=1)
+    stride = count(ci=17, full=1)
     step, ended = 1, False
     while not ended:
         out = tmp_path / str(step)
