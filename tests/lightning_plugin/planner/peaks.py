@@ -1,6 +1,7 @@
 """Two training steps in a process of their own, and what they took: `python -m tests.lightning_plugin.planner.peaks`.
 
 The kernel's high-water mark is reset after one warm-up convolution, so that what follows is planning and the steps.
+What a strategy's process has imported is imported before, PyTorch's compiler among it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 import sys
 from pathlib import Path
 
+import pytorch_lightning  # noqa: F401
 import torch
 from torch import nn
 
