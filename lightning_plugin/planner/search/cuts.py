@@ -20,6 +20,7 @@ from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.search.interval import Intervals, TiledInterval
 from lightning_plugin.planner.search.policies import Policy
 from lightning_plugin.program.fixed import is_entire
+from lightning_plugin.program.recall import is_unread
 
 #: Cuts inside stages that are considered; of more, those at which least is alive.
 MOST_CUTS = 48
@@ -66,7 +67,8 @@ class Cuts:
             return sorted(must)
         if callable(self.policy.cuts):
             return sorted(must | set(self.policy.cuts(self)))
-        return sorted(must | set(valleys(self.network, must)))
+        inside = valleys(self.network, must)
+        return sorted(must | with_unread(self.network, inside, must))
 
 
 def changes(network: Network) -> set[int]:
@@ -88,6 +90,32 @@ def valleys(network: Network, must: set[int]) -> list[int]:
         and (size[i] < size[i + 1] or (size[i] <= size[i + 1] and heavy(network, i)))
     ]
     return sorted(found, key=lambda i: size[i])[:MOST_CUTS] if len(found) > MOST_CUTS else found
+
+
+def with_unread(network: Network, cuts: Sequence[int], must: set[int]) -> set[int]:
+    """Cuts with those behind operators that are pulled back without their results, if only cheap operators lie between:
+    in place of the first if no more is alive there, else beside it. See [Note: unread] in `rules.unread`."""
+    size, found = sizes(network), set(cuts)
+    for cut in cuts if network.trains else ():
+        unread = unread_before(network, cut, must)
+        if unread is not None:
+            found.add(unread)
+            if size[unread] <= size[cut]:
+                found.discard(cut)
+    return found
+
+
+def unread_before(network: Network, cut: int, must: set[int]) -> int | None:
+    """The nearest place before a cut where a segment may end with a result that its backward does not need."""
+    for i in range(cut, 0, -1):
+        made = network.order[i - 1]
+        if i in must:
+            break
+        if made.outputs[0].requires_grad and is_unread(made):
+            return i
+        if network.profiles[made.serial].flops:
+            break
+    return None
 
 
 def sizes(network: Network) -> list[int]:
