@@ -212,6 +212,7 @@ class SFTDDPStrategy(Tiling, DDPStrategy):
     def setup(self, trainer: Any) -> None:
         """As Lightning's, with layers that synchronise under tiles and on any device."""
         asked, self._layer_sync = self._layer_sync, None
+        unshare(self.lightning_module)
         if trainer.state.fn == "fit":
             synchronize(self.lightning_module, everything=asked is not None, alone=self.split == "image")
         super().setup(trainer)  # type: ignore[misc]
@@ -252,6 +253,14 @@ class SFTDDPStrategy(Tiling, DDPStrategy):
         states: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(states, random_state(self.root_device))  # type: ignore[attr-defined]
         return states
+
+
+def unshare(module: nn.Module) -> None:
+    """Give a process memory of its own for a module that came to it in shared memory: each rank would update the same
+    parameters. Lightning does so for processes that are spawned, and not for those of a fork server."""
+    for t in (*module.parameters(), *module.buffers()):
+        if t.device.type == "cpu" and t.is_shared():
+            t.data = t.data.clone()
 
 
 class Settling:

@@ -33,12 +33,13 @@ class Noting(Frozen):
         self.tiles.fill_(self.trainer.strategy.report.tiles)
 
 
-def test_processes_are_spawned_and_train(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.full)])
+def test_processes_are_started_and_train(method: Any, tmp_path: Path) -> None:
     torch.manual_seed(0)
     plain, spawned = Frozen().double(), Noting().double()
     spawned.net.load_state_dict(plain.net.state_dict())
     fit(plain, DataLoader(Pictures(4), batch_size=2), max_steps=2)
-    strategy = SFTDDPStrategy(**TILES, start_method="spawn", process_group_backend="gloo")
+    strategy = SFTDDPStrategy(**TILES, start_method=method, process_group_backend="gloo")
     options = {"devices": 2, "max_steps": 2, "default_root_dir": tmp_path, "use_distributed_sampler": True}
     trainer(strategy, **options).fit(spawned, DataLoader(Pictures(4), batch_size=1))
     assert spawned.processes == 2 and spawned.tiles > 2
