@@ -178,7 +178,7 @@ def resolve(
             if not is_plausible(value):
                 raise UnknownResolution(path, f"mpp {value:g} ({origin}) is implausible; {_expected()}")
             return Resolution(value, value, origin)
-    way_out = "add a column mpp to the manifest or give --source_mpp"
+    way_out = "add a column mpp to the manifest or give --source-mpp"
     if info.mpp is None and info.unreadable is not None:
         raise UnknownResolution(path, f"the file says {info.unreadable!r} of the size of a pixel; {way_out}")
     if info.mpp is None:

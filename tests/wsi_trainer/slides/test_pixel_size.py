@@ -156,7 +156,7 @@ def test_order_of_sources() -> None:
 
 @pytest.mark.parametrize("mpp", [None, (352.86, 352.86), (0.001, 0.001), (0.5, 300.0)])
 def test_unknown_or_implausible_is_an_error_that_names_slide_and_way_out(mpp) -> None:
-    with pytest.raises(UnknownResolution, match=r"a slide\.svs: .*--source_mpp"):
+    with pytest.raises(UnknownResolution, match=r"a slide\.svs: .*--source-mpp"):
         resolve("a slide.svs", _info(mpp))
     assert resolve("a slide.svs", _info(mpp), manifest=0.25).mean == 0.25
 
