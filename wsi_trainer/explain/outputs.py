@@ -64,6 +64,8 @@ class Peak:
     """A place where a map is large."""
 
     value: float
+    at: tuple[int, int]
+    """Row and column of its position in the map."""
     lo: tuple[int, ...]
     """First row and column of the square around it, in pixels of the image and inside it."""
     hi: tuple[int, ...]
@@ -79,7 +81,7 @@ def peaks(values: NDArray[np.float64], stride: int, size: tuple[int, int], side:
         row, column = (int(i) for i in np.unravel_index(left.argmax(), left.shape))
         if left[row, column] <= 0:
             break
-        found.append(Peak(float(values[row, column]), *_around((row, column), stride, size, side)))
+        found.append(Peak(float(values[row, column]), (row, column), *_around((row, column), stride, size, side)))
         left[max(0, row - near + 1) : row + near, max(0, column - near + 1) : column + near] = -np.inf
     return found
 

@@ -166,12 +166,9 @@ class Scene:
         its = self.layer(slide, layer)
         side = max(1, round(256 / its.stride))
         values = np.asarray(its.values, dtype=np.float64)
-        rows, columns = values.shape
         places = []
-        for peak in peaks(values, 1, (rows, columns), side, count):
-            box = values[tuple(slice(lo, hi) for lo, hi in zip(peak.lo, peak.hi, strict=True))]
-            inside = np.argwhere(box == peak.value)[0]  # at a border the box is moved away from the position
-            y, x = ((lo + at + 0.5) * its.stride for lo, at in zip(peak.lo, inside.tolist(), strict=True))
+        for peak in peaks(values, 1, values.shape, side, count):
+            y, x = ((at + 0.5) * its.stride for at in peak.at)
             places.append({"x": x, "y": y, "value": peak.value})
         return {"places": places}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from tests.wsi_trainer.view.conftest import DOWNSAMPLE, STRIDE, Made, Served
+from tests.wsi_trainer.view.conftest import DOWNSAMPLE, STRIDE, Made, Served, make_run
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.view.scene import Scene
 from wsi_trainer.view.tiles import TILE, BadNumber, NotThere, TiledSlide
@@ -116,6 +117,21 @@ def test_value_and_rank_at_a_place(scene: Scene, made: Made) -> None:
         assert found["box"] == [column * SQUARE, row * SQUARE, SQUARE, SQUARE]
     with pytest.raises(NotThere):
         scene.at(0, "0", -1, 0)
+
+
+def test_the_largest_values_of_a_map_whose_positions_are_larger_than_a_region(tmp_path: Path) -> None:
+    """A network on thumbnails: a position of its map stands for 400 × 400 pixels of the slide."""
+    made = make_run(tmp_path / "run", tmp_path / "slides")
+    folder, stride = made.folder.maps("activation"), 400 // DOWNSAMPLE
+    values = np.array([[3, 9, 1], [8, 4, 9]], np.float32)
+    np.save(folder / "map 0.npy", values)
+    about = folder / "heatmaps.json"
+    about.write_text(about.read_text().replace(f'"stride": {STRIDE}', f'"stride": {stride}', 1))
+    with closing(Scene(made.contents())) as scene:
+        for _ in range(2):
+            found = scene.top(0, "0", 4)["places"]
+            assert [one["value"] for one in found] == [9, 9, 8, 4]
+            assert [(one["y"], one["x"]) for one in found] == [(200, 600), (600, 1000), (600, 200), (600, 600)]
 
 
 def test_an_outline_surrounds_what_is_above_the_threshold(scene: Scene, made: Made) -> None:
