@@ -166,7 +166,7 @@ def test_converted_with_a_stated_resolution(tmp_path: Path, kind: str) -> None:
     else:
         Image.fromarray(PIXELS).save(path)
     expected = np.asarray(Image.open(path).convert("RGB"))
-    with pytest.raises(UnknownResolution, match="source_mpp"):
+    with pytest.raises(UnknownResolution, match="--source-mpp"):
         convert(Job(path, "s"), tmp_path, Settings(tissue="none"))
     options = ["--source-mpp", "0.5", "--tissue", "none", "--workers", "1"]
     assert main(["preprocess", str(path.parent), str(tmp_path / "out"), *options]) == 0
