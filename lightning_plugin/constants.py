@@ -21,7 +21,7 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.layout import Axis, Layout
-from lightning_plugin.private import FakeTensor
+from lightning_plugin.private import FakeTensor, dense_bytes
 
 #: Cells that nothing was written to, and cells of several values. Those of one have its number, from 1 on.
 UNKNOWN, VARIED = -1, 0
@@ -215,6 +215,6 @@ def key_of(values: Tensor) -> bytes:
 
 def keys_of(rows: Tensor) -> list[bytes]:
     """The key of each row."""
-    numbers = rows.detach().cpu().clone(memory_format=torch.contiguous_format).view(torch.uint8).numpy()
+    numbers = dense_bytes(rows)
     kind = str(rows.dtype).encode()
     return [kind + row for row in numbers.view(f"V{numbers.shape[1]}").ravel().tolist()]

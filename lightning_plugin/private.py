@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
@@ -73,6 +74,13 @@ def never_a_node(kind: type) -> bool:
 def storage_key(t: Tensor) -> int:
     """The identity of a tensor's memory, which fake tensors have too."""
     return int(t.untyped_storage()._cdata)
+
+
+def dense_bytes(t: Tensor) -> np.ndarray:
+    """The bytes of a tensor of one dimension or more, in the order of its elements. They are a copy's: a tensor with
+    dimensions of size one may be contiguous and yet have strides that its bytes have not."""
+    found: np.ndarray = t.detach().cpu().clone(memory_format=torch.contiguous_format).view(torch.uint8).numpy()
+    return found
 
 
 #: Number of writes to a tensor, and the memory it lies in, or -1 if that does not matter.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
-from lightning_plugin.private import FakeTensor, Version, version
+from lightning_plugin.private import FakeTensor, Version, dense_bytes, version
 
 
 class TileSource:
@@ -114,9 +114,7 @@ def sampled(tensor: Tensor) -> bytes:
         return b""
     steps = [max(1, -(-size // SAMPLED)) for size in tensor.shape]
     some = tensor.detach()[tuple(slice(step // 2, None, step) for step in steps)]
-    # A copy: a tensor with dimensions of size one may be contiguous and yet have strides that its bytes have not.
-    dense = some.clone(memory_format=torch.contiguous_format)
-    return dense.view(torch.uint8).numpy().tobytes() if some.numel() else b""
+    return dense_bytes(some).tobytes() if some.numel() else b""
 
 
 class TensorSource(TileSource):

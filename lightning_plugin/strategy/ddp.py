@@ -22,6 +22,7 @@ from lightning_plugin.capture.lazy import LazyTensor
 from lightning_plugin.options import Options, RankWords, Size, Words, documented
 from lightning_plugin.planner.calibration.calibrate import local_rates
 from lightning_plugin.plans import Planner
+from lightning_plugin.private import dense_bytes
 from lightning_plugin.strategy.bases import DDPStrategy
 from lightning_plugin.strategy.batch import settle
 from lightning_plugin.strategy.checkpoints import random_state, restore_random
@@ -88,7 +89,7 @@ def tensor_bytes(tensor: Tensor) -> bytes:
     flat = tensor.detach().reshape(-1) if tensor.is_contiguous() else tensor.detach()[:1].reshape(-1)
     if flat.numel() > SMALL:
         flat = flat[:: flat.numel() // SMALL]
-    return flat.cpu().clone(memory_format=torch.contiguous_format).view(torch.uint8).numpy().tobytes()
+    return dense_bytes(flat).tobytes()
 
 
 def image_bytes(lazy: LazyTensor) -> bytes:
