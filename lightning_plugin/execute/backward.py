@@ -135,8 +135,7 @@ class Backward:
     def over_tiles(self, part: SegmentRun) -> None:
         """Pull back every tile of the part of the segment that has cotangents."""
         program = self.program = part.program
-        places = {i: self.maps[t.node.serial] for i, t in enumerate(program.targets) if t.node.serial in self.maps}
-        self.given: dict[int, Cotangent | Recalled] = places
+        self.given = {i: self.maps[t.node.serial] for i, t in enumerate(program.targets) if t.node.serial in self.maps}
         self.operands = [self.vectors[v] for v in program.vectors]
         tiles = self.tiles = TilePass(part, self.segment.backward_grid, self.handles, self.given)
         with (
@@ -245,8 +244,7 @@ class Backward:
         if not doubtful:
             return
         part = segment.narrowed(doubtful)
-        inputs = [*(self.vectors[v] for v in part.program.vectors), *self.spreads.values()]
-        found = Forward(part, inputs, self.handles, grid)
+        found = Forward(part, segment.inputs_of(part, self.leaves), self.handles, grid)
         found.tiles.watched = False
         with torch.no_grad():
             found.evaluate(told=False)

@@ -93,9 +93,7 @@ class Recompute:
             run.turn("recompute"),
             ranged("segment", run.place, run.plan.path, "recompute"),
         ):
-            vectors, spreads, _ = self.run.by_value(inputs)
-            used = [*(vectors[v] for v in run.program.vectors), *spreads.values()]
-            Forward(run, used, {**self.boundaries, **missing}).run()
+            Forward(run, self.run.inputs_of(run, inputs), {**self.boundaries, **missing}).run()
         for handle in passing:
             if handle.recompute is not None and handle.recompute.depth > deepest:
                 handle.let_go()

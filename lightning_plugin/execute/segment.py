@@ -148,7 +148,7 @@ class SegmentRun:
     def by_value(
         self, inputs: Sequence[Tensor]
     ) -> tuple[dict[Value, Tensor], dict[Value, Tensor], dict[Value, Tensor]]:
-        """Of the inputs: vectors, spread vectors and images, by their values."""
+        """Vectors, spread vectors and images among the inputs, by their values."""
         first, second = len(self.program.vectors), len(self.program.vectors) + len(self.spreads)
         return (
             dict(zip(self.program.vectors, inputs, strict=False)),
@@ -176,6 +176,11 @@ class SegmentRun:
         if self.see is not None and v.node is not None:
             self.see(v.node, tile, [box])
         return tile
+
+    def inputs_of(self, part: SegmentRun, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """The inputs of a narrowed run, given this one's."""
+        vectors, spreads, _ = self.by_value(inputs)
+        return [*(vectors[v] for v in part.program.vectors), *spreads.values()]
 
     def tapes(self, scan: Sequence[ScanTile], grid: Grid) -> Tapes:
         """The tapes of a pass over the tiles of a grid, or of a scan."""

@@ -71,18 +71,14 @@ class TilePass:
         if run.scans:
             tiles = list(tapes.owned())
             return ([owned] for owned in (tiles if self.cotangents is None else reversed(tiles)))
-        if run.rehearsal is not None:
-            tiles = list(run.rehearsal.tiles(run.program, tapes.grid, run.plan.ahead or bool(run.program.announced)))
-        elif run.alike:
-            tiles = list(tapes.owned())
-        else:
-            return ([owned] for owned in tapes.owned())
+        grid, ahead = tapes.grid, run.plan.ahead or bool(run.program.announced)
+        found = tapes.owned() if run.rehearsal is None else run.rehearsal.tiles(run.program, grid, ahead)
         if not run.alike:
-            return ([owned] for owned in tiles)
-        grouped = run.grouped if run.rehearsal is None else {}
-        if tapes.grid not in grouped:
-            grouped[tapes.grid] = groups(tapes, tiles, self.content)
-        return ([tiles[place] for place in places] for places in grouped[tapes.grid])
+            return ([owned] for owned in found)
+        tiles, grouped = list(found), run.grouped if run.rehearsal is None else {}
+        if grid not in grouped:
+            grouped[grid] = groups(tapes, tiles, self.content)
+        return ([tiles[place] for place in places] for places in grouped[grid])
 
     def content(self, v: Value, box: Box) -> Hashable | None:
         """Key of the contents of a box that is read; None where the box is like no other."""
@@ -147,7 +143,7 @@ class TilePass:
             kept.expect(owned.get(i, 0))
 
     def first_pieces(self, need: Mapping[Value, Box]) -> dict[Value, Box]:
-        """Of the boundaries that are read in pieces, the first, than which none is larger."""
+        """The first piece of each boundary that is read in pieces, than which none is larger."""
         run = self.run
         return {k: strip.boxes(need[k], run.plan.pieces)[0] for k, strip in run.strips.items() if k in need}
 

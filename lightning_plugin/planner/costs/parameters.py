@@ -176,7 +176,7 @@ class Copies:
 
 
 def closure(values: Iterable[Value], served: set[Value]) -> Iterator[Value]:
-    """Those of some vectors that are ``served``, and all that they are made of."""
+    """The ``served`` ones among some vectors, and all that they are made of."""
     stack = list(values)
     while stack:
         v = stack.pop()

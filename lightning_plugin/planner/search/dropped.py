@@ -36,7 +36,7 @@ class Dropped:
 
 
 def still_needed(dropped: Sequence[Dropped], maps: Collection[Value]) -> tuple[Dropped, ...]:
-    """Of the segments that dropped maps, in their order, those whose maps are among ``maps`` or are read to recompute
+    """The segments that dropped maps, in their order, whose maps are among ``maps`` or are read to recompute
     such."""
     found: list[Dropped] = []
     for d in reversed(dropped):
@@ -46,7 +46,7 @@ def still_needed(dropped: Sequence[Dropped], maps: Collection[Value]) -> tuple[D
 
 
 def staying(dropped: Sequence[Dropped], maps: Collection[Value] = ()) -> tuple[Dropped, ...]:
-    """Of the segments that dropped maps, in their order, those whose maps are there once ``maps`` are recomputed:
+    """The segments that dropped maps, in their order, whose maps are there once ``maps`` are recomputed:
     these, and each that no shallower drop follows."""
     found: list[Dropped] = []
     least = DEEPEST
@@ -58,7 +58,7 @@ def staying(dropped: Sequence[Dropped], maps: Collection[Value] = ()) -> tuple[D
 
 
 def recomputed_in_passing(dropped: Sequence[Dropped], depth: int) -> tuple[Dropped, ...]:
-    """Of the segments that dropped maps, in their order, those whose maps are recomputed one more time if the next
+    """The segments that dropped maps, in their order, whose maps are recomputed one more time if the next
     segment drops its maps to ``depth``: they are freed on the way there, and recomputed when backward comes to them."""
     found: list[Dropped] = []
     for d in reversed(dropped):
