@@ -149,7 +149,9 @@ def digest(model: nn.Module) -> str:
     named = {**backbone.state_dict(), "mean": model.mean, "std": model.std}
     for name, value in named.items():
         found.update(name.encode())
-        found.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        # A copy: a single number may have a stride that its bytes have not.
+        dense = value.detach().cpu().flatten().clone(memory_format=torch.contiguous_format)
+        found.update(dense.view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
 
 
