@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.capture.answers import answer_calls
-from lightning_plugin.capture.lazy import LazyImage
-from lightning_plugin.capture.materialize import materialize
+from lightning_plugin.capture.lazy import LazyImage, materialize
 from lightning_plugin.check import check
 from lightning_plugin.errors import BarrierError, BudgetError, EngineError, PixelsError, PlanError, RecordingError
 from lightning_plugin.module import TiledModule

@@ -117,8 +117,8 @@ class Effect:
 
     ``writes`` are the buffers that it moves. Where the run that was to bring its values about has failed, it is
     *dormant*: nobody asks for its sake, and it happens if its values are computed after all. Where ``torch.utils.
-    checkpoint`` computes it again in backward, ``block`` says in which block, and ``count`` is what the module adds
-    one to besides.
+    checkpoint`` computes it again in backward, ``block`` says in which block, ``count`` is what the module adds one to
+    besides, ``tensors`` are its values, and ``repeated`` is the last backward pass in which it happened again.
     """
 
     values: tuple[Value, ...]
@@ -127,6 +127,8 @@ class Effect:
     dormant: bool = False
     block: Hashable = None
     count: Tensor | None = None
+    tensors: Sequence[Tensor] = ()
+    repeated: int = -1
 
 
 def ancestors(wanted: Iterable[Value], known: Container[Value] = ()) -> list[Node]:

@@ -11,8 +11,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from lightning_plugin.capture.lazy import LazyImage, LazyTensor, lazies
-from lightning_plugin.capture.materialize import materialized, recording_eagerly
+from lightning_plugin.capture.lazy import LazyImage, LazyTensor, lazies, materialized, recording_eagerly
 from lightning_plugin.capture.session import Call
 from lightning_plugin.engine import Engine
 from lightning_plugin.errors import RecordingError

@@ -120,8 +120,13 @@ def remember_storage(session: Session, fake: Tensor) -> None:
 
 
 class Applies(Recorder, Protocol):
-    """Records a function of fake tensors (`record.Recorder`); ``apply`` returns the fake of its result."""
+    """Records a function of fake tensors (`record.Recorder`).
 
+    ``apply`` returns the fake of its result, ``label`` is the call under way in words.
+    """
+
+    @property
+    def label(self) -> str: ...
     def apply(self, func: Callable[..., Tensor], *fakes: Tensor) -> Tensor: ...
 
 
@@ -160,15 +165,15 @@ def is_above(other: Tensor, fake: Tensor) -> bool:
     return False
 
 
-def current(fake: Tensor, user: str, recorder: Applies) -> Value:
+def current(fake: Tensor, recorder: Applies) -> Value:
     """The value of a tensor as it is after all writes."""
     state = bound(fake)
     if isinstance(state, Value):
         return state
     view = view_of(fake)
     if state is None or view is None:
-        raise unknown() if state is None else stale(state, user)
-    current(view.parent, user, recorder)
+        raise unknown() if state is None else stale(state, recorder.label)
+    current(view.parent, recorder)
     value = bound(recorder.apply(view.take, view.parent))
     assert isinstance(value, Value)
     bind(fake, value)

@@ -1,4 +1,10 @@
-"""Answers to calls on lazy tensors: some have answers of their own, others are recorded (see `calls`)."""
+"""Answers to calls on lazy tensors: some have answers of their own, others are recorded (see `calls`).
+
+[Note: rows] A result for each image or patch is a map where the images are what tiles cut. It is small as far as space
+goes; where its place in autograd's graph is asked for, it is taken whole, and from then on is an ordinary tensor, as
+any small result is. What has read it before would read its tiles, and not be seen there: then it is refused, as maps
+are that have space in them.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_plugin.capture.attributes import READS, read_attribute, write_attribute
 from lightning_plugin.capture.calls import call
-from lightning_plugin.capture.gradients import GRADIENTS
-from lightning_plugin.capture.lazy import LazyImage, LazyTensor
-from lightning_plugin.capture.materialize import computed, materialize
-from lightning_plugin.capture.paths import module_path
-from lightning_plugin.capture.session import bound
+from lightning_plugin.capture.lazy import LazyImage, LazyTensor, computed, materialize
+from lightning_plugin.capture.session import bind, bound
+from lightning_plugin.capture.watch import calling
 from lightning_plugin.errors import RecordingError
-from lightning_plugin.graph import Value
+from lightning_plugin.graph import Value, ancestors
+from lightning_plugin.layout import Axis
 from lightning_plugin.private import BackwardHookFunction, CheckpointFunction, answers_functions, parse_to, plain
+from lightning_plugin.rules.replaced import replaced
+from lightning_plugin.source import TensorSource
 from lightning_plugin.trees import tree_map
 
 
@@ -38,6 +44,174 @@ def answer(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
     if name == "__set__":
         return write_attribute(func, *args)
     return call(func, args, kwargs)
+
+
+# Attributes
+
+
+#: Methods that need no data.
+READS = {
+    getattr(Tensor, name)
+    for name in (
+        "size dim numel nelement element_size is_floating_point is_complex is_signed "
+        "is_contiguous ndimension get_device storage_offset is_inference"
+    ).split()
+} | {torch.is_floating_point, torch.is_complex, torch.numel, Tensor.__len__}
+
+#: Attributes that are views, as operators.
+VIEWS = {name: getattr(torch.ops.aten, name) for name in ("mT", "mH", "real", "imag")} | {
+    "T": torch.ops.aten.numpy_T,
+    "H": torch.ops.aten.matrix_H,
+}
+
+
+def read_attribute(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """An attribute that needs no data; one that is a view of the tensor (``.T``, ``.mT``, ``.data``) is recorded."""
+    name = getattr(getattr(func, "__self__", None), "__name__", "")
+    self = args[0]
+    if name in VIEWS:
+        return call(VIEWS[name], args, {})
+    if name == "data":
+        return self.detach()
+    if name in HISTORY:
+        return history(self, name)
+    with plain():
+        return func(*args, **kwargs)
+
+
+class Recorded:
+    """The ``grad_fn`` of a recorded map: it has no place in autograd's graph, and says so when it is asked."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise no_gradient(f"'.grad_fn.{name}' of a recorded map was asked for (by a FLOP counter, say, or a hook)")
+
+
+#: Attributes of a tensor that autograd keeps.
+HISTORY = ("grad", "grad_fn", "is_leaf", "requires_grad")
+
+
+def history(self: LazyTensor, name: str) -> Any:
+    """Read an attribute of autograd's: of an image's tensor, a small value that was computed, or a recorded one."""
+    value = self._value
+    real = computed(self, value)
+    if real is not None:
+        return getattr(real, name)
+    if name == "requires_grad":
+        return value.requires_grad
+    if name == "grad_fn" and value.requires_grad and not isinstance(self, LazyImage):
+        return Recorded()
+    if name == "is_leaf":
+        return isinstance(self, LazyImage)
+    source = getattr(self, "_source", None) if name == "grad" else None
+    return source.tensor.grad if isinstance(source, TensorSource) else None
+
+
+def write_attribute(func: Callable[..., Any], self: LazyTensor, value: Any) -> None:
+    """Set what a real tensor has: of a small value, which is computed for it, or of an image's own tensor."""
+    name = getattr(getattr(func, "__self__", None), "__name__", "")
+    if name == "requires_grad":
+        self.requires_grad_(value)
+    elif name == "grad" and isinstance(self, LazyImage) and isinstance(self._source, TensorSource):
+        self._source.tensor.grad = materialize(value)
+    elif not self._value.is_map:
+        func(materialize(self), materialize(value))
+    elif name == "data":
+        bind(self._fake, replaced(self, value)._value)  # type: ignore[attr-defined]
+    else:
+        raise no_gradient(f"'.{name}' of a recorded map was set")
+
+
+# Gradients
+
+
+def _backward(
+    self: LazyTensor, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
+) -> None:
+    materialize(self).backward(
+        materialize(gradient), retain_graph, create_graph, inputs=tree_map(_differentiated, inputs)
+    )
+
+
+def _differentiated(a: Any) -> Any:
+    """Find the tensor that a gradient is asked of: a recorded small value, or the tensor that an image lies in."""
+    if not isinstance(a, LazyTensor):
+        return a
+    if isinstance(a, LazyImage) and isinstance(a._source, TensorSource):
+        return a._source.tensor
+    if a._value.is_map:
+        raise no_gradient("a gradient was asked of a recorded map")
+    return materialize(a)
+
+
+def no_gradient(what: str) -> RecordingError:
+    return RecordingError(
+        f"{what}: it is never held whole, and neither is its gradient. Take it whole first: features = materialize(x); "
+        "compute what follows from features, and ask for the gradient of features (this is how Grad-CAM works). The "
+        "gradient of an image comes from LazyImage.from_tensor(t) with t.requires_grad_()."
+    )
+
+
+def _grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    outputs = tree_map(materialize, outputs)
+    return torch.autograd.grad(outputs, tree_map(_differentiated, inputs), *args, **kwargs)
+
+
+def _autograd_backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+    tensors = tree_map(materialize, tensors)
+    if kwargs.get("inputs") is not None:
+        kwargs["inputs"] = tree_map(_differentiated, kwargs["inputs"])
+    torch.autograd.backward(tensors, tree_map(materialize, grad_tensors), *args, **kwargs)
+
+
+def _requires_grad_(self: LazyTensor, requires_grad: bool = True) -> LazyTensor:
+    if requires_grad == self.requires_grad:
+        return self
+    if isinstance(self, LazyImage) and isinstance(self._source, TensorSource):
+        raise RecordingError("call requires_grad_() on the tensor before LazyImage.from_tensor(tensor)")
+    if self._value.is_map:
+        raise no_gradient("requires_grad_() was called on a recorded map")
+    materialize(self).requires_grad_(requires_grad)
+    return self
+
+
+def take_whole(rows: LazyTensor, name: str) -> None:
+    """Make one result for each image an ordinary tensor; see [Note: rows]."""
+    session, value = rows._session.root(), rows._value
+    assert value.layout is not None
+    axes = {factor.index for dim in value.layout.dims for factor in dim if isinstance(factor, Axis)}
+    if not axes <= session.instances:
+        raise no_gradient(f"{name}() was called on a recorded map")
+    others = [t._value for t in (ref() for ref in session.tensors) if t is not None and t is not rows]
+    if any(value in node.inputs for node in ancestors(others)):
+        raise no_gradient(f"{name}() was called on a recorded map that was read before")
+    session.become(rows._fake, value, materialize(rows))
+
+
+def _of_small(name: str) -> Callable[..., Any]:
+    """A method that needs a tensor's place in autograd's graph: a small value is computed for it."""
+
+    def run(self: LazyTensor, *args: Any, **kwargs: Any) -> Any:
+        if self._value.is_map:
+            take_whole(self, name)
+        return getattr(materialize(self), name)(*args, **kwargs)
+
+    return run
+
+
+#: Answers to calls for gradients.
+GRADIENTS: dict[Any, Callable[..., Any]] = {
+    Tensor.backward: _backward,
+    torch.autograd.backward: _autograd_backward,
+    torch.autograd.grad: _grad,
+    Tensor.requires_grad_: _requires_grad_,
+    **{
+        getattr(Tensor, name): _of_small(name)
+        for name in ("retain_grad", "register_hook", "register_post_accumulate_grad_hook")
+    },
+}
+
+
+# Others
 
 
 def _executed(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -65,7 +239,7 @@ def _to(self: LazyTensor, *args: Any, **kwargs: Any) -> Any:
 
 def _refuse(what: str, way_out: str) -> Callable[..., Any]:
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        path = module_path()
+        path = calling()[1]
         where = f" in '{path}'" if path else ""
         raise RecordingError(f"{what} on a lazy tensor{where} is not possible: {way_out}")
 

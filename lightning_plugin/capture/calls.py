@@ -8,13 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_plugin.capture.buffers import settle_buffers
 from lightning_plugin.capture.indices import fitting, without_masks
-from lightning_plugin.capture.lazy import LazyTensor, lazies, session_of
-from lightning_plugin.capture.materialize import known, materialize
-from lightning_plugin.capture.paths import label
+from lightning_plugin.capture.lazy import LazyTensor, known, lazies, materialize, session_of
 from lightning_plugin.capture.record import WritesImage, lies_in, record
+from lightning_plugin.capture.run import settle_buffers
 from lightning_plugin.capture.session import Session, bound
+from lightning_plugin.capture.watch import label
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Value
 from lightning_plugin.private import NEEDS_DATA, Version, version

@@ -1,15 +1,16 @@
 """Tensors without storage: `LazyTensor`, and `LazyImage`, the one a user makes.
 
 A lazy tensor answers what can be answered without data (shape, dtype, device, requires_grad), records every operator
-that is called on it, and is *executed* when a value is needed: ``item``, ``bool``, printing, ``backward``, a write into
-a real tensor. What it answers which call with is in `answers`. A vector that was executed is an ordinary tensor from
-then on.
+that is called on it, and is *executed* (`materialize`) when a value is needed: ``item``, ``bool``, printing,
+``backward``, a write into a real tensor. What it answers which call with is in `answers`. A vector that was executed is
+an ordinary tensor from then on.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -17,12 +18,12 @@ from torch import Tensor
 
 from lightning_plugin.capture.alias import current, remember_storage
 from lightning_plugin.capture.record import Recorder
-from lightning_plugin.capture.run import execute
+from lightning_plugin.capture.run import run
 from lightning_plugin.capture.session import Session, bound
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import Autocast
-from lightning_plugin.private import collate_by, without_storage
+from lightning_plugin.private import collate_by, compiles, without_storage
 from lightning_plugin.source import TensorSource, TileSource, batch, likely_instances
 from lightning_plugin.trees import tree_leaves
 
@@ -47,14 +48,14 @@ class LazyTensor(Tensor):
     @property
     def _value(self) -> Value:
         """Its value as it is now, after all that was written to it through other tensors."""
-        return self._current("this call")
+        return self._read_by(None)
 
-    def _current(self, user: str, func: Callable[..., Any] | None = None) -> Value:
+    def _read_by(self, func: Callable[..., Any] | None) -> Value:
+        """Its value, for a function that reads it, if one does."""
         state = bound(self._fake)
         if isinstance(state, Value):
             return state
-        recorder = Recorder(self._session.root(), func or Tensor.view, Autocast.now(self._fake.device))
-        return current(self._fake, user, recorder)
+        return current(self._fake, Recorder(self._session.root(), func, Autocast.now(self._fake.device)))
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
@@ -109,7 +110,7 @@ class LazyImage(LazyTensor):
         if len(shape) < 3:
             raise ValueError(f"an image is (N, C, *spatial) with at least one spatial axis, got shape {shape}")
         target = torch.device(device) if device is not None else torch.device("cpu")
-        session = Session(execute, engine, target)
+        session = Session(engine, target)
         with session.faking():
             fake = torch.empty(shape, dtype=source.dtype, device=target)
         self = LazyTensor._wrap(cls, fake, session, requires_grad)
@@ -118,9 +119,9 @@ class LazyImage(LazyTensor):
         remember_storage(session, fake)
         return self
 
-    def _current(self, user: str, func: Callable[..., Any] | None = None) -> Value:
+    def _read_by(self, func: Callable[..., Any] | None) -> Value:
         """The image as it is now: if its source has changed since it was last looked at, it is another value."""
-        value = super()._current(user, func)
+        value = super()._read_by(func)
         session = self._session.root()
         image = session.bindings.images.get(value)
         if image is not None and image.changed:
@@ -173,3 +174,51 @@ def session_of(tensors: Iterable[LazyTensor]) -> Session:
     for other in sessions[1:]:
         first.absorb(other.root())
     return first
+
+
+def materialize(tensor: Tensor) -> Tensor:
+    """The ordinary tensor of a lazy one: computes it, and whatever small is waiting beside it, under one plan.
+
+    A map is gathered whole on its device; do this only with maps that fit.
+    """
+    return materialized([tensor])[0] if isinstance(tensor, LazyTensor) else tensor
+
+
+def materialized(tensors: Sequence[LazyTensor], beside: Iterable[LazyTensor] = ()) -> list[Tensor]:
+    """The ordinary tensors of several lazy ones, of each recording under one plan.
+
+    Args:
+        tensors: The lazy tensors.
+        beside: Others whose recordings run too, for what they do besides returning results.
+    """
+    found = [known(t) for t in tensors]
+    for session in dict.fromkeys(t._session.root() for t in (*tensors, *beside)):
+        places = [i for i, t in enumerate(found) if isinstance(t, LazyTensor) and t._session.root() is session]
+        results = run(session, [found[i]._value for i in places])
+        session.forget()
+        for i, result in zip(places, results, strict=True):
+            found[i] = result
+    return found
+
+
+def known(value: Any, func: Callable[..., Any] | None = None) -> Any:
+    """A lazy vector that was executed, as the tensor it has become; anything else unchanged."""
+    if isinstance(value, LazyTensor):
+        real = computed(value, value._read_by(func))
+        return value if real is None else real
+    return value
+
+
+def computed(tensor: LazyTensor, value: Value) -> Tensor | None:
+    """Result of a small value, if it was computed."""
+    return tensor._session.root().vectors.get(value)
+
+
+@contextmanager
+def recording_eagerly() -> Iterator[None]:
+    """Modules that `torch.compile` made run uncompiled: tiles are what is executed, not the recording."""
+    if not compiles():
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield

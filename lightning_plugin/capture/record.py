@@ -24,10 +24,20 @@ import torch
 from torch import Tensor, nn
 
 from lightning_plugin.capture.alias import current, note_views, rebind, remember_storage, same_memory, view_of
-from lightning_plugin.capture.buffers import await_update
-from lightning_plugin.capture.paths import in_train_mode, innermost_module, module_path, name_of_call
+from lightning_plugin.capture.run import await_update, run
 from lightning_plugin.capture.session import Session, bind, bound
-from lightning_plugin.capture.watch import IN_PLACE, ON_VECTORS, Seen, Watch, functional, mutated, watch, written_by
+from lightning_plugin.capture.watch import (
+    IN_PLACE,
+    ON_VECTORS,
+    Seen,
+    Watch,
+    calling,
+    functional,
+    mutated,
+    name_of_call,
+    watch,
+    written_by,
+)
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Effect, Node, Value
 from lightning_plugin.layout import Layout
@@ -68,14 +78,18 @@ class Recorder:
     is recorded, and not where the rule declines after all.
     """
 
-    def __init__(self, session: Session, func: Callable[..., Any], autocast: Autocast):
+    def __init__(self, session: Session, func: Callable[..., Any] | None, autocast: Autocast):
         self.session = session
-        self.func = func
-        self.name = name_of_call(func)
+        self.name = "this call" if func is None else name_of_call(func)
         self.autocast = autocast
         self.grad = torch.is_grad_enabled()
-        self.path = module_path()
+        self.module, self.path = calling()
         self.effects: list[tuple[Effect, Sequence[Value]]] = []
+
+    @property
+    def label(self) -> str:
+        """The call as messages name it."""
+        return f"{self.name} in '{self.path}'" if self.path else self.name
 
     def fake(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         with self.session.faking():
@@ -84,7 +98,7 @@ class Recorder:
     def update(
         self, buffers: Sequence[Value], values: Sequence[Value], run: Callable[[Sequence[Tensor]], None]
     ) -> None:
-        """Have a module's buffers written, once, when the values are known; see [Note: buffers] in `buffers`."""
+        """Have a module's buffers written, once, when the values are known; see [Note: buffers] in `run`."""
         writes = tuple(map(self.session.tensor, buffers))
         self.effects.append((Effect(tuple(values), run, writes), buffers))
 
@@ -101,7 +115,7 @@ class Recorder:
     def commit(self) -> None:
         """The call is recorded: what it does besides takes hold."""
         block = checkpointed() if self.grad else None
-        norm = innermost_module() if block is not None else None
+        norm = self.module if block is not None else None
         for effect, buffers in self.effects:
             for v in buffers:
                 await_update(self.session.written(v), self.session)
@@ -137,7 +151,7 @@ class Recorder:
             if v.layout is not None and v.layout.shape != v.shape:
                 raise AssertionError(f"rule for {name or self.name}: layout says {v.layout.shape}, tensor is {v.shape}")
         node = Node(op, tuple(inputs), outputs, name or self.name, self.path)
-        if op.kind == "window" and in_train_mode():
+        if op.kind == "window" and self.module is not None and self.module.training:
             self.session.trained.add(node.serial)
         last = min(self.session.instances, default=None)
         self.session.extents.update(v.layout.extent[:last] for v in outputs if v.layout is not None)
@@ -197,7 +211,7 @@ class Recorder:
         """The value of a tensor in a call that was watched; numbers that the call itself has made are captured."""
         if not isinstance(tensor, FakeTensor):
             return self.session.capture(tensor)
-        return None if bound(tensor) is None else current(tensor, self.name, self)
+        return None if bound(tensor) is None else current(tensor, self)
 
     def spread(self, vector: Value, layout: Layout) -> Value:
         """A vector with spatial dimensions as a map."""
@@ -235,7 +249,7 @@ def record(session: Session, func: Callable[..., Any], args: Any, kwargs: dict[s
     try:
         return attempt(session, func, args, kwargs)
     except Unsettled:
-        session.run()  # and forget nothing: a call is being recorded
+        run(session)  # and forget nothing: a call is being recorded
         return attempt(session, func, args, kwargs)
 
 
@@ -244,7 +258,7 @@ def attempt(session: Session, func: Callable[..., Any], args: Any, kwargs: dict[
     flat = tree_leaves((args, kwargs))
     fakes = [a for a in flat if isinstance(a, Tensor)]
     recorder = Recorder(session, func, Autocast.now(fakes[0].device))
-    before = {id(f): current(f, recorder.name, recorder) for f in fakes}
+    before = {id(f): current(f, recorder) for f in fakes}
     for f in fakes:
         remember_storage(session, f)
     out, seen = watch(session, API.stand_ins.get(func, func), args, kwargs)
@@ -303,7 +317,7 @@ def write_back(recorder: Recorder, targets: Sequence[Tensor], before: Mapping[in
     for f in targets:
         own = before[id(f)]
         if own in recorder.session.bindings.captures:
-            new = recorder.gather(current(f, recorder.name, recorder))
+            new = recorder.gather(current(f, recorder))
             recorder.update([own], [new], partial(overwrite, recorder.session.tensor(own)))
 
 

@@ -4,26 +4,87 @@
 part after the other. Parts meet in vectors, which the first part hands to the next as ordinary tensors. A map is never
 whole, so what reads a map belongs to the call that made it; where two such calls meet in maps, they are refused. What
 no call has recorded and reads no map of a call runs with whatever part comes to it.
+
+[Note: buffers] A train-mode BatchNorm moves its running statistics when it is called. Recorded, it moves them when the
+batch's statistics are known, which may be much later, or never, where the result is dropped. So such a buffer *awaits*
+its update: until then it is a tensor of a class of its own, whose first operation, whatever it is (a copy, a reset, a
+``state_dict``), first runs the recording. Nobody can see the buffer as it was before, and no update is lost. When the
+update has happened, or the run of the recording has failed, the very same tensor is an ordinary one again.
+
+[Note: checkpoint] A block in `torch.utils.checkpoint` runs again in backward, so that plain PyTorch moves the running
+statistics of a BatchNorm within it twice. What is recorded of it does not run again. So a backward pass that comes to a
+result which was computed from the statistics has them moved once more, by the values that they were moved by before:
+block by block from the last one, in a block in the order of the user's code.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_plugin.capture.buffers import ordinary
-from lightning_plugin.capture.paths import forget_modules
-from lightning_plugin.capture.repeats import InBackward, Repeat
-from lightning_plugin.capture.session import Engine, Session
+from lightning_plugin.capture.session import Engine, Session, bound
+from lightning_plugin.capture.watch import forget_modules
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.frame import Frame, Step
 from lightning_plugin.execute.run import run_plan
-from lightning_plugin.graph import Node, Value, ancestors
+from lightning_plugin.graph import Effect, Node, Value, ancestors
+from lightning_plugin.passes import current_pass
 from lightning_plugin.program.fixed import fixed
 from lightning_plugin.progress import ranged
 from lightning_plugin.recording import Recording, gathered
+from lightning_plugin.trees import tree_leaves
+
+
+class AwaitingBuffer(Tensor):
+    """A buffer whose update is recorded, in a session, and has not happened yet."""
+
+    _session: Session
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        settle_buffers((args, kwargs))
+        return func(*args, **(kwargs or {}))
+
+
+def await_update(buffer: Tensor, session: Session) -> None:
+    """From now on a buffer awaits its update by a recording. One of a class of the user's stays what it is."""
+    if type(buffer) is Tensor:
+        buffer.__class__ = AwaitingBuffer
+    if isinstance(buffer, AwaitingBuffer):
+        buffer._session = session
+
+
+def ordinary(effects: Iterable[Effect]) -> None:
+    """The buffers that effects write are ordinary tensors again: their update is about to happen."""
+    for buffer in (b for effect in effects for b in effect.writes):
+        if isinstance(buffer, AwaitingBuffer):
+            del buffer._session
+            buffer.__class__ = Tensor  # type: ignore[assignment]
+
+
+def settle_buffers(tree: Any, within: Session | None = None) -> None:
+    """Have the updates happen that buffers among some arguments await. An update that the recording ``within`` will
+    make itself is awaited still; a recording of which somebody holds results becomes part of it."""
+    for t in tree_leaves(tree):
+        if not isinstance(t, AwaitingBuffer):
+            continue
+        session = t._session.root()
+        if within is not None and (session is within or any(ref() is not None for ref in session.pending)):
+            within.absorb(session)
+        else:
+            run(session)
+            session.forget()
+
+
+def abandon(session: Session) -> None:
+    """Have a recording only looked at and never run: nothing awaits it."""
+    ordinary(session.effects)
+    session.effects.clear()
 
 
 def part(session: Session, values: Sequence[Value]) -> tuple[Engine | None, Sequence[Value], bool]:
@@ -77,20 +138,23 @@ def engine_of(node: Node, session: Session, kinds: dict[Node, Engine | None]) ->
     return met[0] if met else None
 
 
-def execute(session: Session, wanted: Sequence[Value], pending: Sequence[Value]) -> list[Tensor]:
-    """Compute values, and with them everything small that is waiting and every effect: under one plan, or under one for
-    each of the options that calls have; see [Note: engines]."""
+def run(session: Session, wanted: Sequence[Value] = ()) -> list[Tensor]:
+    """Compute the wanted values, and with them everything small that is waiting and every effect: under one plan, or
+    under one for each of the options that calls have; see [Note: engines]."""
+    waiting = [(ref, t) for ref in session.pending if (t := ref()) is not None]
+    session.pending = [ref for ref, _ in waiting]
+    pending = [t._value for _, t in waiting if isinstance(bound(t._fake), Value)]
     wanted = [v if not v.is_map else gathered(v) for v in wanted]
     values = [v for v in dict.fromkeys((*pending, *wanted)) if v not in session.vectors]
     values += [v for e in session.effects if not e.dormant for v in e.values]
-    ordinary(b for e in session.effects for b in e.writes)
-    with forget_modules(), torch.inference_mode(False), ranged("step"):
-        default, waiting = session.engine, bool(values)
+    ordinary(session.effects)
+    with torch.inference_mode(False), ranged("step"):
+        default, more = session.engine, bool(values)
         try:
-            while waiting:
-                session.engine, now, waiting = part(session, values)
+            while more:
+                session.engine, now, more = part(session, values)
                 recording = session.recorded(now)
-                run(recording, session)
+                run_recording(recording, session)
                 if session.engine is not None:
                     session.engine.look(recording, now, session.vectors)
         except BaseException:
@@ -99,6 +163,7 @@ def execute(session: Session, wanted: Sequence[Value], pending: Sequence[Value])
             raise
         finally:
             session.engine = default
+            forget_modules()
         happen(session)
         again_in_backward(session, values)
     return [session.vectors[v] for v in wanted]
@@ -114,21 +179,34 @@ def happen(session: Session) -> None:
             tensors = [session.vectors[v] for v in effect.values]
             effect.run(tensors)
             if effect.block is not None:
-                session.repeats.append(Repeat(effect, [t.detach() for t in tensors]))
+                effect.tensors = [t.detach() for t in tensors]
+                session.repeats.append(effect)
         else:
             waiting.append(effect)
     session.effects = waiting
 
 
 def again_in_backward(session: Session, values: Sequence[Value]) -> None:
-    """Have effects within checkpointed blocks happen again in backward; see [Note: checkpoint] in `repeats`."""
+    """Have effects within checkpointed blocks happen again in backward; see [Note: checkpoint]."""
     for v in values if session.repeats else ():
         if (result := session.vectors[v]).grad_fn is not None:
             behind = {made for node in ancestors([v]) for made in node.outputs}
-            result.register_hook(InBackward([r for r in session.repeats if r.effect.values[0] in behind]))
+            result.register_hook(partial(repeat, [e for e in session.repeats if e.values[0] in behind]))
 
 
-def run(recording: Recording, session: Session) -> None:
+@torch.no_grad()
+def repeat(effects: Sequence[Effect], gradient: Tensor) -> None:
+    """Have effects behind a result happen again, once in a pass."""
+    now = current_pass()
+    blocks = [list(block) for _, block in groupby(effects, lambda e: e.block)]
+    for effect in (e for block in reversed(blocks) for e in block if e.repeated != now):
+        effect.repeated = now
+        effect.run(effect.tensors)
+        if effect.count is not None:
+            effect.count.add_(1)
+
+
+def run_recording(recording: Recording, session: Session) -> None:
     """Run what was recorded in the order of a plan."""
     check_versions(recording)
     engine = session.engine

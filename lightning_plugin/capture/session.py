@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
-from lightning_plugin.capture.buffers import ordinary
 from lightning_plugin.capture.chains import with_chains
-from lightning_plugin.capture.repeats import Repeat
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.frame import Step
 from lightning_plugin.fakes import MODES, unbound
@@ -66,7 +64,7 @@ class Session:
     """All that is recorded between two executions, however many images it starts from.
 
     ``engine`` is that of the strategy or of the last `TiledModule`. ``calls`` are those of such modules whose nodes
-    have still to run: each has its own engine. ``execute`` computes values that are wanted, and all that is waiting.
+    have still to run: each has its own engine.
     ``bindings`` are what the images and captured tensors are, ``vectors`` what runs have computed. ``captured`` are the
     values of real tensors, by identity and by whether they required grad when they were used. ``instances`` are the
     axes that count images. ``trained`` are the numbers of window operators that a module in train mode has called, as
@@ -74,7 +72,6 @@ class Session:
     equal links become chains is said by ``chains`` in the same way.
     """
 
-    execute: Callable[[Session, Sequence[Value], Sequence[Value]], list[Tensor]]
     engine: Engine | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     bindings: Bindings = field(default_factory=Bindings, init=False)
@@ -88,7 +85,7 @@ class Session:
     chains: Chains | None = field(default=None, init=False)
     calls: list[Call] = field(default_factory=list, init=False)
     effects: list[Effect] = field(default_factory=list, init=False)
-    repeats: list[Repeat] = field(default_factory=list, init=False)
+    repeats: list[Effect] = field(default_factory=list, init=False)
     pending: list[Any] = field(default_factory=list, init=False)
     tensors: list[weakref.ref[Any]] = field(default_factory=list, init=False)
     random_calls: int = field(default=0, init=False)
@@ -138,7 +135,7 @@ class Session:
         reached = {*values, *(v for node in needed for v in (*node.inputs, *node.outputs))}
         self.vectors = {v: t for v, t in self.vectors.items() if v in reached}
         self.bindings = self.bindings.among(reached)
-        self.repeats = [r for r in self.repeats if r.effect.values[0] in reached]
+        self.repeats = [e for e in self.repeats if e.values[0] in reached]
         self.captured.clear()
         self.calls = [call for call in self.calls if call.end is None or any(node in call for node in needed)]
         kept = {s: [f for f in known if id(f) in fakes] for s, known in self.storages.items()}
@@ -150,11 +147,6 @@ class Session:
         self.vectors[plain] = tensor
         bind(fake, plain)
         return plain
-
-    @property
-    def alive(self) -> bool:
-        """True while somebody holds a result that was recorded here."""
-        return any(ref() is not None for ref in self.pending)
 
     def root(self) -> Session:
         session = self
@@ -261,23 +253,6 @@ class Session:
         nothing."""
         tensors = [self.tensor(v) for v in values if v in self.bindings.captures]
         return any(w is t for e in self.effects if not e.dormant for w in e.writes for t in tensors)
-
-    def flush(self) -> None:
-        """Run what is recorded, for the sake of what it does besides returning results."""
-        self.run()
-        self.forget()
-
-    def run(self, wanted: Sequence[Value] = ()) -> list[Tensor]:
-        """Run what is recorded, under one plan: the values that are wanted, and all that is waiting beside them."""
-        waiting = [t for ref in self.pending if (t := ref()) is not None]
-        self.pending = [ref for ref in self.pending if ref() is not None]
-        values = [t._value for t in waiting if isinstance(bound(t._fake), Value)]
-        return self.execute(self, wanted, values)
-
-    def abandon(self) -> None:
-        """The recording is only looked at and never run: nothing awaits it."""
-        ordinary(b for e in self.effects for b in e.writes)
-        self.effects.clear()
 
     def random_key(self) -> tuple[int, int]:
         """(the step's key, the number of this call): drawn once from torch's generator, so a seed repeats a run."""

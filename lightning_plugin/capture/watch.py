@@ -1,18 +1,63 @@
-"""The user's code, one level below autograd: the operators that a call runs on fake tensors."""
+"""The user's code while it is recorded: the modules that are calling, by the stack of Python; and the operators that a
+call runs on fake tensors, one level below autograd."""
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_plugin.capture.alias import same_memory
 from lightning_plugin.capture.session import Session
-from lightning_plugin.private import TorchDispatchMode, operator_name, schema
+from lightning_plugin.private import TorchDispatchMode, custom_function, operator_name, schema
 from lightning_plugin.trees import tree_leaves
+
+#: The code of a module being called. Compared by identity: code made by torch.compile cannot be hashed.
+_CALL = nn.Module._call_impl.__code__
+_names = threading.local()
+
+
+def calling() -> tuple[nn.Module | None, str]:
+    """The innermost module that is being called, and its path from the outermost one that is; for plans and messages.
+    Without any, none and nothing."""
+    frame = sys._getframe(1)
+    modules: list[nn.Module] = []
+    while frame is not None:
+        if frame.f_code is _CALL:
+            modules.append(frame.f_locals["self"])
+        frame = frame.f_back  # type: ignore[assignment]
+    if not modules:
+        return None, ""
+    innermost = modules[0]
+    if len(modules) > 1 and getattr(modules[-1], "wraps_only", False):
+        modules.pop()  # the user's paths begin at the user's module
+    root = modules[-1]
+    cached = getattr(_names, "cache", None)
+    if cached is None or cached[0] is not root:
+        cached = _names.cache = root, {id(m): n for n, m in root.named_modules()}
+    paths = cached[1]
+    return innermost, next((paths[id(m)] for m in modules if id(m) in paths), type(innermost).__name__)
+
+
+def forget_modules() -> None:
+    """Drop the names of modules after a recording, so that no module is kept alive by them."""
+    _names.cache = None
+
+
+def label(func: Callable[..., Any]) -> str:
+    """A call as messages name it: the function, and the module that calls it."""
+    _, path = calling()
+    return f"{name_of_call(func)} in '{path}'" if path else name_of_call(func)
+
+
+def name_of_call(func: Callable[..., Any]) -> str:
+    """A function as its user knows it."""
+    return getattr(custom_function(func) or func, "__name__", str(func))
 
 
 def copied(x: Tensor, new: Tensor, non_blocking: bool = False) -> Tensor:

@@ -19,8 +19,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from lightning_plugin.capture.lazy import LazyImage, LazyTensor
-from lightning_plugin.capture.materialize import materialized
+from lightning_plugin.capture.lazy import LazyImage, LazyTensor, materialized
 from lightning_plugin.engine import Engine
 from lightning_plugin.private import parse_to
 from lightning_plugin.source import COLOURS, TensorSource

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_plugin.capture.lazy import LazyTensor
-from lightning_plugin.capture.materialize import materialize, recording_eagerly
+from lightning_plugin.capture.lazy import LazyTensor, materialize, recording_eagerly
 from lightning_plugin.engine import Engine
 from lightning_plugin.execute.finite import NonFinite
 from lightning_plugin.memory import default_budget

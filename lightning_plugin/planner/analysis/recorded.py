@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.capture.lazy import LazyImage, LazyTensor
+from lightning_plugin.capture.run import abandon
 from lightning_plugin.errors import PixelsError, PlanError
 from lightning_plugin.options import Chains
 from lightning_plugin.planner.analysis.network import Network
@@ -64,7 +65,7 @@ def recorded(
         try:
             out = module(lazy)
         finally:
-            lazy._session.root().abandon()
+            abandon(lazy._session.root())
     leaves = [t for t in tree_leaves(out) if isinstance(t, LazyTensor)]
     if not leaves:
         raise PlanError(f"{type(module).__name__} returned nothing that depends on the image")
