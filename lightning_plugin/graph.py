@@ -144,14 +144,3 @@ def ancestors(wanted: Iterable[Value], known: Container[Value] = ()) -> list[Nod
         seen[node.serial] = node
         stack.extend(node.inputs)
     return [seen[s] for s in sorted(seen)]
-
-
-def constants_of(args: Any) -> Any:
-    """The arguments of a call without its tensors, as something that can be compared and hashed."""
-    if isinstance(args, (list, tuple)):
-        return tuple(constants_of(a) for a in args)
-    if isinstance(args, dict):
-        return tuple((k, constants_of(args[k])) for k in sorted(args))
-    if isinstance(args, (Tensor, Value)):
-        return "tensor"
-    return args if isinstance(args, (int, float, bool, str, complex, type(None))) else str(args)
