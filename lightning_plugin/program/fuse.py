@@ -28,7 +28,7 @@ def pairs(nodes: Sequence[Node], among: Sequence[Node]) -> dict[int, Node]:
     here = {n.serial for n in nodes}
     found: dict[int, Node] = {}
     for n in nodes:
-        if not isinstance(n.op, VarMean) or n.op.correction or n.op.root:
+        if not isinstance(n.op, VarMean) or n.op.correction:
             continue
         users = {u.serial: u for v in n.outputs for u in readers.get(v, ())}
         if len(users) != 1:

@@ -20,9 +20,7 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Dim, Layout
 from lightning_plugin.ops import Call, ReduceOp, Reduction, TileOp
-from lightning_plugin.private import argument_names
-from lightning_plugin.rules.channels import dim_of, name_of
-from lightning_plugin.rules.reduce import space_op
+from lightning_plugin.rules.channels import REDUCTIONS, dim_of, name_of, reduced
 from lightning_plugin.rules.reductions import SpaceOp, covers
 from lightning_plugin.rules.table import ATEN, Recorder
 
@@ -216,76 +214,31 @@ def projected(value: Value, dims: Sequence[int], keep: bool) -> Layout:
     return Layout(tuple(left), extent)
 
 
-@ATEN.rule(
-    aten.sum.dim_IntList,
-    aten.mean.dim,
-    aten.amax.default,
-    aten.amin.default,
-    aten.logsumexp.default,
-    aten.var.correction,
-    aten.std.correction,
-    aten.linalg_vector_norm.default,
-    aten.prod.dim_int,
-    aten.any.dim,
-    aten.all.dim,
-    aten.argmax.default,
-    aten.argmin.default,
-)
-def over_axes(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """Reductions over some axes of several."""
+def along(inner: SpaceOp, x: Value) -> Projection:
+    """A reduction whose dimensions hold some of a map's axes."""
+    return Projection(inner, projected(x, inner.dims, inner.keep), projected(x, inner.dims, True), inner.blank)
+
+
+def over(rec: Recorder, op: SpaceOp, x: Value, fakes: Sequence[Tensor], name: str, grad: bool = True) -> Any:
+    """A node that reduces all of space, or so many axes of it that the result is a vector."""
+    if covers(x, op.dims):
+        return rec.emit(op, [x], fakes, None, name, grad=grad)
+    projection = along(op, x)
+    if len(cut_in_space(rec, projection.result)) > 1:
+        return NotImplemented
+    return rec.emit(projection, [x], fakes, None, name, grad=grad)
+
+
+@ATEN.rule(*REDUCTIONS)
+def to_map(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """Reductions over some of the axes, of which so many are left that the result is a map."""
     x = args[0]
     dims, keep = reduced(func, args, kwargs)
-    if covers(x, dims) or not outs[0].shape:
+    if covers(x, dims) or len(cut_in_space(rec, layout := projected(x, dims, keep))) < 2:
         return NotImplemented
-    layout = projected(x, dims, keep)
-    if len(cut_in_space(rec, layout)) > 1:
-        return strip_reduction(rec, func, args, kwargs, outs, dims, layout)
-    return projection(rec, func, args, kwargs, outs, dims, keep)
-
-
-def reduced(func: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], bool]:
-    """(the dimensions that a reduction reduces, whether it keeps them)."""
-    names = argument_names(func)
-    given = dict(zip(names, args, strict=False)) | kwargs
-    rank = len(args[0].shape)
-    dims = given.get("dim")
-    if dims is None or dims == []:
-        dims = range(rank)
-    listed = [dims] if isinstance(dims, int) else list(dims)
-    return tuple(d % rank for d in listed), bool(given.get("keepdim", False))
-
-
-def strip_reduction(
-    rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor], dims: Sequence[int], layout: Layout
-) -> Any:
-    x = args[0]
     axes = whole_axes(rec, x, dims)
     if axes is None:
         return NotImplemented
     _, new_args, new_kwargs = rec.template(args, kwargs)
-    return rec.emit(
-        Strip(Call(func, new_args, new_kwargs), x.space.extent, tuple(axes), layout),
-        [x],
-        outs,
-        layout,
-        name_of(func),
-    )
-
-
-def projection(
-    rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor], dims: tuple[int, ...], keep: bool
-) -> Any:
-    x = args[0]
-    gone = {f.index for d in dims for f in x.space.dims[d] if isinstance(f, Axis)}
-    if any(isinstance(f, Axis) and f.index in gone for d in x.space.space if d not in dims for f in x.space.dims[d]):
-        return NotImplemented
-    found = space_op(rec, func, args, kwargs, outs, dims, keep)
-    if found is None:
-        return NotImplemented
-    inner, fakes = found
-    return rec.emit(along(inner, x), [x], fakes, None, name_of(func))[:1]
-
-
-def along(inner: SpaceOp, x: Value) -> Projection:
-    """A reduction whose dimensions hold some of a map's axes."""
-    return Projection(inner, projected(x, inner.dims, inner.keep), projected(x, inner.dims, True), inner.blank)
+    op = Strip(Call(func, new_args, new_kwargs), x.space.extent, tuple(axes), layout)
+    return rec.emit(op, [x], outs, layout, name_of(func))

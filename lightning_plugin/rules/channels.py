@@ -135,7 +135,7 @@ REDUCTIONS = (
 def reduce_channels(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """A reduction over dimensions that are not space; the ones over space are in `reduce`."""
     x = args[0]
-    dims, keep = reduced_dims(func, args, kwargs)
+    dims, keep = reduced(func, args, kwargs)
     if not all(plain(x, d) for d in dims):
         return NotImplemented
     layout = Layout(
@@ -144,16 +144,15 @@ def reduce_channels(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequ
     return local(rec, func, args, kwargs, outs[0], layout, name=name_of(func))
 
 
-def reduced_dims(func: Any, args: Any, kwargs: Any) -> tuple[list[int], bool]:
-    """The dimensions that a reduction is called for, and whether they are kept as dimensions of size one."""
-    x = args[0]
-    names = argument_names(func)
-    position = names.index("dim")
-    dims: Any = kwargs.get("dim", args[position] if len(args) > position else None)
-    keep = kwargs.get("keepdim", args[names.index("keepdim")] if len(args) > names.index("keepdim") else False)
-    if dims is None or (isinstance(dims, (list, tuple)) and not dims):
-        dims = list(range(len(x.shape)))
-    return [d % len(x.shape) for d in (dims if isinstance(dims, (list, tuple)) else [dims])], keep
+def reduced(func: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], bool]:
+    """(the dimensions that a reduction reduces, whether it keeps them)."""
+    given = dict(zip(argument_names(func), args, strict=False)) | kwargs
+    rank = len(args[0].shape)
+    dims = given.get("dim")
+    if dims is None or dims == []:
+        dims = range(rank)
+    listed = [dims] if isinstance(dims, int) else list(dims)
+    return tuple(d % rank for d in listed), bool(given.get("keepdim", False))
 
 
 @ATEN.rule(aten.max.dim, aten.min.dim, aten.topk.default, kind="local")

@@ -23,9 +23,9 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import CHANNELS_LAST, Layout, plain_strides
-from lightning_plugin.ops import ReduceOp, TileOp, accumulation_dtype
+from lightning_plugin.ops import TileOp, accumulation_dtype
 from lightning_plugin.passes import first_order
-from lightning_plugin.rules.axes import along, projected
+from lightning_plugin.rules.axes import over, projected
 from lightning_plugin.rules.channels import plain
 from lightning_plugin.rules.pointwise import local
 from lightning_plugin.rules.reductions import VarMean, covers
@@ -210,9 +210,7 @@ def statistics(rec: Recorder, x: Value, dims: Sequence[int], shape: Sequence[int
     size = math.prod(x.shape[d] for d in dims)
     dtype = type_of_statistics(x)
     fakes = [rec.fake(shape, dtype, x.device) for _ in range(2)]
-    inner = VarMean(tuple(dims), False, dtype, size)
-    op: ReduceOp = inner if covers(x, dims) else along(inner, x)
-    var, mean = rec.emit(op, [x], fakes, None, "statistics")
+    var, mean = over(rec, VarMean(tuple(dims), False, dtype, size), x, fakes, "statistics")
     return mean, var, size
 
 

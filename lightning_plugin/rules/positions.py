@@ -2,67 +2,27 @@
 
     softmax(x) = exp(x - m) / s        m = max x,   s = Σ exp(x - m)
 
-so a softmax over all positions is one reduction, to (s, m), and one broadcast. The maximum only keeps the
-numbers in range; it cancels, and backward treats it as a constant.
+so a softmax over all positions is one reduction, to (s, m), and one broadcast.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
-from lightning_plugin.ops import ReduceOp, Reduction, accumulation_dtype
-from lightning_plugin.rules.axes import along
+from lightning_plugin.ops import accumulation_dtype
+from lightning_plugin.rules.axes import over
 from lightning_plugin.rules.channels import name_of, plain
 from lightning_plugin.rules.pointwise import broadcast, local
-from lightning_plugin.rules.reductions import SpaceOp, covers, widen
+from lightning_plugin.rules.reductions import ExpSum, covers
 from lightning_plugin.rules.table import ATEN, Recorder
 from lightning_plugin.rules.uncut import axes_under
 
 aten = torch.ops.aten
-
-
-# Softmax ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ExpSum(SpaceOp):
-    """(Σ exp(x - m), m = max x), the reduced dimensions kept as ones."""
-
-    uniform: ClassVar[bool] = True
-
-    @property
-    def blank(self) -> tuple[float, ...]:
-        return 0.0, -math.inf
-
-    def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
-        x = widen(tiles[0])
-        top = x.amax(self.dims, keepdim=True)
-        return Reduction(((x - finite(top)).exp_().sum(self.dims, keepdim=True).double(), top))
-
-    def merge(self, left: Reduction, right: Reduction) -> Reduction:
-        (s, m), (t, n) = left.parts, right.parts
-        top = torch.maximum(m, n)
-        shift = finite(top)
-        return Reduction((s * (m - shift).double().exp() + t * (n - shift).double().exp(), top))
-
-    def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        return total.parts[0].to(self.dtype), total.parts[1].to(self.dtype)
-
-    def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
-        return (widen(tiles[0]) - finite(outputs[1])).exp().sum(self.dims, keepdim=True).to(self.dtype), None
-
-
-def finite(top: Tensor) -> Tensor:
-    """A maximum that can be subtracted: where everything is -inf there is nothing to keep in range."""
-    return torch.where(top == -math.inf, 0.0, top)
 
 
 def apply_softmax(x: Tensor, total: Tensor, top: Tensor, dtype: torch.dtype) -> Tensor:
@@ -88,8 +48,7 @@ def softmax(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Ten
     dtype = accumulation_dtype(outs[0].dtype)
     shape = [1 if d == dim else size for d, size in enumerate(x.shape)]
     sums = ExpSum((dim,), True, dtype, x.shape[dim])
-    op: ReduceOp = along(sums, x) if apart else sums
-    total, top = rec.emit(op, [x], [rec.fake(shape, dtype, x.device) for _ in range(2)], None, "softmax sum")
+    total, top = over(rec, sums, x, [rec.fake(shape, dtype, x.device) for _ in range(2)], "softmax sum")
     if apart:
         found = broadcast(rec, [x, total, top], x.shape)
         if found is None:

@@ -2,137 +2,98 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_plugin.graph import Value
-from lightning_plugin.layout import Axis
-from lightning_plugin.rules.channels import REDUCTIONS, dim_of, name_of, reduced_dims
+from lightning_plugin.ops import accumulation_dtype
+from lightning_plugin.rules.axes import over
+from lightning_plugin.rules.channels import name_of, reduced
 from lightning_plugin.rules.reductions import (
     TIES,
+    ExpSum,
     Extreme,
     First,
-    LogSumExp,
-    Norm,
-    SpaceOp,
     Sum,
     VarMean,
-    covers,
+    log_of_sum,
     reduced_size,
+    root,
 )
 from lightning_plugin.rules.table import ATEN, Recorder
 
 aten = torch.ops.aten
 
 
-@ATEN.rule(*REDUCTIONS)
-def over_space(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    dims, keep = reduced_dims(func, args, kwargs)
-    return reduced(rec, func, args, kwargs, outs, dims, keep)
-
-
-def reduced(
-    rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor], dims: Sequence[int], keep: bool
-) -> Any:
-    if not covers(args[0], dims):
+@ATEN.rule(aten.sum.dim_IntList, aten.sum.default, aten.mean.dim, aten.mean.default)
+def total(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    x = args[0]
+    dims, keep = reduced(func, args, kwargs)
+    if kwargs.get("dtype") not in (None, x.dtype):
         return NotImplemented
-    found = space_op(rec, func, args, kwargs, outs, dims, keep)
-    if found is None:
-        return NotImplemented
-    op, fakes = found
-    return rec.emit(op, [args[0]], fakes, None, name_of(func))[:1]
+    size = reduced_size(x, dims)
+    op = Sum(dims, keep, outs[0].dtype, size, float(size) if name_of(func) == "mean" else 1.0)
+    return over(rec, op, x, outs, name_of(func))
 
 
-def space_op(
-    rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor], dims: Sequence[int], keep: bool
-) -> tuple[SpaceOp, list[Tensor]] | None:
-    """The operator that reduces ``dims``, and its results, of which the call's own is the first."""
-    x, out, name = args[0], outs[0], name_of(func)
-    requested = kwargs.get("dtype")
-    if requested is not None and requested != x.dtype:
-        return None
-    base = (tuple(dims), keep, out.dtype, reduced_size(x, dims))
-    if name in ("sum", "mean"):
-        return Sum(*base, divisor=float(base[3]) if name == "mean" else 1.0), [out]
-    if name in ("amax", "amin"):
-        shape = [1 if d in dims else s for d, s in enumerate(x.shape)]
-        fakes = [out, rec.fake(shape, torch.int64, x.device), rec.fake([*shape, TIES], torch.int64, x.device)]
-        return Extreme(*base, x.space, sign=1 if name == "amax" else -1), fakes
-    if name == "logsumexp":
-        return LogSumExp(*base), [out]
-    if name in ("var", "std"):
-        correction = kwargs.get("correction", args[2] if len(args) > 2 else 1)
-        return VarMean(*base, correction=1 if correction is None else correction, root=name == "std"), [out, out]
-    if name == "linalg_vector_norm":
-        order = float(kwargs.get("ord", args[1] if len(args) > 1 else 2))
-        return (Norm(*base, order=order), [out]) if 0 < order < math.inf else None
-    return None
-
-
-@ATEN.rule(aten.max.dim, aten.min.dim)
+@ATEN.rule(aten.amax.default, aten.amin.default, aten.max.default, aten.min.default)
 def extreme(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """max and min with indices along a dimension that holds all of space, and nothing else."""
-    x = args[0]
-    dim = dim_of(args, kwargs, 1, -1) % len(x.shape)
-    if not covers(x, [dim]) or not row_major(x, [dim]):
+    """The value alone: positions that tie for it share its gradient."""
+    x, name = args[0], name_of(func)
+    dims, keep = reduced(func, args, kwargs)
+    shape = [1 if d in dims else s for d, s in enumerate(x.shape)]
+    fakes = [*outs, rec.fake(shape, torch.int64, x.device), rec.fake([*shape, TIES], torch.int64, x.device)]
+    op = Extreme(dims, keep, x.dtype, reduced_size(x, dims), x.space, 1 if "max" in name else -1)
+    found = over(rec, op, x, fakes, name)
+    return found if found is NotImplemented else found[:1]
+
+
+@ATEN.rule(aten.max.dim, aten.min.dim, aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
+def first(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """The value and where it is first; of an adaptive pooling to one position (others are in `adaptive`)."""
+    x, name = args[0], name_of(func)
+    dims, keep = reduced(func, args, kwargs)
+    if name.startswith("adaptive"):
+        dims, keep = tuple(range(len(x.shape) - len(args[1]), len(x.shape))), True
+        if any(size != 1 for size in args[1]):
+            return NotImplemented
+    op = First(dims, keep, x.dtype, reduced_size(x, dims), x.space, -1 if name == "min" else 1)
+    return over(rec, op, x, outs, name)
+
+
+@ATEN.rule(aten.argmax.default, aten.argmin.default)
+def first_index(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    x, name = args[0], name_of(func)
+    dims, keep = reduced(func, args, kwargs)
+    op = First(dims, keep, x.dtype, reduced_size(x, dims), x.space, 1 if name == "argmax" else -1)
+    found = over(rec, op, x, [rec.fake(outs[0].shape, x.dtype, x.device), *outs], name, grad=False)
+    return found if found is NotImplemented else found[1:]
+
+
+@ATEN.rule(aten.logsumexp.default)
+def logsumexp(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    x, out = args[0], outs[0]
+    dims, _ = reduced(func, args, kwargs)
+    dtype = accumulation_dtype(out.dtype)
+    shape = [1 if d in dims else s for d, s in enumerate(x.shape)]
+    op = ExpSum(dims, True, dtype, reduced_size(x, dims))
+    found = over(rec, op, x, [rec.fake(shape, dtype, x.device) for _ in range(2)], "logsumexp")
+    if found is NotImplemented:
         return NotImplemented
-    keep = len(outs[0].shape) == len(x.shape)
-    op = First((dim,), keep, x.dtype, x.shape[dim], x.space, sign=1 if name_of(func) == "max" else -1)
-    return rec.emit(op, [x], outs, None, name_of(func))
+    return rec.vector(log_of_sum, [*found, list(out.shape), out.dtype], {}, outs, name="logsumexp")
 
 
-def row_major(value: Value, dims: Sequence[int]) -> bool:
-    """True if the given dimensions list exactly the axes of space, in order."""
-    layout = value.space.tidy
-    factors = [f for d in sorted(dims) for f in layout.dims[d] if f != 1]
-    return factors == [Axis(i) for i, size in enumerate(layout.extent) if size > 1]
-
-
-@ATEN.rule(
-    aten.sum.default,
-    aten.mean.default,
-    aten.amax,
-    aten.max.default,
-    aten.min.default,
-    aten.std.default,
-    aten.var.default,
-)
-def reduce_all(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """The reductions to one number."""
-    name = {"max": "amax", "min": "amin"}.get(name_of(func), name_of(func))
-    packet = getattr(aten, name)
-    x = args[0]
-    dims = list(range(len(x.shape)))
-    named = packet.dim if name in ("mean",) else packet.dim_IntList if name == "sum" else None
-    return reduced(rec, named or getattr(packet, "default", packet), args, kwargs, outs, dims, False)
-
-
-@ATEN.rule(aten.var_mean.correction)
-def var_mean(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    x = args[0]
-    dims = kwargs.get("dim", args[1] if len(args) > 1 else None)
-    dims = [d % len(x.shape) for d in (dims or range(len(x.shape)))]
-    if not covers(x, dims):
-        return NotImplemented
-    correction = kwargs.get("correction", 1)
-    op = VarMean(
-        tuple(dims), bool(kwargs.get("keepdim", False)), x.dtype, reduced_size(x, dims),
-        correction=1 if correction is None else correction,
-    )  # fmt: skip
-    return rec.emit(op, [x], outs, None, "var_mean")
-
-
-@ATEN.rule(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
-def adaptive_max_pool(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """To one position; other sizes are in `adaptive`."""
-    x, size = args
-    count = len(size)
-    dims = tuple(range(len(x.shape) - count, len(x.shape)))
-    if any(s != 1 for s in size) or not covers(x, dims) or not row_major(x, dims):
-        return NotImplemented
-    op = First(dims, True, x.dtype, reduced_size(x, dims), x.space)
-    return rec.emit(op, [x], outs, None, name_of(func))
+@ATEN.rule(aten.var.correction, aten.std.correction, aten.var_mean.correction)
+def moments(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """The variance and the mean, which costs nothing where nobody asked for it."""
+    x, name = args[0], name_of(func)
+    dims, keep = reduced(func, args, kwargs)
+    correction = kwargs.get("correction")
+    dtype = accumulation_dtype(x.dtype) if name == "std" else x.dtype
+    op = VarMean(dims, keep, dtype, reduced_size(x, dims), 1 if correction is None else correction)
+    found = over(rec, op, x, [rec.fake(outs[0].shape, dtype, x.device) for _ in range(2)], name)
+    if name == "std" and found is not NotImplemented:
+        return rec.vector(root, [found[0], 2, outs[0].dtype], {}, outs, name="sqrt")
+    return found if found is NotImplemented else found[: len(outs)]

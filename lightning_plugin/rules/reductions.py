@@ -87,7 +87,6 @@ class VarMean(SpaceOp):
 
     uniform: ClassVar[bool] = True
     correction: float = 0.0
-    root: bool = False
 
     @property
     def blank(self) -> tuple[float, ...]:
@@ -109,13 +108,10 @@ class VarMean(SpaceOp):
     def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         _, mean, squares = total.parts
         var = squares / max(0.0, self.size - self.correction)  # as PyTorch has it: without a freedom inf, or 0 / 0
-        return (var.sqrt() if self.root else var).to(self.dtype), mean.to(self.dtype)
+        return var.to(self.dtype), mean.to(self.dtype)
 
     def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
-        spread, mean = outputs
-        square, total = Moments.apply(widen(tiles[0]), mean, self)  # type: ignore[no-untyped-call]
-        if self.root:  # d sqrt(v) = dv / (2 sqrt(v)), and nothing where v is zero, as PyTorch has it
-            square = torch.where(spread == 0, 0.0, 0.5 / spread) * square
+        square, total = Moments.apply(widen(tiles[0]), outputs[1], self)  # type: ignore[no-untyped-call]
         return square.to(self.dtype), total.to(self.dtype)
 
 
@@ -146,55 +142,50 @@ class Moments(torch.autograd.Function):
 
 
 @dataclass(frozen=True)
-class LogSumExp(SpaceOp):
-    """log Σ exp x: forward with a running maximum, backward as Σ exp(x - result)."""
+class ExpSum(SpaceOp):
+    """(Σ exp(x - m), m = max x), the reduced dimensions kept as ones.
+
+    The maximum only keeps the numbers in range: it cancels, and backward treats it as a constant.
+    """
 
     uniform: ClassVar[bool] = True
 
     @property
     def blank(self) -> tuple[float, ...]:
-        return (-math.inf,)
+        return 0.0, -math.inf
 
     def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
-        return Reduction((torch.logsumexp(widen(tiles[0]), self.dims, keepdim=self.keep).double(),))
+        x = widen(tiles[0])
+        top = x.amax(self.dims, keepdim=True)
+        return Reduction(((x - finite(top)).exp_().sum(self.dims, keepdim=True).double(), top))
 
     def merge(self, left: Reduction, right: Reduction) -> Reduction:
-        return Reduction((torch.logaddexp(left.parts[0], right.parts[0]),))
+        (s, m), (t, n) = left.parts, right.parts
+        top = torch.maximum(m, n)
+        shift = finite(top)
+        return Reduction((s * (m - shift).double().exp() + t * (n - shift).double().exp(), top))
 
     def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        return (total.parts[0].to(self.dtype),)
+        return total.parts[0].to(self.dtype), total.parts[1].to(self.dtype)
 
     def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
-        x = widen(tiles[0])
-        result = kept(outputs[0].to(x.dtype), self)
-        result = torch.where(result.isinf(), 0.0, result)
-        return ((x - result).exp().sum(self.dims, keepdim=self.keep).to(self.dtype),)
+        return (widen(tiles[0]) - finite(outputs[1])).exp().sum(self.dims, keepdim=True).to(self.dtype), None
 
 
-@dataclass(frozen=True)
-class Norm(SpaceOp):
-    """The p-norm for 0 < p < ∞: Σ|x|^p merged, its root at the end."""
+def finite(top: Tensor) -> Tensor:
+    """A maximum that can be subtracted: where everything is -inf there is nothing to keep in range."""
+    return torch.where(top == -math.inf, 0.0, top)
 
-    uniform: ClassVar[bool] = True
-    order: float = 2.0
 
-    def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
-        power = widen(tiles[0]).abs().pow(self.order)
-        return Reduction((power.sum(self.dims, keepdim=self.keep).double(),))
+def log_of_sum(total: Tensor, top: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """log Σ exp x of what `ExpSum` gives; an infinite one has no gradient, as in PyTorch."""
+    return (total.masked_fill(top.isinf(), 1).log() + top).reshape(shape).to(dtype)
 
-    def merge(self, left: Reduction, right: Reduction) -> Reduction:
-        return Reduction((left.parts[0] + right.parts[0],))
 
-    def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        return (total.parts[0].pow(1 / self.order).to(self.dtype),)
-
-    def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
-        # d (Σ|x|^p)^(1/p) = Σ|x|^(p-1) sign(x) dx / norm^(p-1), and nothing where the norm is zero.
-        x = widen(tiles[0])
-        norm = outputs[0].to(x.dtype)
-        power = (x.square() if self.order == 2 else x.abs().pow(self.order)).sum(self.dims, keepdim=self.keep)
-        scale = torch.where(norm == 0, 0.0, 1.0 / (self.order * norm.pow(self.order - 1)))
-        return ((power * scale).to(self.dtype),)
+def root(total: Tensor, order: float, dtype: torch.dtype) -> Tensor:
+    """A sum's root, with a gradient of zero where it is zero, as PyTorch's norms and deviations have it."""
+    zero = total == 0
+    return total.masked_fill(zero, 1).pow(1 / order).masked_fill(zero, 0).to(dtype)
 
 
 def restored(result: Tensor, dims: Sequence[int]) -> Tensor:
@@ -309,49 +300,45 @@ class Extreme(SpaceOp):
 
 @dataclass(frozen=True)
 class First(SpaceOp):
-    """Extreme value with its index, the first in row-major order among equals; it takes the whole gradient.
-
-    ``layout`` tells where a tile's positions lie in the reduced dimension of the whole map; -1 as the reduced
-    dimension's size marks "all of space", the flat index of adaptive pooling.
-    """
+    """Extreme value with its index, the first in row-major order among equals; it takes the whole gradient."""
 
     layout: Layout
     sign: int = 1
 
+    @property
+    def blank(self) -> tuple[float, ...]:
+        return -self.sign * math.inf, math.inf
+
     def positions(self, box: Box, device: torch.device) -> Tensor:
-        """Flat index, in the whole map, of every position of the tile along the reduced dimensions."""
-        extent = self.layout.extent
-        index = torch.zeros([1] * len(extent), dtype=torch.int64, device=device)
-        step = 1
-        for a in reversed(range(len(extent))):
-            line = torch.arange(box.lo[a], box.hi[a], device=device) * step
-            index = index + line.view([-1 if i == a else 1 for i in range(len(extent))])
-            step *= extent[a]
-        return index.reshape(-1)
+        return flat_index(self.layout, sorted(self.dims), box, device)
 
     def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
         x = self.flat(tiles[0])
         best = (x.amax if self.sign > 0 else x.amin)(-1, keepdim=True)
         where = ((x == best) | (x.isnan() & best.isnan())).to(torch.uint8).argmax(-1)
-        best = best.squeeze(-1)
-        return Reduction((best, self.positions(box, x.device)[where]))
+        found = best.squeeze(-1), self.positions(box, x.device)[where]
+        return Reduction(tuple(restored(part, self.dims) if self.keep else part for part in found))
 
     def merge(self, left: Reduction, right: Reduction) -> Reduction:
-        (a, i), (b, j) = left.parts, right.parts
-        better = (b > a) if self.sign > 0 else (b < a)
-        take = better | ((b == a) & (j < i)) | (b.isnan() & ~a.isnan())
-        return Reduction((torch.where(take, b, a), torch.where(take, j, i)))
+        return Reduction(earlier(left.parts, right.parts, self.sign))
 
     def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        best, where = total.parts
-        return (restored(best, self.dims), restored(where, self.dims)) if self.keep else (best, where)
+        return total.parts
 
     def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
         x = self.flat(tiles[0])
         where = squeeze(outputs[1], self.dims) if self.keep else outputs[1]
-        mine = self.positions(box, x.device) == where.unsqueeze(-1)
-        value = torch.where(mine, x, 0).sum(-1)
+        place, mine = find(self.positions(box, x.device), where.unsqueeze(-1))
+        value = torch.where(mine, x.gather(-1, place), 0).squeeze(-1)
         return restored(value, self.dims) if self.keep else value, None
+
+
+def earlier(left: Sequence[Tensor], right: Sequence[Tensor], sign: int) -> tuple[Tensor, ...]:
+    """Of two values with their positions the more extreme, NaN before all, and of equals the one that is first."""
+    (a, i), (b, j) = left, right
+    more = (b > a if sign > 0 else b < a) | (b.isnan() & ~a.isnan())
+    take = more | (((b == a) | (b.isnan() & a.isnan())) & (j < i))
+    return torch.where(take, b, a), torch.where(take, j, i)
 
 
 def squeeze(x: Tensor, dims: Sequence[int]) -> Tensor:

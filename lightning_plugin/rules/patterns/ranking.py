@@ -1,5 +1,4 @@
-"""Picking positions: the best k, the best one's index, the values at given indices; products and truth of
-all.
+"""Picking positions: the best k and the values at given indices; products of all.
 
 Indices count positions of the whole map in row-major order. Among equal values the first position wins.
 """
@@ -14,16 +13,13 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
-from lightning_plugin.graph import Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.ops import ReduceOp, Reduction
 from lightning_plugin.private import FakeTensor
-from lightning_plugin.rules.axes import reduced
-from lightning_plugin.rules.channels import name_of
-from lightning_plugin.rules.pointwise import local
+from lightning_plugin.rules.axes import over
+from lightning_plugin.rules.channels import name_of, reduced
 from lightning_plugin.rules.reductions import (
     SpaceOp,
-    Sum,
     covers,
     find,
     flat_index,
@@ -80,50 +76,6 @@ def topk(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor
     if not covers(x, [dim]):
         return NotImplemented
     return rec.emit(Best(dim, k, largest, x.space), [x], outs, None, "topk")
-
-
-@dataclass(frozen=True)
-class BestIndex(ReduceOp):
-    """argmax and argmin: the first index of the extreme value over ``dims``."""
-
-    dims: tuple[int, ...]
-    keep: bool
-    largest: bool
-    layout: Layout
-
-    def need(self, box: Box) -> tuple[Box, ...]:
-        return (box,)
-
-    def inner(self) -> Best:
-        return Best(-1, 1, self.largest, self.layout)
-
-    def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
-        count = len(self.dims)
-        x = tiles[0].movedim(self.dims, tuple(range(-count, 0))).flatten(-count)
-        if not self.largest and x.isnan().any():  # argmin, too, takes the first NaN there is
-            x = torch.where(x.isnan(), -torch.inf, x)
-        best = x.amax(-1, keepdim=True) if self.largest else x.amin(-1, keepdim=True)
-        where = ((x == best) | (x.isnan() & best.isnan())).to(torch.uint8).argmax(-1, keepdim=True)
-        return Reduction((best, flat_index(self.layout, self.dims, box, x.device)[where]))
-
-    def merge(self, left: Reduction, right: Reduction) -> Reduction:
-        return self.inner().merge(left, right)
-
-    def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        where = total.parts[1].squeeze(-1)
-        return (restored(where, self.dims) if self.keep else where,)
-
-    def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
-        return (None,)
-
-
-@ATEN.rule(aten.argmax.default, aten.argmin.default)
-def best_index(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    dims, keep = reduced(func, args, kwargs)
-    if not covers(args[0], dims):
-        return NotImplemented
-    op = BestIndex(dims, keep, name_of(func) == "argmax", args[0].space)
-    return rec.emit(op, [args[0]], outs, None, name_of(func), grad=False)
 
 
 @dataclass(frozen=True)
@@ -198,6 +150,10 @@ def pick_rows(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[T
 class Prod(SpaceOp):
     """(Π x, Π of all but zeros, how many zeros): enough for the derivative, which is Π of all others."""
 
+    @property
+    def blank(self) -> tuple[float, ...]:
+        return 1.0, 0.0
+
     def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
         x = widen(tiles[0])
         rest = torch.where(x == 0, 1, x).movedim(self.dims, tuple(range(-len(self.dims), 0)))
@@ -223,46 +179,9 @@ class Prod(SpaceOp):
 def prod(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x = args[0]
     dims, keep = reduced(func, args, kwargs)
-    if (
-        not covers(x, dims)
-        or x.dtype == torch.bool
-        or outs[0].is_complex()
-        or kwargs.get("dtype") not in (None, x.dtype)
-    ):
+    if x.dtype == torch.bool or outs[0].is_complex() or kwargs.get("dtype") not in (None, x.dtype):
         return NotImplemented
     shape, dtype = outs[0].shape, torch.float64 if x.dtype.is_floating_point else torch.int64
     fakes = [outs[0], rec.fake(shape, dtype, x.device), rec.fake(shape, torch.int64, x.device)]
-    op = Prod(dims, keep, outs[0].dtype, reduced_size(x, dims))
-    return rec.emit(op, [x], fakes, None, "prod")[:1]
-
-
-@ATEN.rule(
-    aten.any.dim,
-    aten.any.dims,
-    aten.any.default,
-    aten.all.dim,
-    aten.all.dims,
-    aten.all.default,
-)
-def truth(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """Compare the number of true elements with none and with all."""
-    x: Value = args[0]
-    dims, keep = reduced(func, args, kwargs)
-    if not covers(x, dims):
-        return NotImplemented
-    true = local(
-        rec,
-        aten.ne.Scalar,
-        [x, 0],
-        {},
-        rec.fake(x.shape, torch.bool, x.device),
-        x.space,
-        name="ne",
-        grad=False,
-    )
-    name, size = name_of(func), reduced_size(x, dims)
-    count = rec.fake(outs[0].shape, torch.int64, x.device)
-    total = rec.emit(Sum(dims, keep, torch.int64, size), [true], [count], None, name)[0]
-    return rec.vector(
-        torch.gt if name == "any" else torch.ge, [total, 0 if name == "any" else size], {}, outs, name=name
-    )
+    found = over(rec, Prod(dims, keep, outs[0].dtype, reduced_size(x, dims)), x, fakes, "prod")
+    return found if found is NotImplemented else found[:1]

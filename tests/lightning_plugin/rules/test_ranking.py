@@ -38,7 +38,7 @@ def best_features(x: Tensor, k: int) -> Tensor:
 @pytest.mark.parametrize("name", INDEXED)
 @pytest.mark.parametrize("grids", GRIDS)
 def test_picked_positions(name, grids):
-    joins = name not in ("index_select", "at argmin of all")  # of several images, each has its own order
+    joins = name not in ("index_select", "at argmin of all")  # each image has its own order, where places are picked
     assert_tiled(After(INDEXED[name]), (2, 3, 11, 7), joins=joins, tiles=grids[0], backward_tiles=grids[1])
 
 
@@ -51,6 +51,26 @@ def test_indices_are_those_of_the_whole_map(tiles):
     values, where = lazy.flatten(2).topk(4, dim=2)
     assert torch.equal(materialize(values), x.flatten(2).topk(4, dim=2)[0])
     assert torch.equal(x.flatten(2).gather(2, materialize(where)), materialize(values))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_first_of_several_nan_is_found_whatever_tile_it_is_in(sign):
+    x = torch.randn(1, 1, 6, 8) * sign
+    x[0, 0, 1, 6] = x[0, 0, 2, 0] = torch.nan  # the later one lies in the tile that is computed first
+    lazy = LazyImage.from_tensor(x, engine=asked((2, 2), (2, 2)))
+    for seek in (torch.argmax, torch.argmin):
+        assert int(materialize(seek(lazy))) == int(seek(x)) == 14
+    assert int(materialize(lazy.flatten(1).max(1)[1])) == 14
+
+
+@pytest.mark.parametrize("dim", [2, 3])
+def test_values_and_places_of_rows_and_columns_are_tiled(dim):
+    assert_tiled(After(lambda x: x.max(dim)[0] + x.min(dim, keepdim=True)[0].squeeze(dim)), (2, 3, 11, 7))
+    assert_tiled(After(lambda x: x.prod(dim)), (2, 3, 11, 7))
+    x = torch.randint(0, 4, (2, 3, 11, 7)).double()
+    lazy = LazyImage.from_tensor(x, engine=asked((3, 2), (3, 2)))
+    assert torch.equal(materialize(lazy.argmax(dim)), x.argmax(dim))
+    assert torch.equal(materialize(lazy.max(dim)[1]), x.max(dim)[1])
 
 
 def test_equal_values_are_ranked_by_position():
@@ -71,7 +91,7 @@ def test_the_product_of_all_with_zeros(zeros):
         mask.view(-1)[[3, 20][:zeros]] = 0
         return ((x * 0.1 + 1) * mask).flatten(2).prod(2)
 
-    assert_tiled(After(holes), (2, 3, 5, 7), joins=True)
+    assert_tiled(After(holes), (2, 3, 5, 7))
 
 
 def test_truth_of_all():
