@@ -11,8 +11,8 @@ from typing import Any
 from lightning_plugin.strategy.bases import StrategyRegistry
 from lightning_plugin.strategy.checkpoints import WholeCheckpoints
 from lightning_plugin.strategy.ddp import SFTDDPStrategy
-from lightning_plugin.strategy.report import StepMonitor
-from lightning_plugin.strategy.single import SFTStrategy
+from lightning_plugin.strategy.feedback import StepMonitor
+from lightning_plugin.strategy.tiling import SFTStrategy
 
 __all__ = ["NAMES", "SFTDDPStrategy", "SFTStrategy", "StepMonitor", "WholeCheckpoints"]
 

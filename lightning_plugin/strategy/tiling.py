@@ -1,4 +1,5 @@
-"""Tiling, the mixin of every strategy of this package: steps on images run tile by tile.
+"""Tiling, the mixin of every strategy of this package: steps on images run tile by tile; and the strategy for one
+device.
 
 Lightning's hooks stay as they are. A batch's images become lazy when it is moved to the device; a step on
 them records; when it returns, what it recorded is computed under one plan. Everything after that (clipping,
@@ -12,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -25,10 +26,10 @@ from lightning_plugin.options import Options, Size, StrategyWords
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.analysis.optimizers import held_bytes, state_bytes, state_of
 from lightning_plugin.plans import MOST_PLANS, Planner, put_last, shorten
+from lightning_plugin.strategy.bases import SingleDeviceStrategy
 from lightning_plugin.strategy.batch import Moving, begin, settle
 from lightning_plugin.strategy.checkpoints import KEY, WholeCheckpoints, random_state, restore_random, restore_threads
-from lightning_plugin.strategy.feedback import Feedback
-from lightning_plugin.strategy.report import StepReport
+from lightning_plugin.strategy.feedback import Feedback, StepReport
 from lightning_plugin.strategy.update import by_parameter, reasons, separable, within_backward
 from lightning_plugin.units import parse_bytes
 
@@ -287,6 +288,58 @@ class Tiling:
         self.feedback.end()
         self.feedback.trainer = None
         super().teardown()  # type: ignore[misc]
+
+
+class SFTStrategy(Tiling, SingleDeviceStrategy):
+    """Train on images that do not fit, on one device (CUDA, CPU, MPS), exactly::
+
+        Trainer(strategy="sft")                       # within the memory the device has
+        Trainer(strategy=SFTStrategy(budget="8GiB"))
+
+    Without a budget and without tiles it is most of what is free on an accelerator, half of the machine's memory on a
+    CPU. The options are those of `StrategyWords`.
+
+    Args:
+        tile_over: The size from which on a dense tensor of a batch is tiled; a small part of the budget if
+            not given.
+        parallel_devices: The device, as Lightning's Trainer sets it.
+        accelerator: Lightning's accelerator.
+        checkpoint_io: Lightning's checkpoint reader and writer.
+        precision_plugin: Lightning's precision plugin.
+    """
+
+    strategy_name = "sft"
+
+    def __init__(
+        self,
+        tile_over: Size = None,
+        parallel_devices: list[torch.device] | None = None,
+        accelerator: Any = None,
+        checkpoint_io: Any = None,
+        precision_plugin: Any = None,
+        **options: Unpack[StrategyWords],
+    ) -> None:
+        super().__init__(accelerator=accelerator, checkpoint_io=checkpoint_io, precision_plugin=precision_plugin)  # type: ignore[call-arg]
+        self._tile(tile_over, options)
+        self.parallel_devices = parallel_devices  # type: ignore[assignment]  # the Trainer fills it in
+
+    @property
+    def parallel_devices(self) -> list[torch.device] | None:
+        """The one device, in a list, as the Trainer hands it over."""
+        return self._devices
+
+    @parallel_devices.setter
+    def parallel_devices(self, devices: list[torch.device] | None) -> None:
+        if devices is not None and len(devices) > 1:
+            raise ValueError(
+                f"the strategy 'sft' uses one device and was given {len(devices)}. Use strategy='sft_ddp' "
+                "for more than one, or devices=1."
+            )
+        self._devices = devices
+
+    @property
+    def root_device(self) -> torch.device:
+        return self._devices[0] if self._devices else torch.device("cpu")
 
 
 def left_whole(plan: Plan) -> bool:

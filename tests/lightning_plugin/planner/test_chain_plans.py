@@ -17,7 +17,7 @@ from lightning_plugin import BudgetError, Plan, TiledModule, make_plan
 from lightning_plugin.errors import PlanError
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.planner.choose import Chooser
-from lightning_plugin.strategy.report import tiles_of
+from lightning_plugin.strategy.feedback import tiles_of
 from tests.exactness import TOLERANCE, difference
 
 QUIET = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}

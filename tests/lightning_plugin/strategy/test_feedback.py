@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from lightning_plugin import Box, LazyImage, Plan, SFTStrategy, StepMonitor, TileSource
 from lightning_plugin.strategy import feedback
-from lightning_plugin.strategy.report import StepReport, tiles_of
+from lightning_plugin.strategy.feedback import StepReport, tiles_of
 from tests.lightning_plugin.strategy.modules import Each, Pictures, Slides, loader
 from tests.lightning_plugin.strategy.training import TILES, fit
 
