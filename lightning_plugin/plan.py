@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
-from dataclasses import MISSING, Field, asdict, dataclass, field, fields
-from typing import Any
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from typing import Any, get_args, get_origin, get_type_hints
 
 from lightning_plugin import plan_views
 from lightning_plugin.boxes import Grid
@@ -314,21 +313,27 @@ def built(kind: type[Any], data: Any, what: str) -> Any:
     for name, f in known.items():
         if name not in data and f.default is MISSING:
             raise ValueError(f"{what} has no {name!r}")
-    return kind(**{name: value_of(known[name], value, what) for name, value in data.items()})
+    types = get_type_hints(kind)
+    return kind(**{name: value_of(types[name], value, f"{name!r} of {what}") for name, value in data.items()})
 
 
-def value_of(f: Field[Any], value: Any, what: str) -> Any:
-    """The object that a key's value stands for."""
-    declared = str(f.type)  # annotations are texts here
-    if declared in OBJECTS:
-        return built(OBJECTS[declared], value, f"{f.name!r} of {what}")
-    if declared in LISTS and isinstance(value, list):
-        one, kind = LISTS[declared]
-        return tuple(built(kind, each, f"{one} {i}") for i, each in enumerate(value))
-    words, fits = VALUES[declared]
-    if not fits(value):
-        raise ValueError(f"{f.name!r} of {what} is {words}, not {shown(value)}")
-    return tuple(value) if isinstance(value, list) else value
+def value_of(declared: Any, value: Any, what: str) -> Any:
+    """The value of a declared type that a value of JSON stands for."""
+    if is_dataclass(declared):
+        return built(declared, value, what)  # type: ignore[arg-type]
+    if get_origin(declared) is tuple:
+        one = get_args(declared)[0]
+        if not isinstance(value, list) or not (is_dataclass(one) or all(fits(one, each) for each in value)):
+            raise ValueError(f"{what} is a list of {WORDS[one][1]}, not {shown(value)}")
+        return tuple(value_of(one, each, f"{WORDS[one][0]} {i}") for i, each in enumerate(value))
+    if not fits(declared, value):
+        raise ValueError(f"{what} is {WORDS[declared][0]}, not {shown(value)}")
+    return value
+
+
+def fits(declared: Any, value: Any) -> bool:
+    """True if a value of JSON is one of a plain type: truths are no numbers, whole numbers are numbers too."""
+    return type(value) in (int, float) if declared is float else type(value) in (get_args(declared) or (declared,))
 
 
 def shown(value: Any) -> str:
@@ -337,39 +342,13 @@ def shown(value: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def whole(value: Any) -> bool:
-    return type(value) is int
-
-
-def number(value: Any) -> bool:
-    return type(value) in (int, float)
-
-
-def listed(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list) and all(map(fits, value))
-
-
-#: Fields that are objects of their own, by their type.
-OBJECTS: dict[str, type] = {
-    "Grid": Grid,
-    "SegmentForecast": SegmentForecast,
-    "ChainForecast": ChainForecast,
-    "Forecast": Forecast,
-}
-#: Fields that are lists of such objects, and the name of one of them.
-LISTS: dict[str, tuple[str, type]] = {
-    "tuple[SegmentPlan, ...]": ("segment", SegmentPlan),
-    "tuple[ChainPlan, ...]": ("chain", ChainPlan),
-}
-#: The values of other fields, in words and as a test, by their type.
-VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "int": ("a whole number", whole),
-    "int | None": ("a whole number or null", lambda value: value is None or whole(value)),
-    "float": ("a number", number),
-    "bool": ("true or false", lambda value: isinstance(value, bool)),
-    "str": ("a text", lambda value: isinstance(value, str)),
-    "tuple[int, ...]": ("a list of whole numbers", listed(whole)),
-    "tuple[str, ...]": ("a list of texts", listed(lambda value: isinstance(value, str))),
-    "tuple[SegmentPlan, ...]": ("a list of segments", lambda value: False),
-    "tuple[ChainPlan, ...]": ("a list of chains", lambda value: False),
+#: The types of values in words: one, and several.
+WORDS: dict[Any, tuple[str, str]] = {
+    int: ("a whole number", "whole numbers"),
+    int | None: ("a whole number or null", ""),
+    float: ("a number", "numbers"),
+    bool: ("true or false", ""),
+    str: ("a text", "texts"),
+    SegmentPlan: ("segment", "segments"),
+    ChainPlan: ("chain", "chains"),
 }
