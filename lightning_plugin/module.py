@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial, wraps
-from types import ModuleType
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from lightning_plugin.capture.lazy import LazyImage, LazyTensor, lazies, materialized, recording_eagerly
+from lightning_plugin.capture.lazy import LazyImage, LazyTensor, lazies, materialize_all, recording_eagerly
 from lightning_plugin.capture.session import Call
 from lightning_plugin.engine import Engine
 from lightning_plugin.errors import RecordingError
@@ -72,7 +71,7 @@ class TiledModule(nn.Module):
 
     @Signed
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        gather = not any(isinstance(a, LazyTensor) for a in _leaves((args, kwargs)))
+        gather = not lazies((args, kwargs))
         args, kwargs = tree_map(self._lazy, (args, kwargs))
         call = Call(self.engine)
         for lazy in lazies((args, kwargs)):
@@ -82,7 +81,7 @@ class TiledModule(nn.Module):
                 out = self.module(*args, **kwargs)
         finally:
             call.end = next_serial()
-        return _settled(out) if gather else out
+        return materialize_all(out) if gather else out
 
     def _lazy(self, a: Any) -> Any:
         # A tensor of whole numbers with three dimensions is a target (N, H, W), not an image of H channels.
@@ -127,39 +126,3 @@ class TiledModule(nn.Module):
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         return self.module.load_state_dict(*args, **kwargs)
-
-
-def _leaves(tree: Any) -> list[Any]:
-    found: list[Any] = []
-    tree_map(found.append, tree)
-    return found
-
-
-def _settled(result: Any) -> Any:
-    """A result with ordinary tensors, all of them computed under one plan."""
-    found: list[LazyTensor] = []
-
-    def note(tensor: LazyTensor) -> LazyTensor:
-        found.append(tensor)
-        return tensor
-
-    _replaced(result, note, set())
-    tensors = dict(zip(map(id, found), materialized(found), strict=True))
-    return _replaced(result, lambda tensor: tensors[id(tensor)], set())
-
-
-def _replaced(result: Any, by: Callable[[LazyTensor], Tensor], seen: set[int]) -> Any:
-    """A result with other tensors for its lazy ones, also in the attributes of objects, which are set anew."""
-
-    def replaced(a: Any) -> Any:
-        if isinstance(a, LazyTensor):
-            return by(a)
-        if hasattr(a, "__dict__") and not isinstance(a, (Tensor, nn.Module, type, ModuleType)) and id(a) not in seen:
-            seen.add(id(a))
-            for name, value in list(vars(a).items()):
-                new = _replaced(value, by, seen)
-                if any(isinstance(leaf, LazyTensor) for leaf in _leaves(value)):
-                    object.__setattr__(a, name, new)
-        return a
-
-    return tree_map(replaced, result)

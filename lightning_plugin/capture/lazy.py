@@ -11,10 +11,11 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_plugin.capture.alias import current, remember_storage
 from lightning_plugin.capture.record import Recorder
@@ -25,7 +26,7 @@ from lightning_plugin.graph import Value
 from lightning_plugin.ops import Autocast
 from lightning_plugin.private import collate_by, compiles, without_storage
 from lightning_plugin.source import TensorSource, TileSource, batch, likely_instances
-from lightning_plugin.trees import tree_leaves
+from lightning_plugin.trees import tree_leaves, tree_map
 
 
 class LazyTensor(Tensor):
@@ -199,6 +200,32 @@ def materialized(tensors: Sequence[LazyTensor], beside: Iterable[LazyTensor] = (
         for i, result in zip(places, results, strict=True):
             found[i] = result
     return found
+
+
+def materialize_all(result: Any, beside: Iterable[LazyTensor] = ()) -> Any:
+    """A result with ordinary tensors for its lazy ones, all of them computed under one plan, also in the attributes of
+    objects, which are set anew; ``beside`` are others whose recordings run too."""
+    found: dict[int, LazyTensor] = {}
+    with_others(result, lambda tensor: found.setdefault(id(tensor), tensor), set())
+    tensors = dict(zip(found, materialized(list(found.values()), beside), strict=True))
+    return with_others(result, lambda tensor: tensors[id(tensor)], set()) if found else result
+
+
+def with_others(result: Any, other: Callable[[LazyTensor], Tensor], seen: set[int]) -> Any:
+    """A result with other tensors for its lazy ones; ``seen`` are the objects that were looked into."""
+
+    def replaced(a: Any) -> Any:
+        if isinstance(a, LazyTensor):
+            return other(a)
+        if hasattr(a, "__dict__") and not isinstance(a, (Tensor, nn.Module, type, ModuleType)) and id(a) not in seen:
+            seen.add(id(a))
+            for name, value in list(vars(a).items()):
+                new = with_others(value, other, seen)
+                if lazies(value):
+                    object.__setattr__(a, name, new)
+        return a
+
+    return tree_map(replaced, result)
 
 
 def known(value: Any, func: Callable[..., Any] | None = None) -> Any:

@@ -1,4 +1,4 @@
-"""Batches: large images become lazy, and what a step recorded from them becomes ordinary tensors again.
+"""Batches, whose large images become lazy.
 
 A tensor is an image if it is large and has spatial dimensions. PyTorch does not say which dimension holds channels, so
 it is read off the shape; a wrong guess costs tiling (an operator then runs whole), never exactness.
@@ -10,7 +10,7 @@ A batch is gone through twice besides: before the hooks (`begin`) and after them
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from lightning_plugin.capture.lazy import LazyImage, LazyTensor, materialized
+from lightning_plugin.capture.lazy import LazyImage, LazyTensor
 from lightning_plugin.engine import Engine
 from lightning_plugin.private import parse_to
 from lightning_plugin.source import COLOURS, TensorSource
@@ -144,21 +144,3 @@ class Moving(TorchFunctionMode):
             return tensor if lazy is None else lazy
 
         return apply_to_collection(batch, Tensor, settle)
-
-
-def settle(returned: Any, images: Iterable[LazyTensor]) -> Any:
-    """The result of a step in ordinary tensors: all that it recorded runs, under one plan.
-
-    A step's loss, its logged values and its buffers' updates belong to one pass over the images. So the result becomes
-    ordinary tensors with a ``grad_fn``, logged values are known, and what was recorded and dropped (a BatchNorm's
-    running statistics) happens.
-    """
-    wanted: list[LazyTensor] = []
-
-    def note(tensor: LazyTensor) -> LazyTensor:
-        wanted.append(tensor)
-        return tensor
-
-    apply_to_collection(returned, LazyTensor, note)
-    results = dict(zip(map(id, wanted), materialized(wanted, images), strict=True))
-    return apply_to_collection(returned, LazyTensor, lambda t: results[id(t)]) if wanted else returned

@@ -18,13 +18,12 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
 from lightning_plugin.boxes import Box
-from lightning_plugin.capture.lazy import LazyTensor
+from lightning_plugin.capture.lazy import LazyTensor, materialize_all
 from lightning_plugin.options import Options, RankWords, Size, Words, documented
 from lightning_plugin.planner.calibration.calibrate import local_rates
 from lightning_plugin.plans import Planner
 from lightning_plugin.private import dense_bytes
 from lightning_plugin.strategy.bases import DDPStrategy
-from lightning_plugin.strategy.batch import settle
 from lightning_plugin.strategy.checkpoints import random_state, restore_random
 from lightning_plugin.strategy.synced import revert, synchronize
 from lightning_plugin.strategy.tiling import Tiling
@@ -279,7 +278,7 @@ class Settling:
         step = getattr(module, name)
 
         def settled(*args: Any, **kwargs: Any) -> Any:
-            return settle(step(*args, **kwargs), self.strategy._images)
+            return materialize_all(step(*args, **kwargs), self.strategy._images)
 
         vars(module)[name] = settled
         try:

@@ -18,7 +18,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from lightning_plugin.capture.lazy import LazyTensor, materialize, recording_eagerly
+from lightning_plugin.capture.lazy import LazyTensor, materialize, materialize_all, recording_eagerly
 from lightning_plugin.engine import Engine
 from lightning_plugin.execute.finite import NonFinite
 from lightning_plugin.memory import default_budget
@@ -27,7 +27,7 @@ from lightning_plugin.plan import Plan
 from lightning_plugin.planner.analysis.optimizers import held_bytes, state_bytes, state_of
 from lightning_plugin.plans import MOST_PLANS, Planner, put_last, shorten
 from lightning_plugin.strategy.bases import SingleDeviceStrategy
-from lightning_plugin.strategy.batch import Moving, begin, settle
+from lightning_plugin.strategy.batch import Moving, begin
 from lightning_plugin.strategy.checkpoints import KEY, WholeCheckpoints, random_state, restore_random, restore_threads
 from lightning_plugin.strategy.feedback import Feedback, StepReport
 from lightning_plugin.strategy.update import by_parameter, reasons, separable, within_backward
@@ -192,7 +192,7 @@ class Tiling:
         self.engine.planner.reserve(sum(map(held_bytes, optimizers)))
         self.feedback.begin()
         with recording_eagerly():
-            result = settle(step(*args, **kwargs), self._images)
+            result = materialize_all(step(*args, **kwargs), self._images)
         if self._batch and all(left_whole(plan) for plan in self.feedback.ran):
             put_last(self._roomy, self._batch, None, MOST_PLANS)
         self._pause(more=torch.is_grad_enabled())
