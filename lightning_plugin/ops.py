@@ -184,8 +184,8 @@ class ReduceOp(Op):
     kind = "reduce"
 
     def need(self, box: Box) -> tuple[Box, ...]:
-        """The boxes of all input maps for an owned box of the first; alike unless the operator says otherwise."""
-        raise NotImplementedError
+        """The boxes of all input maps for an owned box of the first."""
+        return (box,)
 
     @abstractmethod
     def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction: ...

@@ -18,148 +18,103 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import Along, ReduceOp, Reduction
+from lightning_plugin.rules.axes import Projection
 from lightning_plugin.rules.channels import name_of
 from lightning_plugin.rules.interpolate import Resample
-from lightning_plugin.rules.reductions import widen
+from lightning_plugin.rules.reductions import earlier, widen
 from lightning_plugin.rules.sampling import Bins
 from lightning_plugin.rules.table import ATEN, Recorder
 from lightning_plugin.rules.window import squeezed_axes, windowed_at
 
 aten = torch.ops.aten
 
-Spans = tuple[tuple[int, int], ...]
+Span = tuple[int, int]
+#: Bins of an axis, the axis, its dimension, and the bins that a tile touches.
+Line = tuple[Bins, int, int, Span]
 
 
-@dataclass(frozen=True)
-class Pooled:
-    """Bins of each pooled axis, and its dimension."""
-
-    bins: tuple[Bins, ...]
-    axes: tuple[int, ...]
-    dims: tuple[int, ...]
-    dtype: torch.dtype
-
-    def touched(self, box: Box) -> Spans:
-        """The bins of each axis that have positions in a box."""
-        return tuple(touched(b, box.lo[a], box.hi[a]) for b, a in zip(self.bins, self.axes, strict=True))
-
-    def shape(self, like: Tensor) -> list[int]:
-        shape = list(like.shape)
-        for b, d in zip(self.bins, self.dims, strict=True):
-            shape[d] = b.out
-        return shape
-
-    def narrow(self, whole: Tensor, spans: Spans) -> Tensor:
-        for (lo, hi), d in zip(spans, self.dims, strict=True):
-            whole = whole.narrow(d, lo, hi - lo)
-        return whole
-
-
-def touched(bins: Bins, lo: int, hi: int) -> tuple[int, int]:
+def touched(bins: Bins, lo: int, hi: int) -> Span:
     """Bins ``o`` with ``floor(o n / m) < hi`` and ``ceil((o + 1) n / m) > lo``."""
     n, m = bins.size, bins.out
     return (lo * m) // n, -((-hi * m) // n)
 
 
-def members(bins: Bins, span: tuple[int, int], lo: int, hi: int) -> Tensor:
+def clipped(bins: Bins, o: int, lo: int, hi: int) -> Span:
+    """The positions of a bin in ``[lo, hi)``, counted from ``lo``."""
+    first, end = bins.bin(o)
+    return max(lo, first) - lo, min(hi, end) - lo
+
+
+def members(bins: Bins, span: Span, lo: int, hi: int) -> Tensor:
     """Positions of each touched bin in ``[lo, hi)``, from ``lo`` on; shorter ones repeat their last."""
     ends = [clipped(bins, o, lo, hi) for o in range(*span)]
     most = max(end - first for first, end in ends)
     return torch.tensor([[min(first + i, end - 1) for i in range(most)] for first, end in ends])
 
 
-def clipped(bins: Bins, o: int, lo: int, hi: int) -> tuple[int, int]:
-    """The positions of a bin in ``[lo, hi)``, counted from ``lo``."""
-    first, end = bins.bin(o)
-    return max(lo, first) - lo, min(hi, end) - lo
+@dataclass(frozen=True)
+class Binned(Projection):
+    """A reduction to bins: a tile adds to those that it touches."""
 
+    bins: tuple[Bins, ...]
+    axes: tuple[int, ...]
 
-class Place(torch.autograd.Function):
-    """Touched bins in their place of the whole result, as far as a derivative goes."""
-
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, pooled: Pooled, spans: Spans) -> Tensor:
-        ctx.pooled, ctx.spans = pooled, spans
-        return part.new_zeros(()).expand(pooled.shape(part))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        return ctx.pooled.narrow(grad, ctx.spans), None, None
+    def left(self, box: Box) -> Box:
+        for b, a in zip(self.bins, self.axes, strict=True):
+            box = box.replace(a, *touched(b, box.lo[a], box.hi[a]))
+        return box
 
 
 @dataclass(frozen=True)
-class Part(Reduction):
-    """Partial results of the bins in ``spans``; None when they are those of all bins."""
+class BinOp(ReduceOp):
+    """A reduction of each bin, for the bins that a tile touches."""
 
-    spans: Spans | None = None
+    bins: tuple[Bins, ...]
+    axes: tuple[int, ...]
+    dims: tuple[int, ...]
+    dtype: torch.dtype
 
-
-@dataclass(frozen=True)
-class Binned(ReduceOp):
-    """``blank`` is what a bin holds before anything was added to it."""
-
-    pooled: Pooled
-
-    def need(self, box: Box) -> tuple[Box, ...]:
-        return (box,)
-
-    def blank(self, part: Part) -> list[Tensor]:
-        raise NotImplementedError
-
-    def join(self, old: Sequence[Tensor], new: Sequence[Tensor]) -> Sequence[Tensor]:
-        raise NotImplementedError
-
-    def whole(self, part: Reduction) -> Part:
-        assert isinstance(part, Part)
-        return part if part.spans is None else self.merge(Part(tuple(self.blank(part))), part)
-
-    def merge(self, left: Reduction, right: Reduction) -> Part:
-        total = self.whole(left)
-        assert isinstance(right, Part) and right.spans is not None
-        views = [self.pooled.narrow(p, right.spans) for p in total.parts]
-        for view, value in zip(views, self.join(views, right.parts), strict=True):
-            view.copy_(value)
-        return total
+    def lines(self, box: Box) -> list[Line]:
+        """Each pooled axis of a tile."""
+        return [
+            (b, a, d, touched(b, box.lo[a], box.hi[a])) for b, a, d in zip(self.bins, self.axes, self.dims, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
-class BinMean(Binned):
+class BinMean(BinOp):
     """Sums in float64, divided once at the end."""
 
+    blank: ClassVar[tuple[float, ...]] = (0.0,)
+
     def sums(self, box: Box, x: Tensor) -> Tensor:
-        for b, a, d, span in zip(
-            self.pooled.bins, self.pooled.axes, self.pooled.dims, self.pooled.touched(box), strict=True
-        ):
+        for b, a, d, span in self.lines(box):
             ends = [clipped(b, o, box.lo[a], box.hi[a]) for o in range(*span)]
             x = torch.cat([x.narrow(d, s, e - s).sum(d, keepdim=True) for s, e in ends], d)
         return x
 
-    def counts(self, like: Tensor) -> Tensor:
+    def counts(self, like: Tensor, spans: Sequence[Span]) -> Tensor:
         """Number of positions of each bin, shaped to divide the result."""
         total = torch.ones([1] * like.dim(), dtype=like.dtype, device=like.device)
-        for b, d in zip(self.pooled.bins, self.pooled.dims, strict=True):
-            lengths = [end - first for first, end in map(b.bin, range(b.out))]
+        for b, d, span in zip(self.bins, self.dims, spans, strict=True):
+            lengths = [end - first for first, end in map(b.bin, range(*span))]
             line = torch.tensor(lengths, dtype=like.dtype, device=like.device)
             total = total * line.view(-1, *[1] * (like.dim() - 1 - d))
         return total
 
-    def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Part:
-        return Part((self.sums(box, widen(tiles[0])).double(),), self.pooled.touched(box))
+    def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
+        return Reduction((self.sums(box, widen(tiles[0])).double(),))
 
-    def blank(self, part: Part) -> list[Tensor]:
-        return [part.parts[0].new_zeros(self.pooled.shape(part.parts[0]))]
-
-    def join(self, old: Sequence[Tensor], new: Sequence[Tensor]) -> Sequence[Tensor]:
-        return [old[0] + new[0]]
+    def merge(self, left: Reduction, right: Reduction) -> Reduction:
+        return Reduction((left.parts[0] + right.parts[0],))
 
     def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        (value,) = self.whole(total).parts
-        return ((value / self.counts(value)).to(self.pooled.dtype),)
+        (value,) = total.parts
+        return ((value / self.counts(value, [(0, b.out) for b in self.bins])).to(self.dtype),)
 
     def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
-        x, spans = widen(tiles[0]), self.pooled.touched(box)
-        mean = self.sums(box, x) / self.pooled.narrow(self.counts(x), spans)
-        return (Place.apply(mean.to(self.pooled.dtype), self.pooled, spans),)
+        x = widen(tiles[0])
+        return ((self.sums(box, x) / self.counts(x, [span for *_, span in self.lines(box)])).to(self.dtype),)
 
 
 def largest(x: Tensor, dim: int, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -176,54 +131,46 @@ def follow(where: Tensor | None, choice: Tensor, index: Tensor, origin: int, dim
 
 
 @dataclass(frozen=True)
-class BinMax(Binned):
+class BinMax(BinOp):
     """(largest value, its first flat position in the map), which takes the whole gradient."""
 
-    def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Part:
-        x, spans = tiles[0], self.pooled.touched(box)
+    blank: ClassVar[tuple[float, ...]] = (-math.inf, math.inf)
+
+    def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
+        x = tiles[0]
         where: Tensor | None = None
         step = 1
-        lines = list(zip(self.pooled.bins, self.pooled.axes, self.pooled.dims, spans, strict=True))
-        for b, a, d, span in reversed(lines):
+        for b, a, d, span in reversed(self.lines(box)):
             index = members(b, span, box.lo[a], box.hi[a]).to(x.device)
             x, choice = largest(x, d, index)
             where = follow(where, choice, index + box.lo[a], box.lo[a], d, step)
             step *= b.size
         assert where is not None
-        return Part((x, where), spans)
+        return Reduction((x, where))
 
-    def blank(self, part: Part) -> list[Tensor]:
-        value, where = part.parts
-        lowest = -math.inf if value.is_floating_point() else torch.iinfo(value.dtype).min
-        shape = self.pooled.shape(value)
-        return [value.new_full(shape, lowest), where.new_full(shape, torch.iinfo(torch.int64).max)]
-
-    def join(self, old: Sequence[Tensor], new: Sequence[Tensor]) -> Sequence[Tensor]:
-        (a, i), (b, j) = old, new
-        take = (b > a) | ((b == a) & (j < i)) | (b.isnan() & ~a.isnan())
-        return [torch.where(take, b, a), torch.where(take, j, i)]
+    def merge(self, left: Reduction, right: Reduction) -> Reduction:
+        return Reduction(earlier(left.parts, right.parts, 1))
 
     def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        return self.whole(total).parts
+        return total.parts
 
     def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
         """The tile's value at the position of each maximum, where that lies in the tile."""
-        x, spans = tiles[0], self.pooled.touched(box)
-        where = self.pooled.narrow(outputs[1], spans)
+        x, where = tiles[0], outputs[1]
         inside = torch.ones_like(where, dtype=torch.bool)
         local, step = torch.zeros_like(where), 1
-        for b, a in reversed(list(zip(self.pooled.bins, self.pooled.axes, strict=True))):
+        for b, a, _, _ in reversed(self.lines(box)):
             at = where % b.size - box.lo[a]
             inside &= (at >= 0) & (at < box.hi[a] - box.lo[a])
             local = local + at * step
             where = where // b.size
             step *= box.hi[a] - box.lo[a]
-        order = (*(d for d in range(x.dim()) if d not in self.pooled.dims), *self.pooled.dims)
-        count = len(self.pooled.dims)
+        order = (*(d for d in range(x.dim()) if d not in self.dims), *self.dims)
+        count = len(self.dims)
         place = torch.where(inside, local, 0).permute(order).flatten(-count)
-        found = x.permute(order).flatten(-count).gather(-1, place).unflatten(-1, [hi - lo for lo, hi in spans])
+        found = x.permute(order).flatten(-count).gather(-1, place).unflatten(-1, [inside.shape[d] for d in self.dims])
         found = found.permute([order.index(d) for d in range(x.dim())])
-        return Place.apply(torch.where(inside, found, 0), self.pooled, spans), None
+        return torch.where(inside, found, 0), None
 
 
 @dataclass(frozen=True)
@@ -265,10 +212,10 @@ def adaptive(rec: Recorder, x: Value, size: Sequence[int], outs: Sequence[Tensor
     rank = len(x.shape)
     dims = tuple(rank - count + i for i in used)
     bins = tuple(Bins(x.shape[d], outs[0].shape[d]) for d in dims)
-    if small(bins) and set(dims) == set(x.space.space):
-        pooled = Pooled(bins, axes, dims, outs[0].dtype)
-        return rec.emit((BinMax if maximum else BinMean)(pooled), [x], outs, None, name)
     layout = windowed_at(x, used, count, outs[0].shape)
+    if small(bins) and set(dims) == set(x.space.space):
+        op = (BinMax if maximum else BinMean)(bins, axes, dims, outs[0].dtype)
+        return rec.emit(Binned(op, layout, layout, op.blank, bins, axes), [x], outs, None, name)
     if not maximum:
         return rec.emit(Resample(bins, axes, dims), [x], outs, layout, name)
     values = rec.emit(AdaptiveMax(bins, axes, dims), [x], outs[:1], layout, name)

@@ -52,9 +52,6 @@ class SpaceOp(ReduceOp):
         dims = sorted(self.dims)
         return x.movedim(dims, tuple(range(-len(dims), 0))).flatten(-len(dims))
 
-    def need(self, box: Box) -> tuple[Box, ...]:
-        return (box,)
-
 
 @dataclass(frozen=True)
 class Sum(SpaceOp):

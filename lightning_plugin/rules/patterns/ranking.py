@@ -42,9 +42,6 @@ class Best(ReduceOp):
     largest: bool
     layout: Layout
 
-    def need(self, box: Box) -> tuple[Box, ...]:
-        return (box,)
-
     def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
         x = tiles[0].movedim(self.dim, -1)
         positions = flat_index(self.layout, (self.dim,), box, x.device)
@@ -85,9 +82,6 @@ class Pick(ReduceOp):
     dim: int
     each: bool
     layout: Layout
-
-    def need(self, box: Box) -> tuple[Box, ...]:
-        return (box,)
 
     def share(self, box: Box, x: Tensor, index: Tensor) -> Tensor:
         size = self.layout.shape[self.dim]
