@@ -42,8 +42,7 @@ from lightning_plugin.boxes import Box, Clip, Window
 from lightning_plugin.errors import PlanError
 from lightning_plugin.graph import Node, Value, ancestors
 from lightning_plugin.layout import Axis
-from lightning_plugin.ops import Barrier, Gather, Kernel, Op, TileOp
-from lightning_plugin.rules.pooling import Squeezed
+from lightning_plugin.ops import Barrier, Gather, Kernel, TileOp
 from lightning_plugin.rules.window import SlidingOp
 
 #: Positions on one axis at which a map is split, its two ends included.
@@ -289,20 +288,6 @@ def joined(tiles: Sequence[Tensor], counts: Sequence[int], dims: Sequence[int]) 
     return tiles[0]
 
 
-def sliding(op: Op) -> SlidingOp | None:
-    """The part of an operator that slides, where it can be split."""
-    if isinstance(op, Squeezed):
-        op = op.inner
-    return op if isinstance(op, SlidingOp) else None
-
-
-def split_of(op: Op) -> Split | None:
-    """The part of an operator that is split, if any."""
-    if isinstance(op, Squeezed):
-        op = op.inner
-    return op if isinstance(op, Split) else None
-
-
 WAY_OUT = "Give a smaller split_depth, so that the network is split only up to the operators before it."
 
 #: From where to where each cut on an axis may lie, the ends left out; the label of the reader that says so.
@@ -338,7 +323,7 @@ class Region:
 
     def visit(self, node: Node, chosen: bool) -> None:
         """Go on from what a node makes to what it reads."""
-        known = split_of(node.op)
+        known = node.op if isinstance(node.op, Split) else None
         if chosen:
             self.through(node)
         elif known is not None:  # an earlier run of the same recording has split it
@@ -351,8 +336,8 @@ class Region:
 
     def through(self, node: Node) -> None:
         """A window operator leaves the cuts of its input some room."""
-        op = sliding(node.op)
-        if op is None:
+        op = node.op
+        if not isinstance(op, SlidingOp):
             raise PlanError(
                 f"{node.label} cannot be split: convolutions can, and pooling whose indices nobody reads. {WAY_OUT}"
             )
@@ -410,13 +395,13 @@ class Region:
 
     def made(self, node: Node) -> Node:
         """A node whose operator is split, in place of one that is not."""
-        x, out, op = node.maps[0], node.outputs[0], sliding(node.op)
-        assert op is not None
+        x, out, op = node.maps[0], node.outputs[0], node.op
+        assert isinstance(op, SlidingOp)
         dims = dims_of(node, op.axes)
         seams = tuple(Seam(d, self.of(x, a), self.of(out, a)) for d, a in zip(dims, op.axes, strict=True))
-        whole = Split(op, seams, self.how)
-        new = replace(node.op, inner=whole) if isinstance(node.op, Squeezed) else whole
-        return Node(new, node.inputs, node.outputs, node.name, node.path, node.inplace, node.serial)
+        return Node(
+            Split(op, seams, self.how), node.inputs, node.outputs, node.name, node.path, node.inplace, node.serial
+        )
 
 
 def points(cuts: Cuts) -> tuple[tuple[int, int], ...]:
@@ -425,8 +410,6 @@ def points(cuts: Cuts) -> tuple[tuple[int, int], ...]:
 
 
 def dims_of(node: Node, axes: Sequence[int]) -> list[int]:
-    """The dimensions that an operator slides over, counted from the last, as its inner operator has them."""
-    if isinstance(node.op, Squeezed):
-        return [i - len(axes) for i in range(len(axes))]
+    """The dimensions that an operator slides over, counted from the last."""
     dims = node.maps[0].space.dims
     return [next(d for d, dim in enumerate(dims) if dim == (Axis(a),)) - len(dims) for a in axes]

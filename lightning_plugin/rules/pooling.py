@@ -17,12 +17,12 @@ from torch import Tensor
 from lightning_plugin.boxes import Box, Window
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Layout
-from lightning_plugin.ops import Along, TileOp
+from lightning_plugin.ops import Along
 from lightning_plugin.private import schema
 from lightning_plugin.rules.channels import name_of
 from lightning_plugin.rules.table import ATEN, Recorder, filled
 from lightning_plugin.rules.transposed import Stamp
-from lightning_plugin.rules.window import SlidingOp, WindowOp, axes_of, each, squeezed_axes, windowed_at
+from lightning_plugin.rules.window import SlidingOp, WindowOp, axes_of, each, parted, squeezed_axes, windowed_at
 
 aten = torch.ops.aten
 
@@ -40,11 +40,9 @@ class MaxPool(Pool):
     uniform: ClassVar[bool] = True
 
     def slide(self, box: Box, x: Tensor, vectors: Sequence[Tensor], padding: Sequence[int]) -> Tensor:
-        pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(self.windows) - 1]
-        return pool(
-            x, tuple(w.kernel for w in self.windows), tuple(w.stride for w in self.windows), tuple(padding),
-            tuple(w.dilation for w in self.windows),
-        )  # fmt: skip
+        pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(self.slides) - 1]
+        kernel, stride, dilation = zip(*((w.kernel, w.stride, w.dilation) for w in self.slides), strict=True)
+        return pool(x, kernel, stride, tuple(padding), dilation)
 
     def blank(self, x: Tensor) -> float:
         return -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
@@ -62,88 +60,38 @@ def max_pool(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Te
     x, kernel, stride, padding, dilation, _ = filled(args, None, None, None, [0], [1], False)
     kernel = each(kernel, count)
     stride = each(stride, count) if stride else kernel
-    windows = tuple(
-        Window(k, s, d, p)
-        for k, s, d, p in zip(kernel, stride, each(dilation, count), each(padding, count), strict=True)
-    )
     found = squeezed_axes(x, count)
     if found is None:
         return NotImplemented
     axes, used = found
-    windows = tuple(windows[i] for i in used)
+    windows, plain = parted(tuple(map(Window, kernel, stride, each(dilation, count), each(padding, count))), used)
     layout = windowed_at(x, used, count, outs[0].shape)
-    op = (
-        MaxPool(windows, axes, x.space.extent)
-        if len(used) == count
-        else Squeezed(MaxPool(windows, axes, x.space.extent), count, used)
-    )
-    out = rec.emit(op, [x], outs[:1], layout, "max_pool")[0]
+    out = rec.emit(MaxPool(windows, axes, x.space.extent, plain), [x], outs[:1], layout, "max_pool")[0]
     if len(outs) == 1:
         return (out,)
-    indices = MaxPoolIndices(windows, axes, x.space.extent)
+    indices = MaxPoolIndices(windows, axes, x.space.extent, plain)
     return out, rec.emit(indices, [x], outs[1:], layout, "max_pool indices")[0]
 
 
 @dataclass(frozen=True)
 class MaxPoolIndices(WindowOp):
-    """The flat position, in the whole map, of each window's maximum."""
+    """The flat position, in the whole map, of each window's maximum; plain dimensions are of size one."""
 
     def mark(self, axis: int, lo: int, hi: int) -> Hashable:
         return lo, hi
 
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         x = F.pad(tiles[0], self.pads(box), value=-math.inf)
-        pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(self.windows) - 1]
-        _, local_index = pool(
-            x, tuple(w.kernel for w in self.windows), tuple(w.stride for w in self.windows), 0,
-            tuple(w.dilation for w in self.windows), return_indices=True,
-        )  # fmt: skip
-        sizes = x.shape[x.dim() - len(self.windows) :]
-        total = torch.zeros_like(local_index)
-        step = 1
-        rest = local_index
+        pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(self.slides) - 1]
+        kernel, stride, dilation = zip(*((w.kernel, w.stride, w.dilation) for w in self.slides), strict=True)
+        _, rest = pool(x, kernel, stride, 0, dilation, return_indices=True)
+        sizes = [x.shape[d] for d in range(-len(kernel), 0) if not self.plain or self.plain[d] is None]
+        total, step = torch.zeros_like(rest), 1
         for size, clip, axis in reversed(list(zip(sizes, self.clips(box), self.axes, strict=True))):
             total = total + (rest % size + clip.lo - clip.before) * step
             rest = rest // size
             step *= self.extent[axis]
         return total
-
-
-@dataclass(frozen=True)
-class Squeezed(TileOp):
-    """A 1-D operator that PyTorch runs as a 2-D one on a dimension of size one."""
-
-    kind: ClassVar[str] = "window"
-    inner: TileOp
-    count: int
-    used: tuple[int, ...]
-
-    @property
-    def approximation(self) -> str:
-        return self.inner.approximation
-
-    @property
-    def drawn(self) -> bool:
-        return self.inner.drawn
-
-    def joints(self, axis: int) -> Sequence[int]:
-        return self.inner.joints(axis)
-
-    def need(self, box: Box) -> tuple[Box, ...]:
-        return self.inner.need(box)
-
-    def mark(self, axis: int, lo: int, hi: int) -> Hashable:
-        return self.inner.mark(axis, lo, hi)
-
-    def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
-        x = tiles[0]
-        unused = [x.dim() - self.count + i for i in range(self.count) if i not in self.used]
-        for d in reversed(unused):
-            x = x.squeeze(d)
-        x = self.inner.apply(box, [x], vectors)
-        for d in unused:
-            x = x.unsqueeze(d)
-        return x
 
 
 @dataclass(frozen=True)
@@ -156,21 +104,20 @@ class AvgPool(Pool):
     padding: tuple[int, ...] = ()
 
     def slide(self, box: Box, x: Tensor, vectors: Sequence[Tensor], padding: Sequence[int]) -> Tensor:
-        kernel = tuple(w.kernel for w in self.windows)
+        kernel, stride = zip(*((w.kernel, w.stride) for w in self.slides), strict=True)
         pool = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[len(kernel) - 1]
-        out = pool(x, kernel, tuple(w.stride for w in self.windows), tuple(padding))
+        out = pool(x, kernel, stride, tuple(padding))
         size = math.prod(kernel)
         if self.divisor is not None:
             return out * (size / self.divisor)
         counts = self.counts(box)
         if all(c is None for c in counts):
             return out
-        for i, count in enumerate(counts):
+        dims = [d for d, w in enumerate(self.plain or counts, -len(kernel)) if not isinstance(w, Window)]
+        for d, w, count in zip(dims, self.windows, counts, strict=True):
             if count is not None:
-                shape = [1] * len(counts)
-                shape[i] = -1
-                scale = torch.tensor([self.windows[i].kernel / c for c in count], dtype=out.dtype, device=out.device)
-                out = out * scale.view(shape)
+                scale = torch.tensor([w.kernel / c for c in count], dtype=out.dtype, device=out.device)
+                out = out * scale.view(-1, *[1] * (-d - 1))
         return out
 
     def on_split(self, windows: tuple[Window, ...], extent: tuple[int, ...], after: Sequence[int | None]) -> SlidingOp:
@@ -210,10 +157,9 @@ def avg_pool(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Te
     if found is None:
         return NotImplemented
     axes, used = found
-    windows = tuple(Window(kernel[i], stride[i], 1, padding[i]) for i in used)
-    op: TileOp = AvgPool(windows, axes, x.space.extent, count_padding, divisor, tuple(padding[i] for i in used))
-    if len(used) != count:
-        op = Squeezed(op, count, used)  # type: ignore[arg-type]
+    windows, plain = parted(tuple(map(Window, kernel, stride, (1,) * count, padding)), used)
+    own = tuple(padding[i] for i in used)
+    op = AvgPool(windows, axes, x.space.extent, plain, count_padding, divisor, own)
     return rec.emit(op, [x], outs, windowed_at(x, used, count, outs[0].shape), name_of(func))
 
 

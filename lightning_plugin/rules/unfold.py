@@ -40,7 +40,7 @@ def unfold(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tens
     extent = list(x.space.extent)
     extent[axis] = outs[0].shape[dim]
     layout = Layout((*x.space.dims, (size,)), tuple(extent))
-    op = Unfold((Window(size, step),), (axis,), x.space.extent, dim)
+    op = Unfold((Window(size, step),), (axis,), x.space.extent, dim=dim)
     return rec.emit(op, [x], outs, layout, "unfold")
 
 

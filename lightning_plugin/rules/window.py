@@ -31,12 +31,23 @@ Slide = Callable[[Tensor, Sequence[Tensor], Sequence[int]], Tensor]
 
 @dataclass(frozen=True)
 class WindowOp(TileOp):
-    """An operator that slides windows over the last dimensions of its map; ``axes[i]`` is the axis of the i-th."""
+    """An operator that slides windows over the last dimensions of its map; ``axes[i]`` is the axis of the i-th window.
+
+    Where windows slide over plain dimensions too, ``plain`` has the window of each of these, and None for one that is
+    an axis: they are whole in each tile, and the kernel pads them itself.
+    """
 
     kind: ClassVar[str] = "window"
     windows: tuple[Window, ...]
     axes: tuple[int, ...]
     extent: tuple[int, ...]
+    plain: tuple[Window | None, ...] = ()
+
+    @property
+    def slides(self) -> tuple[Window, ...]:
+        """The windows of all dimensions."""
+        own = iter(self.windows)
+        return tuple(next(own) if w is None else w for w in self.plain) if self.plain else self.windows
 
     def clips(self, box: Box) -> tuple[Clip, ...]:
         """Positions to read and to pad, for each window dimension."""
@@ -68,7 +79,9 @@ class WindowOp(TileOp):
 
     def pads(self, box: Box) -> list[int]:
         """Padding of a tile in `torch.nn.functional.pad`'s order: last dimension first."""
-        return [n for clip in reversed(self.clips(box)) for n in (clip.before, clip.after)]
+        own = iter(reversed(self.clips(box)))
+        clips = [next(own) if w is None else Clip(0, 0, 0, 0) for w in reversed(self.plain or [None] * len(self.axes))]
+        return [n for clip in clips for n in (clip.before, clip.after)]
 
     def pads_by_hand(self, box: Box) -> bool:
         """True if computing a box makes a padded copy of its input."""
@@ -90,16 +103,21 @@ class SlidingOp(WindowOp):
         """Kernel that slides over a tile, padded by hand where it cannot pad."""
         padding = self.own_padding(box)
         if padding is not None:
-            return partial(slid, slide, padding)
+            return partial(slid, slide, self.in_all(padding))
         return partial(self.padded, slide, self.pads(box))
 
     def padded(self, slide: Slide, pads: Sequence[int], tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         x = torch.constant_pad_nd(tiles[0], pads, self.blank(tiles[0]))
-        return slide(x, vectors, [0] * len(self.windows))
+        return slide(x, vectors, self.in_all([0] * len(self.windows)))
+
+    def in_all(self, padding: Sequence[int]) -> Sequence[int]:
+        """The padding of all dimensions that windows slide over, given that of axes."""
+        own = iter(padding)
+        return [next(own) if w is None else w.before for w in self.plain] if self.plain else padding
 
     def whole(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor | None:
         padding = self.own_padding(box, whole=True)
-        return None if padding is None else self.slide(box, tiles[0], vectors, padding)
+        return None if padding is None else self.slide(box, tiles[0], vectors, self.in_all(padding))
 
     @abstractmethod
     def slide(self, box: Box, x: Tensor, vectors: Sequence[Tensor], padding: Sequence[int]) -> Tensor:
@@ -175,18 +193,19 @@ def each(value: int | Sequence[int], count: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Convolution(SlidingOp):
-    """A convolution. Where windows slide over plain dimensions too, ``plain`` is the padding of each of these, and None
-    for one that is an axis: they are whole in each tile, and the kernel pads them itself."""
-
     uniform: ClassVar[bool] = True
-    stride: tuple[int, ...] = ()
-    dilation: tuple[int, ...] = ()
     groups: int = 1
     bias: bool = True
-    plain: tuple[int | None, ...] = ()
+
+    @property
+    def stride(self) -> tuple[int, ...]:
+        return tuple(w.stride for w in self.slides)
+
+    @property
+    def dilation(self) -> tuple[int, ...]:
+        return tuple(w.dilation for w in self.slides)
 
     def slide(self, box: Box, x: Tensor, vectors: Sequence[Tensor], padding: Sequence[int]) -> Tensor:
-        padding = self.in_all(padding)
         bias, apart = self.bias_of(vectors)
         x, stride = self.thinned(x, vectors[0], padding)
         made = torch.convolution(
@@ -199,7 +218,6 @@ class Convolution(SlidingOp):
         return self.sliding(box, self.slide_unread)
 
     def slide_unread(self, x: Tensor, vectors: Sequence[Tensor], padding: Sequence[int]) -> Tensor:
-        padding = self.in_all(padding)
         bias, apart = self.bias_of(vectors)
         x, stride = self.thinned(x, vectors[0], padding)
         made = unread(x, vectors[0], bias, How(stride, padding, self.dilation, False, self.groups))
@@ -224,21 +242,6 @@ class Convolution(SlidingOp):
         apart = torch.is_grad_enabled() and bias.requires_grad and bias.is_cpu and bias.dtype == torch.float32
         return (None, bias) if apart else (bias, None)
 
-    def in_all(self, padding: Sequence[int]) -> Sequence[int]:
-        """The padding of all dimensions that windows slide over, given that of axes."""
-        own = iter(padding)
-        return [next(own) if p is None else p for p in self.plain] if self.plain else padding
-
-    def pads(self, box: Box) -> list[int]:
-        if not self.plain:
-            return super().pads(box)
-        clips = iter(reversed(self.clips(box)))
-        found = []
-        for p in reversed(self.plain):
-            clip = next(clips) if p is None else None
-            found += [0, 0] if clip is None else [clip.before, clip.after]
-        return found
-
 
 @ATEN.rule(aten.convolution.default)
 def convolution(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
@@ -255,10 +258,10 @@ def convolution(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence
     if all(a is None for a in axes) or any(a is None and x.space.is_space(d) for a, d in zip(axes, dims, strict=True)):
         return NotImplemented
     used = [i for i, a in enumerate(axes) if a is not None]
-    windows = tuple(Window(weight.shape[i + 2], stride[i], dilation[i], padding[i]) for i in used)
-    plain = tuple(p if a is None else None for a, p in zip(axes, padding, strict=True)) if None in axes else ()
+    windows = tuple(map(Window, weight.shape[2:], stride, dilation, padding))
     found = tuple(a for a in axes if a is not None)
-    op = Convolution(windows, found, x.space.extent, stride, dilation, groups, bias is not None, plain)
+    along, plain = parted(windows, used)
+    op = Convolution(along, found, x.space.extent, plain, groups, bias is not None)
     inputs = [x, weight] if bias is None else [x, weight, bias]
     extent = list(x.space.extent)
     for i, a in zip(used, found, strict=True):
@@ -268,6 +271,14 @@ def convolution(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence
         tuple((outs[0].shape[d],) if d in made else dim for d, dim in enumerate(x.space.dims)), tuple(extent)
     )
     return rec.emit(op, inputs, outs, layout, "convolution")
+
+
+def parted(windows: tuple[Window, ...], used: Sequence[int]) -> tuple[tuple[Window, ...], tuple[Window | None, ...]]:
+    """The windows of axes, which are ``used``, and those of plain dimensions: see `SlidingOp`."""
+    along = tuple(windows[i] for i in used)
+    if len(used) == len(windows):
+        return along, ()
+    return along, tuple(None if i in used else w for i, w in enumerate(windows))
 
 
 def squeezed_axes(value: Value, count: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:

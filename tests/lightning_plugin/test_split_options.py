@@ -72,7 +72,7 @@ def test_a_frozen_trunk_is_not_split() -> None:
 
 
 def test_a_tile_within_a_split_reads_nothing_beyond_it() -> None:
-    inner = Convolution((Window(5, 1, 1, 2),), (0,), (40,), (1,), (1,))
+    inner = Convolution((Window(5, 1, 1, 2),), (0,), (40,))
     split = Split(inner, (Seam(-1, (0, 20, 40), (0, 20, 40)),), Splitting((2,), 1.0))
     assert split.need(Box((0,), (20,))) == (Box((0,), (20,)),)
     assert split.need(Box((24,), (40,))) == (Box((22,), (40,)),)

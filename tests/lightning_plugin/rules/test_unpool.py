@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.exactness import assert_exact
+from lightning_plugin import LazyImage, materialize
+from tests.exactness import asked, assert_exact
 from tests.lightning_plugin.rules.helpers import After, assert_tiled, recorded_kinds
 
 GRIDS = [((3, 2), (2, 3)), ((5, 7), (1, 1))]
@@ -87,3 +89,22 @@ def test_segnet() -> None:
             return self.up(F.max_unpool2d(small, where, 2, output_size=x.shape[2:]))
 
     assert_tiled(SegNet(), (2, 3, 11, 9))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 13), (2, 3, 13, 1), (2, 3, 1, 13)])
+def test_pooling_beside_a_dimension_of_one_position(shape: tuple[int, ...]) -> None:
+    """As a 1-D pooling is run, and of maps that are one position wide."""
+    kernel = [1 if size == 1 else 3 for size in shape[2:]]
+    largest = getattr(F, f"max_pool{len(kernel)}d")
+    mean = getattr(F, f"avg_pool{len(kernel)}d")
+    padding = [size // 2 for size in kernel]
+
+    def pooled(x: Tensor) -> Tensor:
+        wide = mean(x, kernel, 1, padding, count_include_pad=False)
+        return mean(largest(wide, kernel, [1] * len(kernel), padding), kernel)
+
+    assert_tiled(After(pooled, axes=len(kernel)), shape, tiles=(3, 3)[: len(kernel)])
+    x = torch.randn(shape)
+    lazy = LazyImage.from_tensor(x, engine=asked((3, 3)[: len(kernel)], (2, 2)[: len(kernel)]))
+    found, where = largest(lazy, kernel, return_indices=True)[1], largest(x, kernel, return_indices=True)[1]
+    assert torch.equal(materialize(found), where)
