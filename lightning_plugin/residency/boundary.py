@@ -35,7 +35,6 @@ class Cotangent:
         self.home = home
         self.ledger = ledger
         self.data: DeviceMemory | LowerMap | None = None
-        self.largest = 0
         self.collected_in = -1
 
     @property
@@ -52,9 +51,7 @@ class Cotangent:
         """Its memory, zero until something was added."""
         if not self.begun:
             with watched(self.ledger):
-                room = self.home.room(self.layout, accumulation_dtype(self.dtype), self.device, zero=True)
-            room.expect(self.largest)
-            self.data = room
+                self.data = self.home.room(self.layout, accumulation_dtype(self.dtype), self.device, zero=True)
             self.collected_in = current_pass()
         return self.there
 
@@ -77,12 +74,6 @@ class Cotangent:
     def fetch(self, box: Box) -> None:
         if self.data is not None:
             self.data.fetch(box)
-
-    def expect(self, largest: int) -> None:
-        """Positions of the largest tile that this pass reads or adds; see [Note: pool] in `transfer`."""
-        self.largest = largest
-        if self.data is not None:
-            self.data.expect(largest)
 
     def rest(self) -> None:
         if self.data is not None:
@@ -173,11 +164,6 @@ class Boundary:
     def fetch(self, box: Box) -> None:
         """Begin to read a box that will be asked for; see [Note: ahead] in `transfer`."""
         self.there.fetch(box)
-
-    def expect(self, largest: int) -> None:
-        """Positions of the largest tile that this pass moves; see [Note: pool] in `transfer`."""
-        self.there.expect(largest)
-        self.cotangent.expect(largest)
 
     def rest(self) -> None:
         """Nothing of the map is on its way any more."""
