@@ -17,7 +17,6 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -29,8 +28,11 @@ import torch
 #: libraries.
 UNSEEN = 0.1
 
-#: The files that hold a control group's limit, by the kind of file system that the group is in.
-LIMITS = {"cgroup2": "memory.max", "cgroup": "memory.limit_in_bytes"}
+#: The folder of control groups that limit memory, and the file of a limit, by their version.
+GROUPS = {
+    1: ("sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+    2: ("sys/fs/cgroup", "memory.max"),
+}
 
 
 def default_budget(device: torch.device) -> int:
@@ -61,50 +63,27 @@ def group_limit(root: Path = Path("/")) -> int | None:
     Args:
         root: Where the file system begins, for tests.
     """
-    limits = [_read_limit(file) for file in _limit_files(root)]
-    return min((limit for limit in limits if limit is not None), default=None)
-
-
-def _limit_files(root: Path) -> Iterator[Path]:
-    """The files with the limits of all groups that hold this process, from its own up to the one that is mounted."""
-    groups = _groups(root)
-    for line in _lines(root / "proc/self/mountinfo"):
-        before, _, after = line.partition(" - ")
-        kind, _, options = after.partition(" ")
-        if kind not in LIMITS or len(before.split()) < 5 or kind not in groups:
-            continue
-        if kind == "cgroup" and "memory" not in options.split()[-1].split(","):
-            continue  # a hierarchy of another resource
-        _, _, _, mounted, place = before.split()[:5]
-        top = root / place.lstrip("/")
-        inside = _below(groups[kind], mounted)
-        folder = top / inside
-        while True:
-            yield folder / LIMITS[kind]
-            if folder == top:
-                break
-            folder = folder.parent
-
-
-def _groups(root: Path) -> dict[str, str]:
-    """The process's own groups, by the kind of file system that they are in."""
-    found = {}
+    limits = []
     for line in _lines(root / "proc/self/cgroup"):
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if number == "0" and not controllers:
-            found["cgroup2"] = path
-        elif "memory" in controllers.split(","):
-            found["cgroup"] = path
-    return found
+        number, controllers, path = line.split(":", 2)
+        version = 1 if "memory" in controllers.split(",") else 2
+        if version == 2 and number != "0":
+            continue
+        top, name = root / GROUPS[version][0], GROUPS[version][1]
+        place = _seen_below(top, path)
+        while True:
+            limits += [int(text) for text in _lines(place / name)[:1] if text.isdigit()]
+            if place == top:
+                break
+            place = place.parent
+    return min(limits, default=None)
 
 
-def _below(group: str, mounted: str) -> str:
-    """The place of a group below the one that is mounted; a container may see only its own."""
-    if mounted != "/" and not f"{group}/".startswith(f"{mounted}/"):
-        return ""
-    inside = group.removeprefix(mounted).strip("/")
-    return "" if ".." in inside.split("/") else inside
+def _seen_below(top: Path, group: str) -> Path:
+    """The folder of a group. A container may see only its own groups, and its outermost one as the top."""
+    parts = [] if ".." in group.split("/") else group.strip("/").split("/")
+    first = next((i for i, part in enumerate(parts) if (top / part).is_dir()), len(parts))
+    return top.joinpath(*parts[first:])
 
 
 def _lines(path: Path) -> list[str]:
@@ -112,11 +91,6 @@ def _lines(path: Path) -> list[str]:
         return path.read_text().splitlines()
     except OSError:
         return []
-
-
-def _read_limit(file: Path) -> int | None:
-    text = "".join(_lines(file)).strip()
-    return int(text) if text.isdigit() else None
 
 
 #: This part of a budget is left free: a step's last bytes depend on rounding in places that a rehearsal skips.
