@@ -16,10 +16,10 @@ data, tensors with data or on several devices) is left to PyTorch's mode.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -37,7 +37,6 @@ from lightning_plugin.private import (
     never_compiled,
     schema,
     storage_key,
-    without_modes,
 )
 
 #: After so many, all are forgotten: plans of many networks may be made in one process.
@@ -247,18 +246,5 @@ class Modes(threading.local):
     def planning(self) -> FakeTensorMode:
         return Remembering(allow_non_fake_inputs=True)
 
-    @cached_property
-    def unbound(self) -> Callable[[tuple[int, ...], torch.dtype, torch.device], Tensor]:
-        return lru_cache(maxsize=4096)(self._unbound)
-
-    def _unbound(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        with torch.inference_mode(False), without_modes(), self.recording:
-            return torch.empty(shape, dtype=dtype, device=device)
-
 
 MODES = Modes()
-
-
-def unbound(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A fake tensor that stands for no particular value; a ledger does not see it."""
-    return MODES.unbound(shape, dtype, device)

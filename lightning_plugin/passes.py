@@ -21,22 +21,10 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.errors import RecordingError
-from lightning_plugin.private import batched, graph_task, graph_task_keeps_graph, graph_task_runs
-
-
-def current_pass() -> int:
-    """The number of the backward pass under way in this thread, which no other pass has."""
-    return graph_task()
-
-
-def retains_graph() -> bool:
-    """True if the pass under way leaves the graph as it is, for another pass."""
-    return graph_task_keeps_graph()
-
-
-def will_run(node: Any) -> bool:
-    """True if the pass under way runs a node of autograd's graph."""
-    return node is not None and graph_task_runs(node)
+from lightning_plugin.private import batched
+from lightning_plugin.private import current_pass as current_pass
+from lightning_plugin.private import retains_graph as retains_graph
+from lightning_plugin.private import will_run as will_run
 
 
 def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:

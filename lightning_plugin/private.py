@@ -263,19 +263,19 @@ def legacy_reduction(size_average: bool | None, reduce: bool | None) -> str:
 # The engine of autograd
 
 
-def graph_task() -> int:
+def current_pass() -> int:
     """The number of the backward pass under way in this thread, which no other pass has; -1 outside of one."""
     return int(torch._C._current_graph_task_id())
 
 
-def graph_task_keeps_graph() -> bool:
-    """True if the pass under way leaves the graph for another pass."""
+def retains_graph() -> bool:
+    """True if the pass under way leaves the graph as it is, for another pass."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
-def graph_task_runs(node: Any) -> bool:
-    """True if the pass under way runs a node."""
-    return bool(torch._C._will_engine_execute_node(node))
+def will_run(node: Any) -> bool:
+    """True if the pass under way runs a node of autograd's graph."""
+    return node is not None and bool(torch._C._will_engine_execute_node(node))
 
 
 # What is around

@@ -15,7 +15,7 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.capture.chains import with_chains
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.frame import Step
-from lightning_plugin.fakes import MODES, unbound
+from lightning_plugin.fakes import MODES
 from lightning_plugin.graph import Effect, Node, Value, ancestors, next_serial
 from lightning_plugin.ops import Captured, Source
 from lightning_plugin.options import Chains, Options
@@ -143,7 +143,9 @@ class Session:
 
     def become(self, fake: Tensor, value: Value, tensor: Tensor) -> Value:
         """From now on, what was recorded as a value is an ordinary tensor that comes from nothing."""
-        plain = Value(unbound(value.shape, value.dtype, value.device), None, value.requires_grad)
+        with self.faking():
+            like = torch.empty(value.shape, dtype=value.dtype, device=value.device)
+        plain = Value(like, None, value.requires_grad)
         self.vectors[plain] = tensor
         bind(fake, plain)
         return plain

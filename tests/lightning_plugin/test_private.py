@@ -197,10 +197,10 @@ def test_a_pass_has_a_number_and_knows_what_it_runs() -> None:
     a, b = x * 2, y * 3
 
     def look(gradient: Tensor) -> None:
-        seen.append((private.graph_task(), private.graph_task_keeps_graph(), private.graph_task_runs(b.grad_fn)))
+        seen.append((private.current_pass(), private.retains_graph(), private.will_run(b.grad_fn)))
 
     a.register_hook(look)
-    assert private.graph_task() == -1
+    assert private.current_pass() == -1
     torch.autograd.grad((a + b).sum(), [x, y], retain_graph=True)
     torch.autograd.grad((a + b).sum(), [x])
     (first, kept, ran), (second, gone, left) = seen
