@@ -138,11 +138,16 @@ class Backward:
         self.given = {i: self.maps[t.node.serial] for i, t in enumerate(program.targets) if t.node.serial in self.maps}
         self.operands = [self.vectors[v] for v in program.vectors]
         tiles = self.tiles = TilePass(part, self.segment.backward_grid, self.handles, self.given)
-        with torch.autocast(part.kind, enabled=False), tiles.counted(self.key()) as known:
+        with (
+            torch.autocast(part.kind, enabled=False),
+            tiles.counted(self.key()) as known,
+            part.at.queue.pooling(),
+        ):
             if known and part.rehearsal is not None:
                 self.gradients.blank(filter(self.wanted, program.reads))
                 return
             self.recount()
+            tiles.expect()
             zero = self.zero_tiles()
             for identical in tiles.told():
                 with tiles.watching(identical[0]):

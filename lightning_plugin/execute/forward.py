@@ -48,7 +48,7 @@ class Forward:
     def run(self) -> list[Tensor]:
         """The reduced vectors, in the order of the targets; stored maps are where their handles say."""
         run = self.segment
-        with self.tiles.counted(self.tiles.key(self.inputs, "forward")) as known:
+        with self.tiles.counted(self.tiles.key(self.inputs, "forward")) as known, run.at.queue.pooling():
             if known and run.rehearsal is not None:
                 return [torch.empty(v.shape, dtype=v.dtype, device=v.device) for v in run.outputs]
             self.evaluate()
@@ -62,6 +62,7 @@ class Forward:
 
     def evaluate(self, told: bool = True) -> None:
         """Evaluate all tiles; listeners hear of those that are ``told``."""
+        self.tiles.expect()
         if self.segment.team is not None:
             self.together(self.segment.team, told)
             return

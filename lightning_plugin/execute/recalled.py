@@ -66,6 +66,9 @@ class Recalled:
         self.boundary.fetch(box)
         self.cotangent.fetch(box)
 
+    def expect(self, largest: int) -> None:
+        self.boundary.expect(largest)
+
     def rest(self) -> None:
         self.boundary.rest()
         self.cotangent.rest()

@@ -14,11 +14,12 @@ from collections.abc import Collection, Iterator, Sequence
 
 from torch import Tensor
 
-from lightning_plugin.boxes import Grid, on_axis, telling
+from lightning_plugin.boxes import Grid
 from lightning_plugin.errors import BudgetError
 from lightning_plugin.execute.frame import Step
 from lightning_plugin.execute.gradients import type_of_sum
 from lightning_plugin.execute.segment import SegmentRun
+from lightning_plugin.execute.tile_pass import outline
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.memory import budget_for
@@ -171,10 +172,7 @@ def largest_parts(run: SegmentRun, grid: Grid) -> float:
 def largest_of(run: SegmentRun, grid: Grid, maps: Sequence[Value]) -> float:
     """The most bytes that a tile has of some maps."""
     each = [(v, v.bytes / max(1, math.prod(v.space.extent))) for v in maps]
-    ends, axes = run.program.ends(grid), len(grid.counts)
-    # What a box is on one axis depends on nothing but the tile's index there.
-    indices = {on_axis(i, axis, axes) for axis, count in enumerate(grid.counts) for i in telling(count)}
-    tiles = (run.program.boxes(grid.owned(ends, index)) for index in indices)
+    tiles = [need for need, _ in outline(run.program, grid)]
     return max(sum(size * need[key].positions for key, size in each if key in need) for need in tiles)
 
 

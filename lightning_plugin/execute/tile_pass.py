@@ -9,22 +9,25 @@ the tiles of a grid. A rehearsal has a few that stand for all.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
-from lightning_plugin.boxes import Box, Grid
+from lightning_plugin.boxes import Box, Grid, on_axis, telling
 from lightning_plugin.execute.identical import groups
 from lightning_plugin.execute.recalled import Recalled
 from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import Source
 from lightning_plugin.program.findings import Owned
+from lightning_plugin.program.program import Program
 from lightning_plugin.program.scan import scan
 from lightning_plugin.residency.boundary import Boundary, Cotangent
 
+K = TypeVar("K", bound=Hashable)
 #: A tile, and those that are identical to it.
 Tiles = Sequence[Owned]
 
@@ -118,6 +121,32 @@ class TilePass:
             if not owned[i].empty:
                 cotangent.fetch(owned[i])
 
+    def expect(self) -> None:
+        """Let maps on lower tiers know of the largest tiles to come, before the first."""
+        run, tapes = self.run, self.tapes
+        reads = {v: self.stored[v] for v in run.boundaries}
+        maps: Mapping[int, Boundary | Cotangent | Recalled] = (
+            {i: self.stored[t.stored] for i, t in enumerate(run.program.targets) if t.stored is not None}
+            if self.cotangents is None
+            else self.cotangents
+        )
+        if all(kept.home.tier == "device" for kept in (*reads.values(), *maps.values())):
+            return
+        tiles: Sequence[tuple[Mapping[Value, Box], Owned]] = (
+            [(tapes.boxes(owned), owned) for owned in tapes.owned()] if run.scans else outline(run.program, tapes.grid)
+        )
+        needed = largest([{**need, **self.first_pieces(need)} for need, _ in tiles])
+        owned = largest([dict(enumerate(boxes)) for _, boxes in tiles])
+        for v, boundary in reads.items():
+            boundary.expect(needed.get(v, 0))
+        for i, kept in maps.items():
+            kept.expect(owned.get(i, 0))
+
+    def first_pieces(self, need: Mapping[Value, Box]) -> dict[Value, Box]:
+        """The first piece of each boundary that is read in pieces, than which none is larger."""
+        run = self.run
+        return {k: strip.boxes(need[k], run.plan.pieces)[0] for k, strip in run.strips.items() if k in need}
+
     # What the ledger counts
 
     def key(self, tensors: Sequence[Tensor], direction: str, *more: Hashable) -> Hashable | None:
@@ -177,6 +206,25 @@ class TilePass:
     def lasts(self) -> bool:
         """True if something of a tile may be there when the next begins."""
         return bool(self.run.plan.ahead or self.run.team is not None or self.run.program.announced)
+
+
+def outline(program: Program, grid: Grid) -> list[tuple[Mapping[Value, Box], Owned]]:
+    """Tiles among which are those of the longest boxes on every axis, each with all its boxes: what a box is on one
+    axis depends on nothing but the tile's index there."""
+    ends = program.ends(grid)
+    axes = len(grid.counts)
+    indices = {on_axis(i, axis, axes) for axis, count in enumerate(grid.counts) for i in telling(count)}
+    tiles = [grid.owned(ends, index) for index in sorted(indices)]
+    return [(program.boxes(owned), owned) for owned in tiles]
+
+
+def largest(tiles: Sequence[Mapping[K, Box]]) -> dict[K, int]:
+    """The positions of each map's largest tile, given some that are the longest on every axis."""
+    extents: dict[K, list[tuple[int, ...]]] = {}
+    for boxes in tiles:
+        for key, box in boxes.items():
+            extents.setdefault(key, []).append(box.extent)
+    return {key: math.prod(map(max, zip(*found, strict=True))) for key, found in extents.items()}
 
 
 def strides_order(t: Tensor) -> tuple[int, ...]:

@@ -35,6 +35,7 @@ class Cotangent:
         self.home = home
         self.ledger = ledger
         self.data: DeviceMemory | LowerMap | None = None
+        self.largest = 0
         self.collected_in = -1
 
     @property
@@ -51,7 +52,9 @@ class Cotangent:
         """Its memory, zero until something was added."""
         if not self.begun:
             with watched(self.ledger):
-                self.data = self.home.room(self.layout, accumulation_dtype(self.dtype), self.device, zero=True)
+                room = self.home.room(self.layout, accumulation_dtype(self.dtype), self.device, zero=True)
+            room.expect(self.largest)
+            self.data = room
             self.collected_in = current_pass()
         return self.there
 
@@ -74,6 +77,12 @@ class Cotangent:
     def fetch(self, box: Box) -> None:
         if self.data is not None:
             self.data.fetch(box)
+
+    def expect(self, largest: int) -> None:
+        """Positions of the largest tile that this pass reads or adds; see [Note: pool] in `transfer`."""
+        self.largest = largest
+        if self.data is not None:
+            self.data.expect(largest)
 
     def rest(self) -> None:
         if self.data is not None:
@@ -164,6 +173,11 @@ class Boundary:
     def fetch(self, box: Box) -> None:
         """Begin to read a box that will be asked for; see [Note: ahead] in `transfer`."""
         self.there.fetch(box)
+
+    def expect(self, largest: int) -> None:
+        """Positions of the largest tile that this pass moves; see [Note: pool] in `transfer`."""
+        self.there.expect(largest)
+        self.cotangent.expect(largest)
 
     def rest(self) -> None:
         """Nothing of the map is on its way any more."""

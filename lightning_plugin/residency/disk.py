@@ -29,7 +29,7 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.errors import DiskError, EngineError
 from lightning_plugin.layout import Axis, Layout, plain_strides
 from lightning_plugin.residency.numbered import Numbered, parts_of
-from lightning_plugin.residency.transfer import Transfer
+from lightning_plugin.residency.transfer import Lend, Transfer
 from lightning_plugin.units import format_bytes
 
 
@@ -217,12 +217,12 @@ class DiskFile:
         spared = 0 if self.made is None else self.item * self.made.spared
         return max(0, self.size - spared - self.file.filled)
 
-    def sending(self, box: Box, tile: Tensor) -> Transfer:
-        held = [self.staged(box, tile)]
+    def sending(self, box: Box, tile: Tensor, lend: Lend) -> Transfer:
+        held = [self.staged(box, tile, lend)]
         return Transfer(held, lambda: self._each_row(box, self.rows(box, held[0]), write=True))
 
-    def fetching(self, box: Box) -> Transfer:
-        held, parts = [self.room(box)], parts_of(self.made, box)
+    def fetching(self, box: Box, lend: Lend) -> Transfer:
+        held, parts = [self.room(box, lend)], parts_of(self.made, box)
 
         def result() -> Tensor:
             return plain_strides(held[0].to(self.device).permute(self.back).reshape(self.layout.tile_shape(box)))
@@ -239,8 +239,8 @@ class DiskFile:
 
         return Transfer(held, run, result)
 
-    def adding(self, box: Box, tile: Tensor) -> Transfer:
-        held = [self.staged(box, tile), self.room(box)]
+    def adding(self, box: Box, tile: Tensor, lend: Lend) -> Transfer:
+        held = [self.staged(box, tile, lend), self.room(box, lend)]
 
         def run() -> None:
             self._each_row(box, self.rows(box, held[1]), write=False)
@@ -250,19 +250,19 @@ class DiskFile:
 
         return Transfer(held, run)
 
-    def staged(self, box: Box, tile: Tensor) -> Tensor:
+    def staged(self, box: Box, tile: Tensor, lend: Lend) -> Tensor:
         """A tile as the file has it: itself, where it is that already."""
         part = self.layout.spread(tile, box).permute(self.order)
         if part.device.type != "cpu":
-            part = landed(part)
+            part = landed(part, lend)
         if part.dtype == self.dtype and part.is_contiguous():
             return part
-        return rearranged(part, self.room(box))
+        return rearranged(part, self.room(box, lend))
 
-    def room(self, box: Box) -> Tensor:
+    def room(self, box: Box, lend: Lend) -> Tensor:
         """Memory for a tile as the file has it."""
         shape = [size for dim in self.layout.dims for size in self.layout.sizes(dim, box)]
-        return torch.empty([shape[i] for i in self.order], dtype=self.dtype)
+        return lend([shape[i] for i in self.order], self.dtype)
 
     def rows(self, box: Box, data: Tensor) -> np.ndarray:
         """The bytes at each position of a box of what lies as in the file."""
@@ -297,9 +297,9 @@ def rearranged(part: Tensor, room: Tensor) -> Tensor:
     return room.copy_(part)
 
 
-def landed(tile: Tensor) -> Tensor:
+def landed(tile: Tensor, lend: Lend) -> Tensor:
     """A tile of another device on the host, as it lies there: to reorder it, that device would need memory."""
     order = sorted(range(tile.dim()), key=tile.stride, reverse=True)
     back = [order.index(i) for i in range(tile.dim())]
     there = tile.permute(order)
-    return torch.empty(there.shape, dtype=tile.dtype).copy_(there).permute(back)
+    return lend(there.shape, tile.dtype).copy_(there).permute(back)

@@ -25,7 +25,7 @@ from lightning_plugin.graph import Value
 from lightning_plugin.ledger import Ledger, watched
 from lightning_plugin.private import WeakTensorKeyDictionary, give_memory, storage_key, version
 from lightning_plugin.residency.disk import MappedFile, fills_its_memory, flat_bytes
-from lightning_plugin.residency.transfer import Arrivals, Transfer, TransferQueue, arriving
+from lightning_plugin.residency.transfer import Arrivals, Pending, Transfer, TransferQueue, arriving
 
 
 class Copies:
@@ -64,7 +64,7 @@ class Copies:
         self.check(v)  # also of what was fetched ahead, and has waited
         return self.arrivals.take(v, lambda: self.fetching(v))
 
-    def fetching(self, v: Value) -> Transfer:
+    def fetching(self, v: Value) -> Pending:
         tensor, below = self.captured[v], self.below
         with torch.no_grad(), watched(self.ledger):
             room = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=v.device)

@@ -29,7 +29,9 @@ from lightning_plugin.residency.disk import DiskFile
 from lightning_plugin.residency.numbered import Numbered, parts_of
 from lightning_plugin.residency.transfer import (
     Arrivals,
+    Lend,
     Lower,
+    Pending,
     Transfer,
     TransferQueue,
     arriving,
@@ -89,19 +91,19 @@ class HostMemory:
         if last is not None:
             last.synchronize()  # before the memory is another's
 
-    def sending(self, box: Box, tile: Tensor) -> Transfer:
+    def sending(self, box: Box, tile: Tensor, lend: Lend) -> Transfer:
         held, ready = [tile.to(self.data.dtype)], launched(self.device)
         return Transfer(
             held, lambda: self.down(lambda: self.layout.write_into(self.data, self.whole, held[0], box), ready)
         )
 
-    def adding(self, box: Box, tile: Tensor) -> Transfer:
+    def adding(self, box: Box, tile: Tensor, lend: Lend) -> Transfer:
         held, ready = [tile], launched(self.device)
         return Transfer(
             held, lambda: self.down(lambda: self.layout.add_into(self.data, self.whole, held[0], box), ready)
         )
 
-    def fetching(self, box: Box) -> Transfer:
+    def fetching(self, box: Box, lend: Lend) -> Transfer:
         # What is read is found when the transfer is done: of some layouts it is a copy, and before, what was written
         # may still be on its way.
         if not self.cuda:
@@ -155,28 +157,32 @@ class DeviceMemory:
     def rest(self) -> None:
         return
 
+    def expect(self, largest: int) -> None:
+        return
+
 
 class LowerMap:
-    """A map on a lower tier, written and read through a transfer queue."""
+    """A map on a lower tier, written and read through a transfer queue. ``largest`` are the positions of its largest
+    tile in the pass at hand."""
 
     def __init__(self, there: Lower, queue: TransferQueue) -> None:
+        self.largest = 0
         self.there = there
         self.queue = queue
-        self.sent: Transfer | None = None
+        self.sent: Pending | None = None
         self.fetched: Arrivals[Box] = Arrivals()
         #: True if a tile for which another stands need not be written; see `numbered`.
         self.finds = there.made is not None
 
     def write(self, box: Box, tile: Tensor, ahead: bool = False) -> None:
-        self.send(self.there.sending, box, tile, ahead)
+        self.settle()
+        self.sent = self.queue.send(self.there.sending(box, tile, self.queue.pool.lender(box, self.largest)), ahead)
+        if not ahead:
+            self.settle()
 
     def add(self, box: Box, tile: Tensor, ahead: bool = False) -> None:
-        self.send(self.there.adding, box, tile, ahead)
-
-    def send(self, make: Callable[[Box, Tensor], Transfer], box: Box, tile: Tensor, ahead: bool) -> None:
-        """Begin a transfer to the map, when the one before it is done."""
         self.settle()
-        self.sent = self.queue.send(make(box, tile), ahead)
+        self.sent = self.queue.send(self.there.adding(box, tile, self.queue.pool.lender(box, self.largest)), ahead)
         if not ahead:
             self.settle()
 
@@ -184,12 +190,15 @@ class LowerMap:
         """Begin to read a box that will be asked for."""
         self.fetched.begin(box, lambda: self.fetching(box, ahead=True))
 
-    def fetching(self, box: Box, ahead: bool) -> Transfer:
-        return self.queue.send(self.there.fetching(box), ahead)
+    def fetching(self, box: Box, ahead: bool) -> Pending:
+        return self.queue.send(self.there.fetching(box, self.queue.pool.lender(box, self.largest)), ahead)
 
     def read(self, box: Box) -> Tensor:
         """A box, which was fetched, or is read now: after what is on its way there."""
         return self.fetched.take(box, lambda: self.fetching(box, ahead=self.sent is not None))
+
+    def expect(self, largest: int) -> None:
+        self.largest = largest
 
     def settle(self) -> None:
         """Wait for what is on its way there."""

@@ -104,23 +104,6 @@ def test_what_is_fetched_is_what_was_written_however_long_that_takes(tier: str) 
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_a_fetched_tile_stays_what_it_is_while_it_is_kept(ahead: bool) -> None:
-    layout = Layout.channels_first((1, 2, 12, 10))
-    whole, handle = torch.randn(layout.shape), Boundary(layout, torch.float32, CPU, Home("disk", TransferQueue(ahead)))
-    handle.write([handle.whole], whole)
-    boxes = [box for (box,) in Grid((4, 2)).partition([layout.extent])]
-    kept, view = handle.read(boxes[0]), handle.read(boxes[1])[:, :, 1:, :2]
-    for box in boxes * 3:
-        handle.fetch(box)
-        assert torch.equal(handle.read(box), layout.narrow(whole, handle.whole, box))
-        handle.cotangent.add(box, torch.ones(layout.tile_shape(box)), ahead)
-    handle.cotangent.rest()
-    assert torch.equal(kept, layout.narrow(whole, handle.whole, boxes[0]))
-    assert torch.equal(view, layout.narrow(whole, handle.whole, boxes[1])[:, :, 1:, :2])
-    assert handle.cotangent.read(handle.whole).unique().tolist() == [3.0]
-
-
-@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("tier", ["device", "host", "disk"])
 def test_overlapping_gradients_add_up_in_a_wide_type(tier: str, ahead: bool) -> None:
     layout = Layout.channels_first((1, 2, 5, 7))

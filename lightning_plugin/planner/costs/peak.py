@@ -224,11 +224,14 @@ class Peaks:
         return 0
 
     def buffers(self, tile: Tile, backward: bool) -> int:
-        """Bytes of tiles on their way to and from lower tiers, at most.
+        """Bytes that transfers to and from lower tiers borrow, which are there as long as the pass: see [Note: pool] in
+        `residency.transfer`.
 
-        They are a tile's input and, in backward, its cotangent, which are gone when its result is sent. Where tiles
-        travel beside the work on others, the next tile's come on top, and the last tile's result or, in backward, the
-        gradient of its input and the sum that it is added to.
+        They hold a tile's input and, in backward, its cotangent; what is sent goes through the buffers that these have
+        left. Where tiles travel beside the work on others, they have not left them: the next tile's come on top, and
+        the last tile's result or, in backward, the gradient of its input and the sum that it is added to. Of these six
+        buffers in backward, a small request may have taken a large one, so that up to three are as large as a
+        cotangent.
         """
         reads = sum(size for key, size in tile.reads.items() if key in self.offloaded) if self.offloaded else 0
         written = tile.writes if self.offloads else 0

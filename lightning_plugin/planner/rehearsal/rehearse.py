@@ -30,7 +30,7 @@ from lightning_plugin.planner.rehearsal.representative import effort, representa
 from lightning_plugin.program.program import Program
 from lightning_plugin.recording import Bindings, Capture, Image
 from lightning_plugin.residency.disk import DiskFile
-from lightning_plugin.residency.transfer import Transfer
+from lightning_plugin.residency.transfer import Lend, Transfer
 from lightning_plugin.source import TensorSource, TileSource, together
 from lightning_plugin.turns import Turn
 
@@ -52,13 +52,13 @@ class FakeHostMap:
         self.dtype = dtype
         self.device = device
 
-    def sending(self, box: Box, tile: Tensor) -> Transfer:
+    def sending(self, box: Box, tile: Tensor, lend: Lend) -> Transfer:
         return Transfer([tile.to(self.dtype)], nothing)
 
-    def adding(self, box: Box, tile: Tensor) -> Transfer:
+    def adding(self, box: Box, tile: Tensor, lend: Lend) -> Transfer:
         return Transfer([tile], nothing)
 
-    def fetching(self, box: Box) -> Transfer:
+    def fetching(self, box: Box, lend: Lend) -> Transfer:
         held = [torch.empty(self.layout.tile_shape(box), dtype=self.dtype, device=self.device)]
         return Transfer(held, nothing, lambda: held[0])
 
