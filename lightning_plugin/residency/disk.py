@@ -266,7 +266,7 @@ class DiskFile:
 
     def rows(self, box: Box, data: Tensor) -> np.ndarray:
         """The bytes at each position of a box of what lies as in the file."""
-        return data.view(-1).view(torch.uint8).view(*box.extent, self.item).numpy()
+        return flat_bytes(data).view(*box.extent, self.item).numpy()
 
     def _each_row(self, box: Box, data: np.ndarray, write: bool) -> None:
         """Move whole rows of the last axis between the file and ``data``, joining rows that lie side by side."""

@@ -284,8 +284,8 @@ def test_hooks_and_retained_gradients_of_small_values():
 
 
 def rows_of(x):
-    """A number for each channel of each image, which images are cut for where there are several."""
-    return x.max(3).values.mean(2)
+    """The first numbers of each image, which images are cut for where there are several."""
+    return x.flatten(1)[:, :4]
 
 
 def test_hooks_and_retained_gradients_of_results_for_each_image():

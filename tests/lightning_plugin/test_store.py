@@ -87,6 +87,18 @@ def test_a_map_comes_back_as_it_was_written(
     handle.rest()
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.uint8])
+@pytest.mark.parametrize("tier", ["device", "host", "disk"])
+def test_a_tile_of_one_number_may_have_any_strides(tier: str, dtype: torch.dtype) -> None:
+    """PyTorch takes it for contiguous, and reads its bytes only where its last stride is one."""
+    whole = torch.arange(9).to(dtype).view(1, 1, 3, 3)
+    handle = Boundary(Layout.channels_first((1, 1, 1, 1)), dtype, CPU, Home(tier, TransferQueue(False)))
+    handle.write([Box.whole((1, 1))], whole.transpose(2, 3).as_strided((1, 1, 1, 1), (9, 9, 9, 9), 4), ahead=False)
+    handle.fetch(Box.whole((1, 1)))
+    assert handle.read(Box.whole((1, 1))).item() == 4
+    handle.rest()
+
+
 @pytest.mark.parametrize("tier", ["host", "disk"])
 def test_what_is_fetched_is_what_was_written_however_long_that_takes(tier: str) -> None:
     """Also of a layout of which no part is a view."""
