@@ -8,7 +8,7 @@ sides of the result, a (positions, positions) matrix, each tile has its rows and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -22,7 +22,7 @@ from lightning_plugin.ops import ReduceOp, Reduction
 from lightning_plugin.rules.axes import Projection
 from lightning_plugin.rules.channels import name_of, plain
 from lightning_plugin.rules.patterns.by_hand import attention_by_hand
-from lightning_plugin.rules.pointwise import local, pointwise
+from lightning_plugin.rules.pointwise import local
 from lightning_plugin.rules.reductions import widen
 from lightning_plugin.rules.table import API, ATEN, Recorder
 from lightning_plugin.rules.uncut import axes_under, uncut
@@ -198,29 +198,16 @@ def matrix(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tens
 @ATEN.rule(aten.addmm.default, aten.baddbmm.default, aten.addmv.default, kind="local or reduce")
 def product_plus(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """beta · bias + alpha · (left @ right)."""
-    bias, left, right = args
-    without = {"addmm": aten.mm.default, "baddbmm": aten.bmm.default, "addmv": aten.mv.default}[name_of(func)]
-    out = rec.fake(outs[0].shape, outs[0].dtype, outs[0].device)
-    result = product(rec, without, [left, right], {}, [out])
-    if result is NotImplemented:
-        return NotImplemented
-    value = result if isinstance(result, Value) else result[0]
+    products: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+        "addmm": torch.mm, "baddbmm": torch.bmm, "addmv": torch.mv,
+    }  # fmt: skip
+    product = products[name_of(func)]
     beta, alpha = kwargs.get("beta", 1), kwargs.get("alpha", 1)
-    if beta == 0:  # what the bias holds, NaN even, does not count
-        return times(rec, value, alpha, outs[0])
-    return plus(rec, times(rec, bias, beta, bias.fake), times(rec, value, alpha, outs[0]), outs[0])
 
+    def added(bias: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        found = product(left, right) if alpha == 1 else product(left, right) * alpha
+        if beta == 0:  # what the bias holds, NaN even, does not count
+            return found
+        return (bias if beta == 1 else bias * beta) + found
 
-def times(rec: Recorder, value: Value, scale: float, out: Tensor) -> Value:
-    return value if scale == 1 else elementwise(rec, aten.mul.Scalar, [value, scale], out)
-
-
-def plus(rec: Recorder, left: Value, right: Value, out: Tensor) -> Value:
-    return elementwise(rec, aten.add.Tensor, [left, right], out)
-
-
-def elementwise(rec: Recorder, func: Any, args: Sequence[Any], out: Tensor) -> Any:
-    """A pointwise operator on maps and vectors."""
-    if any(isinstance(a, Value) and a.is_map for a in args):
-        return pointwise(rec, func, args, {}, [out])
-    return rec.vector(func, args, {}, [out], name=name_of(func))[0]
+    return rec.decompose(added, *args)
