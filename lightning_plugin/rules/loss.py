@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -51,10 +52,6 @@ def total(rec: Recorder, value: Value, dtype: torch.dtype, divisor: float = 1.0)
     return rec.emit(op, [value], [rec.fake((), dtype, value.device)], None, "mean" if divisor != 1 else "sum")[0]
 
 
-def ratio(total: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
-    return (total / weight).to(dtype)
-
-
 # Elementwise losses -----------------------------------------------------------------------------------------
 
 
@@ -93,16 +90,6 @@ def narrowed(rec: Recorder, value: Value, out: Tensor) -> Value:
 # Classes ----------------------------------------------------------------------------------------------------
 
 
-def class_weight(target: Tensor, weight: Tensor, ignore_index: int) -> Tensor:
-    """The weight of each position's class; nothing where it is ignored."""
-    counts = target != ignore_index
-    return torch.where(counts, weight[torch.where(counts, target, 0)], 0)
-
-
-def counted(target: Tensor, ignore_index: int) -> Tensor:
-    return target != ignore_index
-
-
 @API.rule(F.cross_entropy, F.nll_loss, kind="local + reduce")
 def classes(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Cross-entropy of class indices or of probabilities, and the likelihood of class indices."""
@@ -139,30 +126,21 @@ def classes(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Ten
         return narrowed(rec, total(rec, each, dtype), outs[0])
     if not indices:
         return narrowed(rec, total(rec, each, dtype, float(math.prod(layout.shape))), outs[0])
-    return mean_of_classes(rec, total(rec, each, dtype), target, weight, a["ignore_index"], outs)
+    mean = partial(mean_of_classes, ignore_index=a["ignore_index"], dtype=outs[0].dtype)
+    return rec.decompose(mean, each, target, weight)
 
 
 def mean_of_classes(
-    rec: Recorder, loss: Value, target: Value, weight: Value | None, ignore_index: int, outs: Sequence[Tensor]
-) -> Any:
+    loss: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, dtype: torch.dtype
+) -> Tensor:
     """The sum of losses over the sum of weights of the positions that count."""
+    ignored = target == ignore_index
     if weight is None:
-        counts = local(
-            rec,
-            counted,
-            [target, ignore_index],
-            {},
-            rec.fake(target.shape, torch.bool, target.device),
-            target.space,
-            name="count",
-            grad=False,
-        )
-        weights = total(rec, counts, torch.int64)
+        weights = ignored.logical_not().sum()
     else:
-        fake = rec.fake(target.shape, weight.dtype, target.device)
-        each = local(rec, class_weight, [target, weight, ignore_index], {}, fake, target.space, name="weight")
-        weights = total(rec, each, accumulation_dtype(weight.dtype))
-    return rec.vector(ratio, [loss, weights, outs[0].dtype], {}, [outs[0]], name="mean")
+        each = weight[target.masked_fill(ignored, 0)].masked_fill(ignored, 0)
+        weights = each.sum(dtype=accumulation_dtype(weight.dtype))
+    return (loss.sum(dtype=accumulation_dtype(dtype)) / weights).to(dtype)
 
 
 # Likelihoods ------------------------------------------------------------------------------------------------
