@@ -104,26 +104,6 @@ def select(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tens
     return local(rec, func, [x, dim, index], {}, outs[0], layout, name="select")
 
 
-@ATEN.rule(aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int, aten.chunk.default, kind="local")
-def split(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """Each piece is a node of its own, so that one is not kept alive for another's sake."""
-    x = args[0]
-    unbind = func is aten.unbind.int
-    dim = dim_of(args, kwargs, 1 if unbind else 2) % len(x.shape)
-    if not plain(x, dim):
-        return NotImplemented
-    pieces, start = [], 0
-    for i, out in enumerate(outs):
-        if unbind:
-            pieces.append(select(rec, aten.select.int, [x, dim, i], {}, [out]))
-            continue
-        size = out.shape[dim]
-        layout = resized(x.space, out.shape)
-        pieces.append(local(rec, aten.slice.Tensor, [x, dim, start, start + size], {}, out, layout, name="split"))
-        start += size
-    return tuple(pieces)
-
-
 REDUCTIONS = (
     aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default, aten.logsumexp.default,
     aten.var.correction, aten.std.correction, aten.linalg_vector_norm.default, aten.prod.dim_int, aten.any.dim,

@@ -11,8 +11,10 @@ Slices, single rows and splits are crops; putting a part into a map (what a writ
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -158,29 +160,22 @@ def slice_space(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence
     return declined(remap(rec, x, {dim: cropped(first, len(range(first, stop, step)), step)}, "slice"))
 
 
-@ATEN.rule(aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default)
-def split_space(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    x, dim = args[0], dim_of(args, kwargs, 2) % len(args[0].shape)
-    pieces, start = [], 0
-    for out in outs:
-        size = out.shape[dim]
-        piece = remap(rec, x, {dim: cropped(start, size)}, "split")
-        if piece is None:
-            return NotImplemented
-        pieces.append(piece)
-        start += size
-    return tuple(pieces)
+@ATEN.rule(aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int, kind="local or layout")
+def parts(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """Each part is a slice, or a position, of its own, so that one is not kept alive for another's sake."""
+    x = args[0]
+    if func is aten.unbind.int:
+        dim = dim_of(args, kwargs, 1)
+        return rec.decompose(lambda x: tuple(x.select(dim, i) for i in range(len(outs))), x)
+    dim = dim_of(args, kwargs, 2)
+    sizes = [out.shape[dim] for out in outs]
+    starts = [0, *itertools.accumulate(sizes)]
+    return rec.decompose(lambda x: tuple(map(partial(x.narrow, dim), starts, sizes)), x)
 
 
 @ATEN.rule(aten.select.int)
 def select_space(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     return declined(row(rec, args[0], args[1], args[2], outs[0]))
-
-
-@ATEN.rule(aten.unbind.int)
-def unbind_space(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    rows = [row(rec, args[0], dim_of(args, kwargs, 1), i, out) for i, out in enumerate(outs)]
-    return NotImplemented if any(r is None for r in rows) else tuple(rows)
 
 
 def row(rec: Recorder, x: Value, dim: int, index: int, out: Tensor) -> Value | None:
