@@ -7,9 +7,8 @@ axes, and each tile is computed as the whole is.
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,8 +16,7 @@ from torch import Tensor
 
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Layout
-from lightning_plugin.private import argument_names
-from lightning_plugin.rules.channels import name_of, plain
+from lightning_plugin.rules.channels import Result, name_of, plain
 from lightning_plugin.rules.pointwise import local
 from lightning_plugin.rules.table import ATEN, Recorder
 
@@ -39,48 +37,17 @@ LOOKS_AT: dict[Any, Callable[[Any], int]] = {
     aten.convolution.default: all_but_first,
     aten.im2col.default: all_but_first,
     aten.col2im.default: all_but_first,
-    aten.native_group_norm.default: all_but_first,
-    aten.max_pool1d.default: last(1),
-    aten.max_pool2d_with_indices.default: last(2),
-    aten.max_pool3d_with_indices.default: last(3),
-    aten.avg_pool1d.default: last(1),
-    aten.avg_pool2d.default: last(2),
-    aten.avg_pool3d.default: last(3),
-    aten._adaptive_avg_pool2d.default: last(2),
-    aten._adaptive_avg_pool3d.default: last(3),
-    aten.adaptive_max_pool2d.default: last(2),
-    aten.adaptive_max_pool3d.default: last(3),
-    aten.reflection_pad1d.default: last(1),
-    aten.reflection_pad2d.default: last(2),
-    aten.reflection_pad3d.default: last(3),
-    aten.replication_pad1d.default: last(1),
-    aten.replication_pad2d.default: last(2),
-    aten.replication_pad3d.default: last(3),
-    aten.upsample_nearest1d.default: last(1),
-    aten.upsample_nearest2d.default: last(2),
-    aten.upsample_nearest3d.default: last(3),
-    aten._upsample_nearest_exact1d.default: last(1),
-    aten._upsample_nearest_exact2d.default: last(2),
-    aten._upsample_nearest_exact3d.default: last(3),
-    aten.upsample_linear1d.default: last(1),
-    aten.upsample_bilinear2d.default: last(2),
-    aten.upsample_trilinear3d.default: last(3),
-    aten.upsample_bicubic2d.default: last(2),
-    aten._upsample_bilinear2d_aa.default: last(2),
-    aten._upsample_bicubic2d_aa.default: last(2),
+} | {
+    getattr(aten, name).default: last(int(re.findall(r"\d", name)[0]))
+    for name in """
+        max_pool1d max_pool2d_with_indices max_pool3d_with_indices avg_pool1d avg_pool2d avg_pool3d
+        _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d
+        reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d
+        upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d
+        _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d
+        _upsample_bilinear2d_aa _upsample_bicubic2d_aa
+    """.split()
 }
-
-
-@dataclass(frozen=True)
-class Result:
-    """One of several results of an operator."""
-
-    func: Any
-    place: int
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
-        found: Tensor = self.func(*args, **kwargs)[self.place]
-        return found
 
 
 @ATEN.rule(*LOOKS_AT, kind="local where space is plain")
@@ -93,8 +60,6 @@ def carried(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Ten
         return NotImplemented
     if not all(plain(x, d) for d in range(rank - looks, rank)):
         return NotImplemented
-    if func is aten.native_group_norm.default:
-        return group_norm(rec, func, args, outs)
     made = []
     for i, out in enumerate(outs):
         layout = looked_at(x.space, looks, out.shape)
@@ -107,31 +72,3 @@ def looked_at(layout: Layout, looks: int, shape: Sequence[int]) -> Layout:
     """The layout of a result: what was carried, then plain dimensions."""
     lead = len(layout.dims) - looks
     return Layout((*layout.dims[:lead], *((size,) for size in shape[lead:])), layout.extent)
-
-
-def group_norm(rec: Recorder, func: Any, args: Any, outs: Sequence[Tensor]) -> Any:
-    """Its arguments say how large the batch is, which of a tile is another number."""
-    x, weight, bias = args[:3]
-    groups, eps = args[6], args[7]
-    assert argument_names(func)[6] == "group"
-    layouts = [x.space, *(Layout((x.space.dims[0], (out.shape[1],)), x.space.extent) for out in outs[1:])]
-    return tuple(
-        local(rec, GroupNorm(groups, eps, i), [x, weight, bias], {}, out, layout, name="group_norm")
-        for i, (out, layout) in enumerate(zip(outs, layouts, strict=True))
-    )
-
-
-@dataclass(frozen=True)
-class GroupNorm:
-    """One of the results of a group normalisation: the map, its means, its standard deviations' inverses."""
-
-    groups: int
-    eps: float
-    place: int
-
-    def __call__(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        inner = math.prod(x.shape[2:])
-        found: Tensor = aten.native_group_norm(x, weight, bias, x.shape[0], x.shape[1], inner, self.groups, self.eps)[
-            self.place
-        ]
-        return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -135,6 +136,18 @@ def reduced(func: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], bool]:
     return tuple(d % rank for d in listed), bool(given.get("keepdim", False))
 
 
+@dataclass(frozen=True)
+class Result:
+    """One of several results of an operator."""
+
+    func: Any
+    place: int
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        found: Tensor = self.func(*args, **kwargs)[self.place]
+        return found
+
+
 @ATEN.rule(aten.max.dim, aten.min.dim, aten.topk.default, kind="local")
 def max_channels(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Value and index along channels, as two nodes; the maximum over space is in `reduce`."""
@@ -148,11 +161,8 @@ def max_channels(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequenc
         tuple((outs[0].shape[d],) if d == dim else f for d, f in enumerate(x.space.dims) if keep or d != dim),
         x.space.extent,
     )
-    first = lambda *a, **k: func(*a, **k)[0]  # noqa: E731
-    second = lambda *a, **k: func(*a, **k)[1]  # noqa: E731
-    return (
-        local(rec, first, args, kwargs, outs[0], layout, name=name_of(func)),
-        local(rec, second, args, kwargs, outs[1], layout, name=name_of(func)),
+    return tuple(
+        local(rec, Result(func, i), args, kwargs, out, layout, name=name_of(func)) for i, out in enumerate(outs)
     )
 
 

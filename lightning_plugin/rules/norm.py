@@ -27,10 +27,11 @@ from lightning_plugin.ops import TileOp, accumulation_dtype
 from lightning_plugin.passes import first_order
 from lightning_plugin.rules.axes import over, projected
 from lightning_plugin.rules.channels import plain
-from lightning_plugin.rules.pointwise import local
+from lightning_plugin.rules.pointwise import local, pointwise
 from lightning_plugin.rules.reductions import VarMean, covers
 from lightning_plugin.rules.running import move, norm_of_vectors
 from lightning_plugin.rules.table import API, Recorder
+from lightning_plugin.rules.views import Reshape
 
 aten = torch.ops.aten
 
@@ -292,8 +293,6 @@ def grouped(
     rec: Recorder, x: Value, groups: int, weight: Value | None, bias: Value | None, eps: float, out: Tensor
 ) -> tuple[Value, Value, Value, int]:
     """Normalise each of ``groups`` channel groups of each image over its channels and space."""
-    from lightning_plugin.rules.views import Reshape
-
     n, c = x.shape[:2]
     layout = Layout((x.space.dims[0], (groups,), (c // groups,), *x.space.dims[2:]), x.space.extent)
     view = rec.emit(Reshape(layout), [x], [rec.fake(layout.shape, x.dtype, x.device)], layout, "view")[0]
@@ -333,6 +332,9 @@ def batched_channels(x: Value) -> bool:
 def group_norm(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     a = arguments(func, args, kwargs)
     x = a["input"]
+    if x.is_map and all(plain(x, d) for d in range(1, len(x.shape))):
+        given = [x, a["num_groups"], a["weight"], a["bias"], a["eps"]]
+        return local(rec, torch.group_norm, given, {}, outs[0], x.space, name="group_norm", autocast=rec.autocast)
     if not x.is_map or not batched_channels(x):
         return NotImplemented
     return grouped(rec, x, a["num_groups"], a["weight"], a["bias"], a["eps"], outs[0])[0]
@@ -369,8 +371,6 @@ def layer_norm(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[
         return local(rec, func, args, kwargs, outs[0], x.space, name="layer_norm", autocast=rec.autocast)
     if count != rank - 1 or not batched_channels(x):
         return NotImplemented
-    from lightning_plugin.rules.pointwise import pointwise
-
     y = grouped(rec, x, 1, None, None, a["eps"], outs[0])[0]
     for operator, vector in ((aten.mul.Tensor, a["weight"]), (aten.add.Tensor, a["bias"])):
         if vector is not None:
