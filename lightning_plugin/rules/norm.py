@@ -190,8 +190,9 @@ class Normalize(TileOp):
 
 
 def arguments(func: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
-    """A call's arguments by name, defaults filled in."""
-    call = inspect.signature(func).bind(*args, **kwargs)
+    """A call's arguments by name, defaults filled in; a builtin has the signature that PyTorch lists for overrides."""
+    listed = func if inspect.isfunction(func) else torch.overrides.get_testing_overrides()[func]
+    call = inspect.signature(listed).bind(*args, **kwargs)
     call.apply_defaults()
     return dict(call.arguments)
 
@@ -260,17 +261,9 @@ def with_given(rec: Recorder, arguments: Sequence[Any], out: Tensor, name: str) 
     return local(rec, given, arguments, {}, out, arguments[0].space, name=name, autocast=rec.autocast)
 
 
-def batch_norm_arguments(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """The arguments of either of the two by name."""
-    names = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps", "cudnn_enabled")
-    return (
-        arguments(F.batch_norm, args, kwargs) if func is F.batch_norm else dict(zip(names, args, strict=False)) | kwargs
-    )
-
-
 @API.rule(F.batch_norm, torch.batch_norm, kind="reduce + broadcast")
 def batch_norm(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    a = batch_norm_arguments(func, args, kwargs)
+    a = arguments(func, args, kwargs)
     x = a["input"]
     vectors = [a[k] for k in ("running_mean", "running_var", "weight", "bias")]
     if not x.is_map or not plain(x, 1) or any(v is not None and v.is_map for v in vectors):
@@ -328,7 +321,7 @@ def batched_channels(x: Value) -> bool:
     return not layout.is_space(1) and any(layout.is_space(d) for d in range(2, len(layout.dims)))
 
 
-@API.rule(F.group_norm, kind="reduce + broadcast")
+@API.rule(F.group_norm, torch.group_norm, kind="reduce + broadcast")
 def group_norm(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     a = arguments(func, args, kwargs)
     x = a["input"]
@@ -340,7 +333,7 @@ def group_norm(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[
     return grouped(rec, x, a["num_groups"], a["weight"], a["bias"], a["eps"], outs[0])[0]
 
 
-@API.rule(F.instance_norm, kind="reduce + broadcast")
+@API.rule(F.instance_norm, torch.instance_norm, kind="reduce + broadcast")
 def instance_norm(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     a = arguments(func, args, kwargs)
     x = a["input"]
@@ -358,7 +351,7 @@ def instance_norm(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequen
     return y
 
 
-@API.rule(F.layer_norm, kind="local or reduce + broadcast")
+@API.rule(F.layer_norm, torch.layer_norm, kind="local or reduce + broadcast")
 def layer_norm(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Over channels it is local; over channels and all of space it is a GroupNorm of one group."""
     a = arguments(func, args, kwargs)
@@ -380,7 +373,7 @@ def layer_norm(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[
 
 @API.on_vectors(F.batch_norm, torch.batch_norm)
 def batch_norm_of_vectors(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    a = batch_norm_arguments(func, args, kwargs)
+    a = arguments(func, args, kwargs)
     if not a["training"] or a["running_mean"] is None or 0 in a["input"].shape:  # nothing moves by an empty batch
         return NotImplemented
     operands = [a[name] for name in ("input", "weight", "bias", "eps")]
