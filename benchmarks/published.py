@@ -29,6 +29,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import groupby, pairwise
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -73,7 +74,12 @@ def paid_for(cuts: Cuts) -> Iterator[int]:
     def transfer(maps: Sequence[Value]) -> float:
         return one_way(cuts.rates, cuts.lower.there, cuts.lower.size(maps))
 
-    return paid(cuts.network, cuts.intervals.once, transfer)
+    operators = cuts.intervals.coster.operators
+
+    def seconds(node: Node) -> float:
+        return float(operators.times(operators.rows([node]), np.ones(1), 1).sum())
+
+    return paid(cuts.network, seconds, transfer)
 
 
 ONE = ("recompute",)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from lightning_plugin.boxes import Box, Grid, pieces_of
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import ReduceOp, TileOp
@@ -107,11 +109,11 @@ class SampleTiles:
         return None if all(b.empty for b in owned) else self.program.boxes(owned)
 
     @cached_property
-    def shares(self) -> Mapping[int, float]:
-        """For every node by its serial, the work of all tiles as a multiple of the whole node: 1 if nothing is computed
-        twice."""
+    def shares(self) -> np.ndarray:
+        """For each of the program's nodes, the work of all tiles as a multiple of the whole node: 1 if nothing is
+        computed twice."""
         needs = [need for need in map(self.need, range(self.count)) if need is not None]
-        return {node.serial: self.total(node, needs) for node in self.program.steps}
+        return np.array([self.total(node, needs) for node in self.program.steps])
 
     def total(self, node: Node, needs: Sequence[Mapping[Value, Box]]) -> float:
         """The work of all tiles on one node as a multiple of the whole node."""

@@ -3,21 +3,26 @@
 A tile's life is followed node by node, as a tape would run it: results are made, read for the last time and freed. With
 grad, the memory that an operator saves stays until its backward, where the gradients of its inputs are made and that of
 its result is freed.
+
+The order of allocations depends on the program, not on the sizes of a tile. So it is followed once for a program, with
+the places of sizes in place of bytes (`Life`); the peak of each tile is the largest running sum of its own sizes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import ReduceOp, Source, TileOp, accumulation_dtype
 from lightning_plugin.planner.analysis.network import Network
-from lightning_plugin.planner.analysis.profile import Profile
-from lightning_plugin.program.pieces import Strip
+from lightning_plugin.program.pieces import Strip, strips
 from lightning_plugin.program.program import Program
 from lightning_plugin.rules.attention import Attention
 from lightning_plugin.rules.uncut import Uncut
@@ -26,48 +31,90 @@ from lightning_plugin.rules.uncut import Uncut
 SCORES_FORWARD = 2
 SCORES_BACKWARD = 5
 
+#: Kinds of sizes of a node beside those of its maps: memory of its forward for a moment, memory that it saves besides
+#: maps, memory of its backward for a moment, the copy that a border tile pads by hand, scores of a piece of keys, and
+#: the result in backward.
+SCRATCH, EXTRA, SCRATCH_BACKWARD, PADDED, SCORED, REMADE = range(6)
+KINDS = 6
 
-class LiveBytes:
-    """Bytes that are live now and at the peak; memory is freed when its last holder drops it."""
+
+class TiledInterval(NamedTuple):
+    """A tiled interval, and the tiers of its maps.
+
+    Attributes:
+        begin: Its first place in the order.
+        end: The place behind its last.
+        reads: The maps that it reads from a lower tier: a tile of them is fetched into a buffer.
+        offloads: Its outputs go to a lower tier: a tile is sent from a buffer, and its cotangent fetched into one.
+        ahead: Transfers overlap with the work on other tiles; see [Note: ahead] in `residency.transfer`.
+        pieces: The number of pieces in which it reads keys.
+        no_background: It is planned as if no part of its maps were known to be constant.
+    """
+
+    begin: int
+    end: int
+    reads: frozenset[Value] = frozenset()
+    offloads: bool = False
+    ahead: bool = False
+    pieces: int = 1
+    no_background: bool = False
+
+
+class Life:
+    """Allocations in order, by the place of their sizes; memory is freed when its last holder drops it."""
 
     def __init__(self) -> None:
-        self.live = self.peak = 0
-        self.size: dict[Value, int] = {}
-        self.owner: dict[Value, Value] = {}
-        self.holders: dict[Value, int] = {}
+        self.places: list[int] = []
+        self.signs: list[int] = []
+        self.owner: dict[Hashable, Hashable] = {}
+        self.size: dict[Hashable, int | None] = {}
+        self.holders: dict[Hashable, int] = {}
 
-    def add(self, size: int) -> None:
-        self.live += size
-        self.peak = max(self.peak, self.live)
+    def add(self, size: int, sign: int = 1) -> None:
+        self.places.append(size)
+        self.signs.append(sign)
 
-    def passing(self, size: int) -> None:
+    def passing(self, *sizes: int) -> None:
         """Count memory that is needed for a moment."""
-        self.peak = max(self.peak, self.live + size)
+        for sign in (1, -1):
+            for size in sizes:
+                self.add(size, sign)
 
-    def make(self, key: Value, size: int) -> None:
-        """Count new memory, held once."""
+    def make(self, key: Hashable, size: int | None) -> None:
+        """Count new memory, held once; None for memory that others count."""
         self.owner[key] = key
         self.size[key] = size
         self.holders[key] = 1
-        self.add(size)
+        if size is not None:
+            self.add(size)
 
-    def alias(self, key: Value, source: Value) -> None:
+    def alias(self, key: Hashable, source: Hashable) -> None:
         """Hold the memory of another value by a second name."""
         self.owner[key] = self.owner[source]
         self.hold(key)
 
-    def hold(self, key: Value) -> None:
+    def hold(self, key: Hashable) -> None:
         """Hold memory once more."""
         self.holders[self.owner[key]] += 1
 
-    def drop(self, key: Value) -> None:
+    def drop(self, key: Hashable) -> None:
         """Let go of memory once, and free it with the last holder."""
         owner = self.owner.get(key)
         if owner is None:
             return
         self.holders[owner] -= 1
-        if not self.holders[owner]:
-            self.live -= self.size.pop(owner)
+        size = self.size[owner]
+        if not self.holders[owner] and size is not None:
+            self.add(size, -1)
+
+    @cached_property
+    def events(self) -> tuple[np.ndarray, np.ndarray]:
+        return np.array(self.places, dtype=np.intp), np.array(self.signs)
+
+    def peak(self, sizes: np.ndarray) -> int:
+        """The most bytes that are live at once, given all sizes."""
+        places, signs = self.events
+        return int(np.cumsum(sizes[places] * signs).max(initial=0))
 
 
 def tile_bytes(v: Value, box: Box) -> int:
@@ -86,68 +133,209 @@ def may_pad(node: Node) -> bool:
     return isinstance(node.op, TileOp) and type(node.op).pads_by_hand is not TileOp.pads_by_hand
 
 
-@dataclass(frozen=True, slots=True)
-class NodeFacts:
-    """Facts about a node that the search needs again and again.
+class SizedProgram:
+    """A program with the places of all sizes of a tile: first the bytes of its maps, by their slots, then those of its
+    nodes, kind by kind, and last those of the cotangents of its ends.
 
     Attributes:
-        reduce: It reduces maps to vectors.
-        touched: The maps that it reads and makes.
-        wants: The maps that it gives gradients to.
-        grad: Its results require grad.
-        pads: It may pad a copy of its input by hand.
-        unread: It may be pulled back without its result.
+        lives: The lives of a tile in forward and backward, by the maps that it has no box of.
     """
 
-    node: Node
-    profile: Profile
-    reduce: bool
-    out: Value
-    maps: tuple[Value, ...]
-    touched: tuple[Value, ...]
-    wants: tuple[Value, ...]
-    grad: bool
-    pads: bool
-    unread: bool
+    def __init__(self, program: Program, network: Network) -> None:
+        self.program = program
+        self.network = network
+        self.steps = program.steps
+        self.maps = list(program.slots)
+        self.profiles = [network.profiles[n.serial] for n in self.steps]
+        self.lives: dict[frozenset[Value], tuple[Life, Life]] = {}
+        self.stored = {t.stored for t in program.targets if t.stored is not None}
+        self.wholes = np.array([max(1, Box.whole(v.space.extent).positions) for v in self.maps], dtype=float)
+        self.per = np.array([v.bytes for v in self.maps]) / self.wholes
+        #: The map whose share of the whole is the share of each node's work, and the sizes of the whole nodes.
+        measures = [n.maps[0] if isinstance(n.op, ReduceOp) else n.outputs[0] for n in self.steps]
+        self.measures = np.array([program.slots[v] for v in measures], dtype=np.intp)
+        self.made = np.array([program.slots.get(n.outputs[0], -1) for n in self.steps], dtype=np.intp)
+        self.scaled = np.array([(p.scratch, p.extra, p.scratch_backward) for p in self.profiles]).reshape(-1, 3).T
+        self.padding = [(i, n) for i, n in enumerate(self.steps) if may_pad(n)]
+        self.attending = [(i, n) for i, n in enumerate(self.steps) if isinstance(n.op, Attention)]
+        self.unread = [(i, n) for i, n in enumerate(self.steps) if n.serial in program.unread and has_unread(n)]
 
-    @staticmethod
-    def of(node: Node, profile: Profile) -> NodeFacts:
-        touched = dict.fromkeys((*node.maps, *(o for o in node.outputs if o.is_map)))
-        return NodeFacts(
-            node,
-            profile,
-            isinstance(node.op, ReduceOp),
-            node.outputs[0],
-            node.maps,
-            tuple(touched),
-            tuple(v for v in dict.fromkeys(node.maps) if v.requires_grad),
-            any(v.requires_grad for v in node.outputs),
-            may_pad(node),
-            isinstance(node.op, TileOp) and type(node.op).unread is not TileOp.unread,
-        )
+    def place(self, kind: int, step: int) -> int:
+        """The place of a node's size."""
+        return len(self.maps) + kind * len(self.steps) + step
 
     @property
-    def measure(self) -> Value:
-        """The map whose share of the whole is the share of the node's work."""
-        return self.maps[0] if self.reduce else self.out
+    def ends(self) -> int:
+        """The place of the bytes of the cotangents of the ends."""
+        return len(self.maps) + KINDS * len(self.steps)
+
+    def sizes(self, need: Mapping[Value, Box], pieces: int, read: Mapping[Value, Strip], ends: int = 0) -> np.ndarray:
+        """All sizes of a tile that holds these boxes, and reads some maps in so many pieces."""
+        positions = np.array([need[v].positions if v in need else 0 for v in self.maps], dtype=float)
+        share, held = positions / self.wholes, (self.per * positions).astype(np.int64)
+        for node in self.steps if read else ():
+            if isinstance(node.op, Uncut) and node.maps[0] in read:
+                for v in {node.maps[0], node.outputs[0]}:
+                    held[self.program.slots[v]] = -(-held[self.program.slots[v]] // pieces)
+        padded, scored = np.zeros((2, len(self.steps)), dtype=np.int64)
+        for i, node in self.padding:
+            box = need.get(node.outputs[0])
+            if box is not None and is_padded(node, box):
+                padded[i] = held[self.program.slots[node.maps[0]]]
+        for i, node in self.attending if read else ():
+            scores = math.prod(node.op.scores.shape) * accumulation_dtype(node.outputs[0].dtype).itemsize  # type: ignore[attr-defined]
+            scored[i] = int(scores * share[self.measures[i]]) // pieces
+        made = held[self.made]
+        for i, node in self.unread:
+            box = need.get(node.outputs[0])
+            if box is not None and node.op.unread(box):  # type: ignore[attr-defined]
+                made[i] = 0
+        scaled = (self.scaled * share[self.measures]).astype(np.int64)
+        return np.concatenate([held, scaled.ravel(), padded, scored, made, [ends]])
+
+    def life(self, need: Mapping[Value, Box]) -> tuple[Life, Life]:
+        """The lives, in forward and backward, of a tile that holds these boxes."""
+        missing = frozenset(v for v in self.maps if v not in need) if len(need) < len(self.maps) else frozenset()
+        if missing not in self.lives:
+            self.lives[missing] = self.forward(missing), self.backward(missing)
+        return self.lives[missing]
+
+    def begun(self, missing: frozenset[Value]) -> Life:
+        """A life that has read its maps: no memory if one is a view of memory on the device, or of a buffer that is
+        counted already."""
+        life = Life()
+        for v in self.program.reads:
+            if v not in missing:
+                life.make(v, self.program.slots[v] if reads_copy(v) else None)
+        return life
+
+    def source(self, step: int, life: Life) -> Value | None:
+        """The input whose memory a node's result lies in; None if it has memory of its own, as rows of a scan have that
+        were handed on without the input they were made from."""
+        node, views, source = self.steps[step], self.profiles[step].views, None
+        if views is not None:
+            source = node.maps[views]
+        elif node.serial in self.program.overwrite:
+            source = node.maps[0]
+        return source if source is not None and source in life.owner else None
+
+    def own(self, step: int, *kinds: int) -> list[int]:
+        """The places of a node's sizes of some kinds, without those that are 0 in all tiles."""
+        profile, node = self.profiles[step], self.steps[step]
+        may_be = {
+            SCRATCH: profile.scratch,
+            EXTRA: profile.extra,
+            SCRATCH_BACKWARD: profile.scratch_backward,
+            PADDED: may_pad(node),
+            SCORED: isinstance(node.op, Attention),
+        }
+        return [self.place(kind, step) for kind in kinds if may_be[kind]]
+
+    def forget(self, step: int, life: Life) -> None:
+        """Drop the maps that a node is the last to touch."""
+        node = self.steps[step]
+        for v in dict.fromkeys((*node.maps, *(o for o in node.outputs if o.is_map))):
+            if self.program.last_use.get(v, -1) <= step:
+                life.drop(v)
+
+    def forward(self, missing: frozenset[Value]) -> Life:
+        """A tile's life in forward."""
+        life = self.begun(missing)
+        for i, node in enumerate(self.steps):
+            out = node.outputs[0]
+            if isinstance(node.op, ReduceOp):  # without grad it needs less than with: this is a bound
+                life.passing(*self.own(i, SCRATCH, EXTRA))
+            elif out not in missing:
+                working = self.own(i, PADDED, SCRATCH, *[SCORED] * SCORES_FORWARD)
+                life.passing(*working)
+                source = self.source(i, life)
+                if source is not None:
+                    life.alias(out, source)
+                else:
+                    life.make(out, self.program.slots[out])
+                    life.passing(*working, *self.own(i, EXTRA))
+            self.forget(i, life)
+        return life
+
+    def backward(self, missing: frozenset[Value]) -> Life:
+        """A tile's life in forward with grad and in backward."""
+        life = self.begun(missing)
+        saved = self.recomputed(missing, life)
+        life.add(self.ends)
+        gradients: dict[Value, int] = {}
+        for i, keys in reversed(saved):
+            node = self.steps[i]
+            if any(v.requires_grad for v in node.outputs):
+                self.pull_back(i, missing, gradients, life)
+                for size in self.own(i, EXTRA, PADDED):
+                    life.add(size, -1)
+            for key in keys:
+                life.drop(key)
+        return life
+
+    def recomputed(self, missing: frozenset[Value], life: Life) -> list[tuple[int, list[Hashable]]]:
+        """Follow forward with grad: for each node, the memory that it saves."""
+        saved: list[tuple[int, list[Hashable]]] = []
+        for i, node in enumerate(self.steps):
+            profile, out, reduce = self.profiles[i], node.outputs[0], isinstance(node.op, ReduceOp)
+            if not reduce and out in missing:
+                continue
+            if not reduce:
+                source = self.source(i, life)
+                if source is not None:
+                    life.alias(out, source)
+                else:
+                    life.make(out, self.place(REMADE, i))
+                if out in self.stored:
+                    life.hold(out)
+            keys: list[Hashable] = []
+            if any(v.requires_grad for v in node.outputs):
+                keys = [life.owner[v] for v in (node.maps[place] for place in profile.saves) if v in life.owner]
+                if not reduce and profile.saves_output:
+                    keys.append(life.owner[out])
+                for key in keys:
+                    life.hold(key)
+                for size in self.own(i, EXTRA, PADDED):
+                    life.add(size)
+                life.passing(*self.own(i, SCRATCH))
+            else:
+                life.passing(*self.own(i, EXTRA, PADDED))
+            saved.append((i, keys))
+            self.forget(i, life)
+        return saved
+
+    def pull_back(self, step: int, missing: frozenset[Value], gradients: dict[Value, int], life: Life) -> None:
+        """Follow a node's backward: gradients of inputs are made, that of the result is freed. Gradients of stored maps
+        are given, and not autograd's own: others are added to a copy of them."""
+        node, slots = self.steps[step], self.program.slots
+        summed: list[tuple[int, ...]] = [()]
+        for v in dict.fromkeys(node.maps):
+            if not v.requires_grad or v in missing:
+                continue
+            if v in gradients:
+                summed.append((slots[v],))  # a second gradient is added to the first
+            elif self.profiles[step].views is None:
+                gradients[v] = slots[v]
+                life.add(slots[v])
+                if v in self.stored:
+                    summed.append((slots[v],))
+            else:
+                gradients[v] = gradients.pop(node.outputs[0], slots[v])
+        working = self.own(step, SCRATCH_BACKWARD, *[SCORED] * SCORES_BACKWARD)
+        for sizes in summed:
+            life.passing(*sizes, *working)
+        if not isinstance(node.op, ReduceOp) and node.outputs[0] in gradients:
+            life.add(gradients.pop(node.outputs[0]), -1)
 
 
-class TileSizes:
-    """Sizes of one tile of each map of a program, in bytes and as shares of the whole maps."""
+def reads_copy(v: Value) -> bool:
+    """True for an image of which a tile is read into memory of its own."""
+    return v.node is not None and isinstance(v.node.op, Source) and v.node.op.lies != "here"
 
-    def __init__(self, need: Mapping[Value, Box], per: Mapping[Value, tuple[float, int]]) -> None:
-        self.need = need
-        self.share: dict[Value, float] = {}
-        self.bytes: dict[Value, int] = {}
-        for key, box in need.items():
-            positions = box.positions
-            each, whole = per[key]
-            self.share[key] = positions / whole
-            self.bytes[key] = int(each * positions)
 
-    def part(self, facts: NodeFacts, size: int) -> int:
-        """This tile's part of the bytes that a whole node needs."""
-        return int(size * self.share.get(facts.measure, 0.0)) if size else 0
+def has_unread(node: Node) -> bool:
+    """True for an operator that may be pulled back without its result; see [Note: unread] in `rules.unread`."""
+    return isinstance(node.op, TileOp) and type(node.op).unread is not TileOp.unread
 
 
 @dataclass(slots=True)
@@ -168,64 +356,12 @@ class Tile:
     forward: int
     backward: int
 
+    def peak(self, interval: TiledInterval, backward: bool) -> int:
+        """The peak, with the buffers of transfers, which are there as long as the pass."""
+        return self.buffers(interval, backward) + self.prefetched + (self.backward if backward else self.forward)
 
-class Peaks:
-    """Peaks of tiles, and of whole intervals that are kept, of one network."""
-
-    def __init__(self, network: Network) -> None:
-        self.network = network
-        #: Inputs on a lower tier, of the segment that is costed: a tile of them is fetched into a buffer.
-        self.offloaded: frozenset[Value] = frozenset()
-        #: True if the segment's outputs go to a lower tier: a tile is sent from a buffer, and its cotangent fetched
-        #: into one.
-        self.offloads = False
-        #: True if transfers overlap with the work on other tiles; see [Note: ahead] in `residency.transfer`.
-        self.ahead = False
-        #: Number of pieces in which the segment reads keys, and the maps that these are.
-        self.pieces = 1
-        self.strips: Mapping[Value, Strip] = {}
-
-    @cached_property
-    def facts(self) -> dict[int, NodeFacts]:
-        return {n.serial: NodeFacts.of(n, self.network.profiles[n.serial]) for n in self.network.order}
-
-    @cached_property
-    def per(self) -> dict[Value, tuple[float, int]]:
-        """For every map its bytes a position, and its positions."""
-        maps = (v for n in self.network.order for v in (*n.maps, *n.outputs) if v.is_map)
-        wholes = {v: max(1, Box.whole(v.space.extent).positions) for v in maps}
-        return {v: (v.bytes / whole, whole) for v, whole in wholes.items()}
-
-    def held(self, program: Program, need: Mapping[Value, Box]) -> TileSizes:
-        """Sizes of a tile of each map of a program; of a map that is read piece by piece, those of a piece."""
-        held = TileSizes(need, self.per)
-        for node in program.steps if self.strips else ():
-            if isinstance(node.op, Uncut) and node.maps[0] in self.strips:
-                for key in {node.maps[0], node.outputs[0]} & held.bytes.keys():
-                    held.bytes[key] = -(-held.bytes[key] // self.pieces)
-        return held
-
-    def scored(self, node: Node, held: TileSizes) -> int:
-        """Bytes of the scores of a tile's queries and a piece of keys, where keys are read piece by piece."""
-        if not self.strips or not isinstance(node.op, Attention) or node.outputs[0] not in held.share:
-            return 0
-        scores = math.prod(node.op.scores.shape) * accumulation_dtype(node.outputs[0].dtype).itemsize
-        return int(scores * held.share[node.outputs[0]]) // self.pieces
-
-    def vectors(self, program: Program) -> int:
-        """Bytes of the gradients of vectors that a tile makes before they are added to those of earlier tiles."""
-        return sum(v.bytes for v in program.vectors if v.requires_grad)
-
-    def read_bytes(self, v: Value, size: int) -> int:
-        """Bytes that reading a tile of so many bytes allocates: none if it is a view of memory on the device, or of a
-        buffer that is counted already."""
-        if v.node is not None and isinstance(v.node.op, Source):
-            return 0 if v.node.op.lies == "here" else size
-        return 0
-
-    def buffers(self, tile: Tile, backward: bool) -> int:
-        """Bytes that transfers to and from lower tiers borrow, which are there as long as the pass: see [Note: pool] in
-        `residency.transfer`.
+    def buffers(self, interval: TiledInterval, backward: bool) -> int:
+        """Bytes that transfers to and from lower tiers borrow: see [Note: pool] in `residency.transfer`.
 
         They hold a tile's input and, in backward, its cotangent; what is sent goes through the buffers that these have
         left. Where tiles travel beside the work on others, they have not left them: the next tile's come on top, and
@@ -233,173 +369,53 @@ class Peaks:
         buffers in backward, a small request may have taken a large one, so that up to three are as large as a
         cotangent.
         """
-        reads = sum(size for key, size in tile.reads.items() if key in self.offloaded) if self.offloaded else 0
-        written = tile.writes if self.offloads else 0
+        reads = sum(size for v, size in self.reads.items() if v in interval.reads) if interval.reads else 0
+        written = self.writes if interval.offloads else 0
         if not backward:
-            return 2 * reads + written if self.ahead else max(reads, written)
-        if not self.ahead:
+            return 2 * reads + written if interval.ahead else max(reads, written)
+        if not interval.ahead:
             return reads + written
         return max(4 * reads + 2 * written, 3 * (reads + written) if reads else 0)
 
-    def prefetched(self, program: Program, held: TileSizes) -> int:
-        """Bytes of the next tile's pixels, where a source reads them ahead into the device's own memory. A program
-        without targets is kept, and reads an image once."""
-        images = program.announced if program.targets else []
-        return sum(held.bytes[v] for v in images if v.device.type == "cpu" and v in held.need)
 
-    def padded(self, facts: NodeFacts, held: TileSizes) -> int:
-        """Bytes of the copy that a border tile pads by hand."""
-        box = held.need.get(facts.out) if facts.pads else None
-        return held.bytes[facts.maps[0]] if box is not None and is_padded(facts.node, box) else 0
+class Peaks:
+    """Peaks of tiles, and of whole intervals that are kept, of one network."""
 
-    def made(self, program: Program, facts: NodeFacts, held: TileSizes) -> int:
-        """Bytes of a result in backward: none if no operator reads it; see [Note: unread] in `rules.unread`."""
-        op = facts.node.op
-        if facts.unread and facts.node.serial in program.unread and op.unread(held.need[facts.out]):  # type: ignore[attr-defined]
-            return 0
-        return held.bytes[facts.out]
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self._sized: dict[Program, SizedProgram] = {}
+        self._strips: dict[Program, Mapping[Value, Strip]] = {}
 
-    def source(self, program: Program, facts: NodeFacts, books: LiveBytes) -> Value | None:
-        """The input whose memory a node's result lies in; None if it has memory of its own, as rows of a scan have that
-        were handed on without the input they were made from."""
-        source = None
-        if facts.profile.views is not None:
-            source = facts.maps[facts.profile.views]
-        elif facts.node.serial in program.overwrite:
-            source = facts.maps[0]
-        return source if source is not None and source in books.owner else None
+    def strips(self, program: Program, pieces: int = 2) -> Mapping[Value, Strip]:
+        """The maps that a program can read in so many pieces, if it is more than one."""
+        if pieces == 1:
+            return {}
+        if program not in self._strips:
+            self._strips[program] = strips(program)
+        return self._strips[program]
 
-    def tile(self, program: Program, need: Mapping[Value, Box]) -> Tile:
-        """The bytes of a tile that holds these boxes."""
-        held = self.held(program, need)
-        stored = {t.stored for t in program.targets if t.stored is not None}
+    def vectors(self, program: Program) -> int:
+        """Bytes of the gradients of vectors that a tile makes before they are added to those of earlier tiles."""
+        return sum(v.bytes for v in program.vectors if v.requires_grad)
+
+    def tile(self, program: Program, need: Mapping[Value, Box], pieces: int = 1, ends: int = 0) -> Tile:
+        """The bytes of a tile that holds these boxes and reads keys in so many pieces; ``ends`` are those of the
+        cotangents that are there when its backward begins."""
+        sized = self._sized.get(program)
+        if sized is None:
+            sized = self._sized[program] = SizedProgram(program, self.network)
+        sizes = sized.sizes(need, pieces, self.strips(program, pieces), ends)
+        forward, backward = sized.life(need)
+        held = dict(zip(sized.maps, sizes.tolist(), strict=False))
+        # A program without targets is kept, and reads an image once.
+        announced = program.announced if program.targets else []
         return Tile(
-            {v: held.bytes[v] for v in program.reads if v in need},
-            sum(held.bytes[key] for key in stored & need.keys()),
-            self.prefetched(program, held),
-            self.forward_alone(program, need, held),
-            self.backward_alone(program, need, held) if self.network.trains else 0,
+            {v: held[v] for v in program.reads if v in need},
+            sum(held[v] for v in sized.stored & need.keys()),
+            sum(held[v] for v in announced if v.device.type == "cpu" and v in need),
+            forward.peak(sizes),
+            backward.peak(sizes) if self.network.trains else 0,
         )
-
-    def beside(self, tile: Tile, backward: bool) -> int:
-        """Bytes that transfers hold as long as a tile lasts."""
-        moves = self.buffers(tile, backward) if self.offloaded or self.offloads else 0
-        return moves + tile.prefetched
-
-    def tile_peak(self, tile: Tile, backward: bool) -> int:
-        """The peak of a tile, with the buffers of transfers."""
-        return self.beside(tile, backward) + (tile.backward if backward else tile.forward)
-
-    def forward_alone(self, program: Program, need: Mapping[Value, Box], held: TileSizes) -> int:
-        """The peak of a tile's forward, without transfers."""
-        books = LiveBytes()
-        for v in program.reads:
-            if v in need:
-                books.make(v, self.read_bytes(v, held.bytes[v]))
-        for place, node in enumerate(program.steps):
-            facts = self.facts[node.serial]
-            if facts.reduce:  # without grad it needs less than with: this is a bound
-                books.passing(held.part(facts, facts.profile.scratch + facts.profile.extra))
-            elif facts.out in need:
-                working = self.padded(facts, held) + held.part(facts, facts.profile.scratch)
-                working += SCORES_FORWARD * self.scored(node, held)
-                books.passing(working)
-                source = self.source(program, facts, books)
-                if source is not None:
-                    books.alias(facts.out, source)
-                else:
-                    books.make(facts.out, held.bytes[facts.out])
-                    books.passing(working + held.part(facts, facts.profile.extra))
-            for key in facts.touched:
-                if program.last_use.get(key, -1) <= place:
-                    books.drop(key)
-        return books.peak
-
-    def backward_alone(self, program: Program, need: Mapping[Value, Box], held: TileSizes, ends: int = 0) -> int:
-        """The peak of a tile's forward with grad and its backward, node by node, without transfers; ``ends`` are the
-        bytes of the cotangents."""
-        books = LiveBytes()
-        for v in program.reads:
-            if v in need:
-                books.make(v, self.read_bytes(v, held.bytes[v]))
-        saved = self.recomputed(program, held, books)
-        stored = [t.stored for t in program.targets if t.stored is not None and t.stored in need]
-        books.add(ends)
-        self.backward_peak(saved, held, books, frozenset(stored))
-        return books.peak
-
-    def recomputed(
-        self, program: Program, held: TileSizes, books: LiveBytes
-    ) -> list[tuple[NodeFacts, list[Value], int]]:
-        """Follow forward with grad. For each node: the memory that it saves, and the bytes that it saves besides."""
-        stored = {t.stored for t in program.targets if t.stored is not None}
-        saved: list[tuple[NodeFacts, list[Value], int]] = []
-        for place, node in enumerate(program.steps):
-            facts = self.facts[node.serial]
-            profile = facts.profile
-            if not facts.reduce and facts.out not in held.need:
-                continue
-            if not facts.reduce:
-                source = self.source(program, facts, books)
-                if source is not None:
-                    books.alias(facts.out, source)
-                else:
-                    books.make(facts.out, self.made(program, facts, held))
-                if facts.out in stored:
-                    books.hold(facts.out)
-            keys: list[Value] = []
-            extra = held.part(facts, profile.extra) + self.padded(facts, held)
-            if facts.grad:
-                keys = [books.owner[facts.maps[i]] for i in profile.saves if facts.maps[i] in books.owner]
-                if not facts.reduce and profile.saves_output:
-                    keys.append(books.owner[facts.out])
-                for key in keys:
-                    books.hold(key)
-                books.add(extra)
-                books.passing(held.part(facts, profile.scratch))
-            else:
-                books.passing(extra)
-            saved.append((facts, keys, extra if facts.grad else 0))
-            for key in facts.touched:
-                if program.last_use.get(key, -1) <= place and key in books.owner:
-                    books.drop(key)
-        return saved
-
-    def backward_peak(
-        self,
-        saved: list[tuple[NodeFacts, list[Value], int]],
-        held: TileSizes,
-        books: LiveBytes,
-        given: frozenset[Value] = frozenset(),
-    ) -> None:
-        """Follow backward: gradients of inputs are made, that of the result and the saved memory are freed.
-
-        The gradients of some maps are ``given``, and not autograd's own: others are added to a copy of them.
-        """
-        grads: dict[Value, int] = {}
-        for facts, keys, extra in reversed(saved):
-            if facts.grad:
-                made = 0
-                for key in facts.wants:
-                    if key not in held.need:
-                        continue
-                    size = held.bytes[key]
-                    if key in grads:
-                        made = max(made, size)  # a second gradient is added to the first
-                    elif facts.profile.views is None:
-                        grads[key] = size
-                        books.add(size)
-                        if key in given:
-                            made = max(made, size)
-                    else:
-                        grads[key] = grads.pop(facts.out, size)
-                scored = SCORES_BACKWARD * self.scored(facts.node, held)
-                books.passing(made + held.part(facts, facts.profile.scratch_backward) + scored)
-                if not facts.reduce:
-                    books.add(-grads.pop(facts.out, 0))
-            for key in keys:
-                books.drop(key)
-            books.add(-extra)
 
     def kept_peak(self, begin: int, end: int) -> int:
         """The peak of a kept interval while it runs, forward or backward, gradients of its ends included."""
@@ -414,9 +430,6 @@ class Peaks:
         )
         program = Program((), tuple(nodes), tuple(reads), (), last, overwrite)
         need = {v: Box.whole(v.space.extent) for n in nodes for v in (*n.maps, *n.outputs) if v.is_map}
-        held = self.held(program, need)
-        forward = self.forward_alone(program, need, held)
-        if not network.trains:
-            return forward
         ends = sum(v.bytes for v in network.alive[end] if v.requires_grad and v in made)
-        return max(self.backward_alone(program, need, held, ends), forward)
+        tile = self.tile(program, need, ends=ends)
+        return max(tile.forward, tile.backward)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 
 #: Maps up to this size, in bytes, stay in a cache and in memory that is used again; from the second on, each lies in
@@ -49,11 +51,11 @@ class Rates:
         if not self.file:
             object.__setattr__(self, "file", self.disk)
 
-    def byte(self, size: float, far: float) -> float:
-        """Seconds for a byte of a map of so many bytes, where ``far`` is the rate of large ones."""
-        large = min(1.0, max(0.0, (size - NEAR) / (FAR - NEAR)))
-        near = max(self.near, far)
-        return (1 - large) / near + large / far
+    def byte(self, size: Any, far: Any) -> Any:
+        """Seconds for a byte of a map of so many bytes, where ``far`` is the rate of large ones; of one map, or of many
+        at once."""
+        large = np.minimum(1.0, np.maximum(0.0, (size - NEAR) / (FAR - NEAR)))
+        return (1 - large) / np.maximum(self.near, far) + large / far
 
 
 #: On CUDA, PyTorch's allocator also gives cuBLAS its workspace (8 MiB, on Hopper 32), which stays, and cuDNN one for

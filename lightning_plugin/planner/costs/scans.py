@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.errors import PlanError
 from lightning_plugin.graph import Node, Value
@@ -75,6 +77,10 @@ class Scans:
                     raise self.refused
                 self.known[node.serial] = self.part_of(node, targets.get(node.serial))
         return [self.known[node.serial] for node in program.steps]
+
+    def shares(self, program: Program) -> np.ndarray:
+        """For each of a program's nodes, the work of all tiles as a multiple of the whole node."""
+        return np.array([part.share for part in self.parts(program)])
 
     def part_of(self, node: Node, target: Target | None) -> Part:
         """The part of one node, which is not known yet."""

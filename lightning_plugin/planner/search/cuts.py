@@ -16,8 +16,9 @@ from lightning_plugin.boxes import Grid
 from lightning_plugin.planner.analysis.network import Network, is_given
 from lightning_plugin.planner.costs.grids import carried
 from lightning_plugin.planner.costs.lower import LowerTiers
+from lightning_plugin.planner.costs.peak import TiledInterval
 from lightning_plugin.planner.costs.rates import Rates
-from lightning_plugin.planner.search.interval import Intervals, TiledInterval
+from lightning_plugin.planner.search.interval import Intervals
 from lightning_plugin.planner.search.policies import Policy
 from lightning_plugin.program.fixed import is_entire
 from lightning_plugin.program.recall import is_unread

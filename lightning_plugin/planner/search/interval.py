@@ -5,45 +5,23 @@ from __future__ import annotations
 import itertools
 from collections.abc import Hashable, Mapping
 from functools import cached_property
-from typing import NamedTuple
 
 from lightning_plugin.boxes import Grid, pieces_of
 from lightning_plugin.errors import PlanError
-from lightning_plugin.graph import Node, Value
+from lightning_plugin.graph import Value
 from lightning_plugin.ops import ReduceOp
 from lightning_plugin.planner.analysis.background import ALL
 from lightning_plugin.planner.analysis.network import Network, cotangent_bytes, is_given
 from lightning_plugin.planner.costs.cost import Cost, CostModel
 from lightning_plugin.planner.costs.grids import COUNTS, SCANS, SampleTiles, first_that, image_counts, nested, row_grid
+from lightning_plugin.planner.costs.peak import TiledInterval, reads_copy
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.costs.scans import Scans
 from lightning_plugin.planner.overhead import memoized
 from lightning_plugin.planner.search.policies import Policy
-from lightning_plugin.program.pieces import Strip, strips
+from lightning_plugin.program.pieces import Strip
 from lightning_plugin.program.program import Program, Target
 from lightning_plugin.program.scan import parts_in_order
-
-
-class TiledInterval(NamedTuple):
-    """A tiled interval, and the tiers of its maps.
-
-    Attributes:
-        begin: Its first place in the order.
-        end: The place behind its last.
-        reads: The maps that it reads from a lower tier.
-        offloads: Its outputs go to a lower tier.
-        ahead: Transfers overlap with the work on other tiles.
-        pieces: The number of pieces in which it reads keys.
-        no_background: It is planned as if no part of its maps were known to be constant.
-    """
-
-    begin: int
-    end: int
-    reads: frozenset[Value] = frozenset()
-    offloads: bool = False
-    ahead: bool = False
-    pieces: int = 1
-    no_background: bool = False
 
 
 class Intervals:
@@ -158,18 +136,9 @@ class Intervals:
     def diagonal(self, begin: int, end: int, grid: Grid) -> SampleTiles:
         return SampleTiles(self.work_of(begin, end), grid)
 
-    @memoized
     def strips(self, begin: int, end: int) -> Mapping[Value, Strip]:
         """The maps that an interval can read piece by piece."""
-        return strips(self.work_of(begin, end))
-
-    def surround(self, interval: TiledInterval) -> None:
-        """Set the tiers of maps for which the cost model predicts bytes."""
-        coster = self.coster
-        coster.offloaded, coster.offloads, coster.ahead = interval.reads, interval.offloads, interval.ahead
-        coster.pieces, coster.strips = interval.pieces, {}
-        if interval.pieces > 1:
-            coster.strips = self.strips(interval.begin, interval.end)
+        return self.coster.strips(self.work_of(begin, end))
 
     @memoized
     def cost(self, interval: TiledInterval, grid: Grid, backward: bool) -> Cost:
@@ -177,17 +146,15 @@ class Intervals:
         pass_cost = self.pass_cost(
             interval.begin, interval.end, interval.pieces, interval.no_background, grid, backward
         )
-        self.surround(interval)
-        return Cost(self.coster.peak(tiles, backward), *pass_cost)
+        return Cost(self.coster.peak(tiles, interval, backward), *pass_cost)
 
     @memoized
     def pass_cost(
         self, begin: int, end: int, pieces: int, no_background: bool, grid: Grid, backward: bool
     ) -> tuple[float, float]:  # fmt: skip
         """(seconds, operations) of a pass over an interval's tiles, without transfers."""
-        interval = TiledInterval(begin, end, pieces=pieces, no_background=no_background)
-        self.surround(interval)
-        return self.coster.pass_cost(self.diagonal(begin, end, grid), backward, self.distinct(interval, grid))
+        distinct = self.distinct(TiledInterval(begin, end, no_background=no_background), grid)
+        return self.coster.pass_cost(self.diagonal(begin, end, grid), backward, distinct, pieces)
 
     @memoized
     def distinct(self, interval: TiledInterval, grid: Grid) -> float:
@@ -216,27 +183,21 @@ class Intervals:
     @memoized
     def scan_cost(self, interval: TiledInterval, grid: Grid, backward: bool) -> Cost | None:
         """Cost of a scan; None if the interval cannot be scanned."""
-        self.surround(interval)
         scans = self.scans_of(interval.begin, interval.end, grid)
-        return None if scans is None else self.coster.scan(self.work_of(interval.begin, interval.end), scans, backward)
+        program = self.work_of(interval.begin, interval.end)
+        return None if scans is None else self.coster.scan(program, scans, interval, backward)
 
     @memoized
     def scan_bytes(self, interval: TiledInterval, grid: Grid, backward: bool) -> tuple[int, int] | None:
         """Bytes of a scan's largest tile and of all rows that its tiles hand on; None if it cannot be scanned."""
-        self.surround(interval)
         scans = self.scans_of(interval.begin, interval.end, grid)
-        return (
-            None
-            if scans is None
-            else self.coster.scan_bytes(self.work_of(interval.begin, interval.end), scans, backward)
-        )
+        program = self.work_of(interval.begin, interval.end)
+        return None if scans is None else self.coster.scan_bytes(program, scans, interval, backward)
 
     @memoized
     def middle(self, interval: TiledInterval, grid: Grid, backward: bool) -> int:
         """Bytes of a tile in the middle: a quick lower bound of the largest tile's."""
-        tiles = self.diagonal(interval.begin, interval.end, grid)
-        self.surround(interval)
-        return self.coster.middle(tiles, backward)
+        return self.coster.middle(self.diagonal(interval.begin, interval.end, grid), interval, backward)
 
     @memoized
     def fastest_first(
@@ -249,8 +210,8 @@ class Intervals:
     @cached_property
     def least_until(self) -> list[tuple[float, float]]:
         """Least seconds of all operators before each place in the order: of forward, and of both passes."""
-        each = zip(*map(self.coster.least, self.network.order), strict=True)
-        return list(zip(*(itertools.accumulate(seconds, initial=0.0) for seconds in each), strict=True))
+        each = self.coster.operators.least(self.network.trains)
+        return list(zip(*(itertools.accumulate(seconds.tolist(), initial=0.0) for seconds in each), strict=True))
 
     def least(self, begin: int, end: int, no_background: bool) -> tuple[float, float]:
         """A lower bound of a tiled segment's seconds: of forward, and of both passes. For one that shares background it
@@ -306,7 +267,6 @@ class Intervals:
     @memoized
     def kept_peak(self, begin: int, end: int) -> int:
         """The peak of a kept interval while it runs."""
-        self.surround(TiledInterval(begin, end))
         return self.coster.kept_peak(begin, end)
 
     @memoized
@@ -317,18 +277,13 @@ class Intervals:
     def kept_seconds(self, begin: int, end: int) -> float:
         return self.coster.kept_seconds(self.network.order[begin:end])
 
-    def once(self, node: Node) -> float:
-        """Seconds of a node's forward, run whole."""
-        return self.coster.time(node, 1.0, 1)
-
     @memoized
     def given_whole(self, begin: int, end: int) -> int:
         """Bytes of images that a kept segment is the first to read whole and that are not on the device yet."""
         network = self.network
         first = network.first_read
         seen = {v for n in network.order[begin:end] for v in n.maps if is_given(v) and first[v] >= begin}
-        self.surround(TiledInterval(begin, end))
-        return sum(self.coster.read_bytes(v, v.bytes) for v in seen)
+        return sum(v.bytes for v in seen if reads_copy(v))
 
     @memoized
     def plain_work(self, begin: int, end: int) -> float:

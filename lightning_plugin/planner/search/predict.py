@@ -69,8 +69,9 @@ def work_of(coster: CostModel, segment: SegmentPlan, targets: Sequence[Target], 
     grids, background = (segment.forward, segment.backward), coster.network.background
     if segment.halo == "share":
         scans = Scans(program, segment.forward)
-        forward = coster.scan(program, scans, False).seconds
-        backward = coster.scan(program, scans, True).seconds if trains else None
+        shares = scans.shares(program)
+        forward = coster.pass_seconds(program, shares, scans.tiles, False)[0]
+        backward = coster.pass_seconds(program, shares, scans.tiles, True)[0] if trains else None
     else:
         forth, back = (background.distinct(program, g) if segment.alike else ALL for g in grids)
         forward = coster.pass_cost(SampleTiles(program, segment.forward), False, forth)[0]

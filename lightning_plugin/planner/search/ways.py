@@ -10,7 +10,8 @@ from lightning_plugin.boxes import Grid
 from lightning_plugin.graph import Value
 from lightning_plugin.planner.costs.cost import Cost
 from lightning_plugin.planner.costs.lower import NONE, TransferTime
-from lightning_plugin.planner.search.interval import Intervals, TiledInterval
+from lightning_plugin.planner.costs.peak import TiledInterval
+from lightning_plugin.planner.search.interval import Intervals
 from lightning_plugin.planner.search.policies import Policy
 from lightning_plugin.program.program import Program
 

@@ -44,7 +44,7 @@ from lightning_plugin.planner.costs.lower import (
     one_way,
 )
 from lightning_plugin.planner.costs.parameters import Copies, Placed, captured
-from lightning_plugin.planner.costs.peak import LiveBytes, tile_bytes
+from lightning_plugin.planner.costs.peak import Life, tile_bytes
 from lightning_plugin.planner.costs.rates import RATES, rates_of
 from lightning_plugin.planner.rehearsal.representative import Candidate, heaviest
 from lightning_plugin.planner.search.dropped import Dropped
@@ -66,35 +66,37 @@ from lightning_plugin.program.fixed import fixed, kept_segments
 @given(st.lists(st.tuples(st.sampled_from(["make", "alias", "hold", "drop", "add", "passing"]), st.integers(0, 5),
                           st.integers(0, 9)), max_size=25))  # fmt: skip
 def test_memory_is_let_go_when_the_last_that_holds_it_does(steps: list[tuple[str, int, int]]) -> None:
-    books, holds, home, size = LiveBytes(), Counter[int](), dict[int, int](), dict[int, int]()
+    life, holds, home, size = Life(), Counter[int](), dict[int, int](), dict[int, int]()
+    sizes: list[int] = []
     beside = most = 0
     for number, (what, key, amount) in enumerate(steps):
         passing = 0
         name = 100 * number
         known = [k for k in home if holds[home[k]]]
+        sizes.append(amount)
         if what == "make":
-            books.make(name, amount)
+            life.make(name, number)
             home[name], size[name], holds[name] = name, amount, 1
         elif what == "add":
-            books.add(amount)
+            life.add(number)
             beside += amount
         elif what == "passing":
-            books.passing(amount)
+            life.passing(number)
             passing = amount
         elif known:
             one = known[key % len(known)]
             if what == "alias":
-                books.alias(name, one)
+                life.alias(name, one)
                 home[name] = home[one]
             elif what == "hold":
-                books.hold(one)
+                life.hold(one)
             else:
-                books.drop(one)
+                life.drop(one)
             holds[home[one]] += -1 if what == "drop" else 1
         live = beside + sum(size[k] for k in size if holds[k] > 0)
         most = max(most, live + passing)
-        assert (books.live, books.peak) == (live, most)
-    books.drop(-5)  # what was never there
+    life.drop(-5)  # what was never there
+    assert life.peak(np.array([*sizes, 0])) == most
 
 
 def test_a_tile_takes_its_part_of_a_map() -> None:

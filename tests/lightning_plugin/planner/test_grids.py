@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from lightning_plugin.planner.analysis.recorded import recorded
+from lightning_plugin.planner.costs.peak import TiledInterval
 from lightning_plugin.planner.costs.rates import rates_of
-from lightning_plugin.planner.search.interval import Intervals, TiledInterval
+from lightning_plugin.planner.search.interval import Intervals
 from lightning_plugin.planner.search.policies import AUTO
 from lightning_plugin.rules.uncut import Uncut
 
