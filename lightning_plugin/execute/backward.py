@@ -58,13 +58,11 @@ class Backward:
     def __init__(self, ctx: Any, inputs: Sequence[Tensor], grads: Sequence[Tensor | None]):
         self.segment: SegmentRun = ctx.run
         self.ctx = ctx
-        self.needs = ctx.needs_input_grad[4:]
+        self.needs = ctx.needs_input_grad[3:]
         self.leaves = [t.detach().requires_grad_(need) for t, need in zip(inputs, self.needs, strict=True)]
         self.vectors, self.spreads, self.images = self.segment.by_value(self.leaves)
-        self.handles: dict[Value, Boundary] = {
-            v: ref() for v, ref in zip(self.segment.boundaries, ctx.handles, strict=True)
-        }
-        # Tokens are the last tensors that autograd knows of; before them it has the marker and the other inputs.
+        self.handles: dict[Value, Boundary] = dict(zip(self.segment.boundaries, ctx.handles, strict=True))
+        # Tokens are the last tensors that autograd knows of; before them it has the other inputs.
         makers = ctx.next_functions[len(ctx.next_functions) - len(self.handles) :]
         self.followed = {key for key, (maker, _) in zip(self.handles, makers, strict=True) if will_run(maker)}
         self.gradients = Gradients(
@@ -109,7 +107,7 @@ class Backward:
         if not reductions:
             return
         pulled = [Pulled(t, t.operands(self.vectors), *self.reduced.pop(t.node.serial)) for t in reductions]
-        self.maps[serial] = Recalled(self.ctx.recalled[serial](), pulled)
+        self.maps[serial] = Recalled(self.ctx.recalled[serial], pulled)
         alive = {t.node.serial for t in self.alive if t not in reductions} | {serial}
         self.alive = [t for t in self.segment.program.targets if t.node.serial in alive]
 
@@ -130,7 +128,7 @@ class Backward:
         kinds = [v.device for v in segment.boundaries]
         needs = self.needs[len(self.needs) - len(kinds) :]
         tokens = [torch.zeros((), device=d) if need else None for d, need in zip(kinds, needs, strict=True)]
-        return (None, None, None, None, *vectors, *spreads, *images, *tokens)
+        return (None, None, None, *vectors, *spreads, *images, *tokens)
 
     def over_tiles(self, part: SegmentRun) -> None:
         """Pull back every tile of the part of the segment that has cotangents."""

@@ -1,12 +1,11 @@
 """The parts of a segment as one `autograd.Function` each; see [Note: parts] in `program.parts`.
 
-[Note: leases] A boundary is held by those segments that will read it in backward. They hold it as something saved for
-backward, so that it goes when autograd lets go of it: after the segment's backward, or never, with retain_graph.
+[Note: leases] A boundary is held by those segments that will read it in backward: until their backward is over, or
+longer, with retain_graph.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,20 +22,13 @@ from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.execute.streams import lasting
 from lightning_plugin.graph import Value
 from lightning_plugin.ledger import Ledger
-from lightning_plugin.passes import first_order
+from lightning_plugin.passes import first_order, retains_graph
 from lightning_plugin.program.findings import Owned
 from lightning_plugin.program.parts import parts_of
 from lightning_plugin.program.scan import scanned
 from lightning_plugin.progress import ranged
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.residency.numbered import Numbered
-
-
-@dataclass(frozen=True, eq=False)
-class Lease:
-    """Keeps boundaries while autograd keeps this."""
-
-    handles: tuple[Boundary, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,19 +84,8 @@ def seen(ledger: Ledger | None, results: Iterable[Tensor | None]) -> None:
 
 def connect(run: SegmentRun, frame: Frame, made: Evaluated) -> None:
     """Put a part's backward behind its results."""
-    recalled = (t.stored for t in run.program.targets if t.stored is not None and t.node.serial in run.recalls)
-    lease = Lease(tuple(frame.stored[v] for v in (*run.boundaries, *recalled)))
-    marker = torch.empty(0)
-    streams = frame.streams
-
-    def pack(t: Tensor) -> Any:
-        return lease if t is marker else t if streams is None else streams.pack(t)
-
-    def unpack(kept: Any) -> Tensor:
-        return marker if isinstance(kept, Lease) else kept if streams is None else streams.unpack(kept)
-
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-        results = SegmentFunction.apply(run, frame, made, marker, *run.inputs(frame))
+    with torch.enable_grad():
+        results = SegmentFunction.apply(run, frame, made, *run.inputs(frame))
     made.results.update(zip((*run.outputs, *run.stored), results, strict=True))
     if run.ledger is not None and results and results[0].grad_fn is not None:
         run.ledger.hook_function(results[0].grad_fn)
@@ -112,9 +93,7 @@ def connect(run: SegmentRun, frame: Frame, made: Evaluated) -> None:
 
 class SegmentFunction(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, run: SegmentRun, frame: Frame, made: Evaluated, marker: Tensor, *inputs: Tensor
-    ) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, run: SegmentRun, frame: Frame, made: Evaluated, *inputs: Tensor) -> tuple[Tensor, ...]:
         ctx.run = run
         stored = {v: frame.stored[v] for v in run.stored}
         boundaries = {v: frame.stored[v] for v in run.boundaries}
@@ -123,16 +102,14 @@ class SegmentFunction(torch.autograd.Function):
             for handle in stored.values():
                 handle.recompute = recompute
         ctx.carried = made.carried
-        ctx.handles = [weakref.ref(handle) for handle in boundaries.values()]
+        ctx.handles = list(boundaries.values())
         ctx.cotangents = [handle.cotangent for handle in stored.values()]
-        ctx.recalled = {
-            v.node.serial: weakref.ref(stored[v]) for v in stored if v.node and v.node.serial in run.recalls
-        }
+        ctx.recalled = {v.node.serial: stored[v] for v in stored if v.node and v.node.serial in run.recalls}
         results = [made.results[v] for v in (*run.outputs, *run.stored)]
         # Copies: the user may write to the results, and backward needs them as they were.
         ctx.results = [r.clone() for r in results[: len(run.outputs)]]
         ctx.versions = Inputs.of(inputs, frame.streams).versions
-        ctx.save_for_backward(marker, *inputs)
+        ctx.save_for_backward(*inputs)
         ctx.set_materialize_grads(False)
         dead = [r for r, v in zip(results, [*run.outputs, *run.stored], strict=True) if not v.requires_grad]
         ctx.mark_non_differentiable(*dead)
@@ -141,7 +118,7 @@ class SegmentFunction(torch.autograd.Function):
     @staticmethod
     @first_order
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        _, *inputs = ctx.saved_tensors
+        inputs = ctx.saved_tensors
         Inputs(inputs, ctx.versions).tensors()
         ctx.run.check_images()
         ledger = ctx.run.ledger
@@ -149,8 +126,10 @@ class SegmentFunction(torch.autograd.Function):
             ledger.enter((ctx.run.place, "backward"))
         # Saved tensors come back as new ones: whose gradients are collected, autograd's own nodes know.
         leaves = [f.variable for f, _ in ctx.next_functions if hasattr(f, "variable")]
-        make_room(ctx.run, [ref() for ref in ctx.handles], leaves)
+        make_room(ctx.run, ctx.handles, leaves)
         with ranged("segment", ctx.run.place, ctx.run.plan.path, "backward"):
             found = Backward(ctx, inputs, grads).run()
+        if not retains_graph():
+            ctx.handles, ctx.recalled = [], {}
         seen(ledger, found)
         return found
