@@ -44,9 +44,9 @@ from lightning_plugin.planner.choose import rehearsed
 from lightning_plugin.planner.costs.lower import one_way
 from lightning_plugin.planner.costs.rates import RATES, Rates
 from lightning_plugin.planner.rehearsal.rehearse import rehearse
-from lightning_plugin.planner.search.cuts import Cuts, changes
-from lightning_plugin.planner.search.policies import AUTO, Policy
+from lightning_plugin.planner.search.policies import AUTO, Policy, changes
 from lightning_plugin.planner.search.predict import predict
+from lightning_plugin.planner.search.search import Search
 
 
 def paid(
@@ -68,18 +68,18 @@ def paid(
             balance = 0.0
 
 
-def paid_for(cuts: Cuts) -> Iterator[int]:
+def paid_for(search: Search) -> Iterator[int]:
     """The cuts of an order whose transfers are paid for."""
 
     def transfer(maps: Sequence[Value]) -> float:
-        return one_way(cuts.rates, cuts.lower.there, cuts.lower.size(maps))
+        return one_way(search.rates, search.lower.there, search.lower.size(maps))
 
-    operators = cuts.intervals.coster.operators
+    operators = search.intervals.coster.operators
 
     def seconds(node: Node) -> float:
         return float(operators.times(operators.rows([node]), np.ones(1), 1).sum())
 
-    return paid(cuts.network, seconds, transfer)
+    return paid(search.network, seconds, transfer)
 
 
 ONE = ("recompute",)

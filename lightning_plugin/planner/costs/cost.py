@@ -221,7 +221,7 @@ class CostModel(Peaks):
         left = InBackward.of(tiles.program)
         size = sum(v.bytes for v in left.maps)
         seconds, work = self.pass_cost(SampleTiles(left.program, tiles.grid), True, distinct)
-        return seconds + RECALLED * size * self.rates.byte(size / tiles.grid.tiles, self.rates.memory), work
+        return seconds + float(RECALLED * size * self.rates.byte(size / tiles.grid.tiles, self.rates.memory)), work
 
     def scan(self, program: Program, scans: Scans, interval: TiledInterval, backward: bool) -> Cost:
         """Cost of a pass whose tiles hand rows on; see [Note: scan] in `program.scan`."""

@@ -11,9 +11,8 @@ import numpy as np
 
 from lightning_plugin.boxes import Box, Grid, pieces_of
 from lightning_plugin.graph import Node, Value
-from lightning_plugin.ops import ReduceOp, TileOp
+from lightning_plugin.ops import ReduceOp
 from lightning_plugin.program.program import Program
-from lightning_plugin.rules.uncut import Entire
 
 #: Tiles on the longest axis that are tried; more come in steps of a third, as a finer choice changes little.
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -129,33 +128,3 @@ class SampleTiles:
                     lengths += times * (box.hi[a] - box.lo[a])
             product *= lengths / max(1, size)
         return product
-
-
-def carried(nodes: Sequence[Node]) -> frozenset[int]:
-    """The axes of several positions along which every operator needs one position for one."""
-    axes: frozenset[int] | None = None
-    for node in nodes:
-        if isinstance(node.op, Entire):
-            continue  # another name for what is stored
-        here = carried_by(node)
-        axes = here if axes is None else axes & here
-        if not axes:
-            break
-    return axes or frozenset()
-
-
-def carried_by(node: Node) -> frozenset[int]:
-    """The axes of several positions along which one operator needs one position for one."""
-    op = node.op
-    assert isinstance(op, (TileOp, ReduceOp))
-    made = node.maps[0].space.extent if isinstance(op, ReduceOp) else node.outputs[0].space.extent
-    needed = op.need(Box.whole(made))
-    last = op.need(Box.of((size - 1, size) for size in made))
-    found = set()
-    for a, size in enumerate(made):
-        if size > 1 and all(
-            whole.hi[a] == v.space.extent[a] and one.hi[a] - one.lo[a] <= -(-v.space.extent[a] // size)
-            for v, whole, one in zip(node.maps, needed, last, strict=True)
-        ):
-            found.add(a)
-    return frozenset(found)

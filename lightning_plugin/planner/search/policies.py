@@ -1,4 +1,4 @@
-"""Policies: restrictions of the search to some plans.
+"""Policies: restrictions of the search to some plans; and the places where the order may be cut.
 
 Without one the search may choose any plan. Published techniques are restrictions (`benchmarks.published`), so that they
 can be compared at the same budget on the same network, and so that the unrestricted search is never worse as far as the
@@ -7,12 +7,15 @@ cost model knows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from lightning_plugin.options import SPLITS
 from lightning_plugin.plan import HALOS
+from lightning_plugin.planner.analysis.network import Network, is_given
+from lightning_plugin.program.fixed import is_entire
+from lightning_plugin.program.recall import is_unread
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ class Policy:
     """Allowed plans.
 
     Attributes:
-        cuts: Everywhere, only where a statistic forces one, or there and at places that a function of `cuts.Cuts`
+        cuts: Everywhere, only where a statistic forces one, or there and at places that a function of the `Search`
             returns.
         shape: Tiles, rows of tiles or whole maps.
         halos: Ways to get the rows between neighbouring tiles.
@@ -54,3 +57,62 @@ def with_halo(policy: Policy, halo: str) -> Policy:
     if halo not in HALOS:
         raise ValueError(f"halo is one of 'auto', {', '.join(map(repr, (*HALOS, *SPLITS)))}, not {halo!r}")
     return replace(policy, halos=(halo,))
+
+
+# Cuts -------------------------------------------------------------------------------------------------------
+
+
+def changes(network: Network) -> set[int]:
+    """The ends of the order, and every change of stage: cuts that every plan has."""
+    order, stage = network.order, network.stage
+    end = len(order)
+    return {0, end} | {i for i in range(1, end) if stage[order[i].serial] != stage[order[i - 1].serial]}
+
+
+def valleys(network: Network, must: set[int]) -> list[int]:
+    """Cuts inside stages where little is alive."""
+    alive, size = network.alive, sizes(network)
+    return [
+        i
+        for i in range(1, len(network.order))
+        if i not in must
+        and not any(map(is_entire, alive[i]))
+        and size[i] <= size[i - 1]
+        and (size[i] < size[i + 1] or (size[i] <= size[i + 1] and heavy(network, i)))
+    ]
+
+
+def with_unread(network: Network, cuts: Sequence[int], must: set[int]) -> set[int]:
+    """Cuts with those behind operators that are pulled back without their results, if only cheap operators lie between:
+    in place of the first if no more is alive there, else beside it. See [Note: unread] in `rules.unread`."""
+    size, found = sizes(network), set(cuts)
+    for cut in cuts if network.trains else ():
+        unread = unread_before(network, cut, must)
+        if unread is not None:
+            found.add(unread)
+            if size[unread] <= size[cut]:
+                found.discard(cut)
+    return found
+
+
+def unread_before(network: Network, cut: int, must: set[int]) -> int | None:
+    """The nearest place before a cut where a segment may end with a result that its backward does not need."""
+    for i in range(cut, 0, -1):
+        made = network.order[i - 1]
+        if i in must:
+            break
+        if made.outputs[0].requires_grad and is_unread(made):
+            return i
+        if network.profiles[made.serial].flops:
+            break
+    return None
+
+
+def sizes(network: Network) -> list[int]:
+    """Bytes that are alive at each place, beside the network's inputs."""
+    return [sum(v.bytes for v in maps if not is_given(v)) for maps in network.alive]
+
+
+def heavy(network: Network, cut: int) -> bool:
+    """True if real work begins at a cut; a cut before an activation would only store a result of less."""
+    return network.order[cut].op.kind in ("window", "resample")

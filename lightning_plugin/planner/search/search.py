@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 
 from lightning_plugin.graph import Value
 from lightning_plugin.plan import Forecast, Plan, SegmentForecast, SegmentPlan
@@ -24,15 +24,14 @@ from lightning_plugin.planner.costs.lower import NONE, LowerTiers, fetch_time, o
 from lightning_plugin.planner.costs.parameters import Copies, Placed
 from lightning_plugin.planner.costs.peak import TiledInterval
 from lightning_plugin.planner.costs.rates import Rates
-from lightning_plugin.planner.search.cuts import Cuts
 from lightning_plugin.planner.search.dropped import Dropped, recomputed_in_passing, recomputing, still_needed
 from lightning_plugin.planner.search.interval import Intervals
 from lightning_plugin.planner.search.partial import Front, Partial, levels, merge_kept
-from lightning_plugin.planner.search.policies import AUTO, Policy
+from lightning_plugin.planner.search.policies import AUTO, Policy, changes, valleys, with_unread
 from lightning_plugin.planner.search.ways import Moves, Placement, Room, Site, Span, Tiled, Ways
 
-#: The most operators of a segment that spans several cuts: the halo grows with every one of them.
-MOST_OPERATORS = 96
+#: Cuts that a segment spans in the first search, and the part of its seconds that a plan of longer ones has to save.
+SPANNED, GAIN = 4, 0.02
 #: Numbers of pieces in which keys are read: a piece should be about as large as a tile of queries.
 PIECES = (4, 16, 64, 256)
 #: A bound is lower by this part: sums that are added up in another order differ in their last digits.
@@ -51,19 +50,14 @@ class Search:
         self.policy = policy
         self.intervals = Intervals(network, rates, policy)
         self.ways = Ways(self.intervals, policy)
-        self._cuts = Cuts(self.intervals, policy, rates, lower)
         self.budget = 0
         self.depth = 0
+        self.spanned = 0
         self.streaming = False
         self.copies = Copies(network, Placed(), rates)
         self._stored: dict[tuple[int, int], tuple[Placement, Placement | None]] = {}
         #: Bytes of each map on a lower tier.
         self.below = lower.sizes(v for n in network.order for v in n.outputs if v.is_map)
-
-    @property
-    def free(self) -> dict[int, tuple[int, int]]:
-        """The stages whose images are independent; see [Note: images] in `cuts`."""
-        return self._cuts.free(self.budget, self.fixed)
 
     @property
     def fixed(self) -> int:
@@ -77,8 +71,18 @@ class Search:
 
     @property
     def cuts(self) -> list[int]:
-        """The places where the order may be cut."""
-        return self._cuts.among(self.free, self.streaming)
+        """The places where the order may be cut; with those that reading keys piece by piece needs."""
+        return sorted(self.places | self.network.key_cuts if self.streaming else self.places)
+
+    @cached_property
+    def places(self) -> set[int]:
+        """Every change of stage, and places inside a stage by the policy, or where little is alive."""
+        must = changes(self.network)
+        if self.policy.cuts == "stages":
+            return must
+        if callable(self.policy.cuts):
+            return must | set(self.policy.cuts(self))
+        return must | with_unread(self.network, valleys(self.network, must), must)
 
     # One more segment
 
@@ -350,10 +354,24 @@ class Search:
             if self.streaming and not self.network.key_cuts:
                 break
             self.depth = depth
-            found = self.through()
-            if found:
-                return self.finish(min(found, key=lambda p: (p.seconds, p.held)))
+            best = self.widened()
+            if best is not None:
+                return self.finish(best)
         return None
+
+    def widened(self) -> Partial | None:
+        """The fastest plan. Its segments may span twice as many cuts as before until that makes it no faster: there are
+        as many long segments as short ones, each takes as long to cost as it is long, and few plans have any."""
+        best, most = None, len(self.cuts)
+        self.spanned = SPANNED
+        while True:
+            found = min(self.through(), key=lambda p: (p.seconds, p.held), default=None)
+            if found is not None and best is not None and found.seconds >= (1 - GAIN) * best.seconds:
+                return best
+            best = found or best
+            if self.spanned >= most:
+                return best
+            self.spanned *= 2
 
     def whole(self, budget: int) -> Plan | None:
         """Everything kept, as plain PyTorch does; None if it does not fit."""
@@ -370,7 +388,7 @@ class Search:
 
     def through(self) -> list[Partial]:
         """All undominated plans from the image to the loss."""
-        cuts, free = self.cuts, self.free
+        cuts = self.cuts
         stages = [self.network.stage[n.serial] for n in self.network.order]
         fronts: dict[int, Front] = {cut: Front() for cut in cuts}
         fronts[cuts[0]].add(Partial(0, 0.0, 0, lower=self.copies.lower))
@@ -378,8 +396,7 @@ class Search:
             plans = fronts.pop(begin).plans
             for j in range(i + 1, len(cuts) if plans else 0):
                 end = cuts[j]
-                long = end - begin > MOST_OPERATORS and stages[begin] not in free
-                if j > i + 1 and (stages[end - 1] != stages[begin] or long):
+                if j > i + 1 and (stages[end - 1] != stages[begin] or j - i > self.spanned):
                     break
                 span, front = self.span(begin, end), fronts[end]
                 for before in plans:
