@@ -5,7 +5,7 @@ padded batch say, is compared once in a step, where a plan counts on it. Of a bo
 written, where what they were made from was background in part: cell by cell, as the tile next to tissue is constant in
 most of its cells too. A cell is known to be constant when all of it was written with one value, to the bit. Looking
 takes time, so it ends with the last segment that a plan has share identical tiles. What is known serves identical tiles
-([Note: identical tiles] in `execute.identical`) and the search for a plan (`planner.analysis.background`); nothing else
+([Note: identical tiles] in `execute.tile_pass`) and the search for a plan (`planner.analysis.background`); nothing else
 depends on it.
 """
 

@@ -14,13 +14,13 @@ from lightning_plugin.capture.lazy import LazyImage, LazyTensor, lazies, materia
 from lightning_plugin.capture.session import Call
 from lightning_plugin.engine import Engine
 from lightning_plugin.errors import RecordingError
-from lightning_plugin.execute.build import Initialize, build
 from lightning_plugin.execute.finite import NonFinite
 from lightning_plugin.graph import next_serial
 from lightning_plugin.options import Options, Words
 from lightning_plugin.plan import Plan
 from lightning_plugin.plans import Planner
 from lightning_plugin.private import never_compiled
+from lightning_plugin.residency.homes import Initialize, build
 from lightning_plugin.source import channels_lie_last
 from lightning_plugin.trees import tree_map
 

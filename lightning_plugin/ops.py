@@ -40,7 +40,7 @@ class Op(ABC):
     """Anything that a node can do.
 
     ``uniform``: on a tile of one value, the result depends on that value and on how the tile lies to the borders, and
-    on nothing else; see [Note: identical tiles] in `execute.identical`.
+    on nothing else; see [Note: identical tiles] in `execute.tile_pass`.
     """
 
     kind: ClassVar[str]

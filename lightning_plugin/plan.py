@@ -118,11 +118,11 @@ class SegmentPlan:
         half: Maps on a lower tier are stored as bfloat16, which loses digits.
         ahead: Transfers to and from lower tiers overlap with the work on other tiles.
         drop: The depth to which its stored maps are dropped, freed after forward and recomputed in backward (see [Note:
-            dropped] in `execute.recompute`); 0 is not at all.
+            dropped] in `execute.function`); 0 is not at all.
         pieces: The number of pieces in which a tile of queries reads the keys and values that it attends to (see [Note:
             pieces] in `rules.pieces`).
-        alike: Identical tiles are looked for and evaluated once (see [Note: identical tiles] in `execute.identical`).
-        recall: Backward reads back stored maps that only reductions read (see [Note: recall] in `program.recall`).
+        alike: Identical tiles are looked for and evaluated once (see [Note: identical tiles] in `execute.tile_pass`).
+        recall: Backward reads back stored maps that only reductions read (see [Note: recall] in `program.program`).
         path: Names its modules for people; it decides nothing.
         forecast: Predicted figures; they decide nothing.
     """

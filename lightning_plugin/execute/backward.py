@@ -12,8 +12,7 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.execute.forward import Forward
-from lightning_plugin.execute.gradients import Gradients
-from lightning_plugin.execute.recalled import Pulled, Recalled, recalled_key
+from lightning_plugin.execute.gradients import Gradients, Pulled, Recalled, recalled_key
 from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.execute.tile_pass import TilePass
 from lightning_plugin.graph import Value
@@ -103,7 +102,7 @@ class Backward:
             self.recall(serial, [t for t in reductions if t in self.alive])
 
     def recall(self, serial: int, reductions: Sequence[Target]) -> None:
-        """Pull reductions of a map back with the map's own cotangent; see [Note: recall] in `program.recall`."""
+        """Pull reductions of a map back with the map's own cotangent; see [Note: recall] in `program.program`."""
         if not reductions:
             return
         pulled = [Pulled(t, t.operands(self.vectors), *self.reduced.pop(t.node.serial)) for t in reductions]
@@ -181,7 +180,7 @@ class Backward:
     def evaluations(self, identical: Sequence[Owned]) -> Iterator[Evaluation]:
         """Identical tiles as one evaluation with the sum of their cotangents, where nothing that they read needs a
         gradient; elsewhere those with equal cotangents, the others each by itself. See [Note: identical tiles] in
-        `identical`."""
+        `tile_pass`."""
         segment, rest = self.segment, list(identical)
         if any(map(self.wanted, self.program.reads)):
             for _ in range(MOST_GROUPS):

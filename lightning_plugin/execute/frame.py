@@ -2,26 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
+import torch
 from torch import Tensor
 
+from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.execute.finite import Watch
-from lightning_plugin.execute.rehearsal import Rehearsal
 from lightning_plugin.execute.streams import Streams, Use
 from lightning_plugin.graph import Value
+from lightning_plugin.layout import Layout
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.ops import Spread
 from lightning_plugin.plan import ChainPlan
 from lightning_plugin.program.compiled import Compiler
 from lightning_plugin.program.findings import Library
+from lightning_plugin.program.program import Program
 from lightning_plugin.progress import Progress, S
 from lightning_plugin.recording import Bindings
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.residency.homes import Homes
 from lightning_plugin.team import Team
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """Stand-ins for a real step's tiles and tiers: a dry run of a plan on tensors without data, to learn what it would
+    hold.
+
+    A segment runs a few tiles that stand for all, and lower tiers take no bytes; all else is the very code of a real
+    step. What a pass over tiles holds is measured once: a pass over the same tiles of an equal program, in another
+    block of the network or another plan, only makes what it hands on.
+
+    Attributes:
+        tiles: The tiles of a program's grid that are run; the last argument says whether transfers go ahead.
+        away: Makes what stands for a map on a lower tier.
+        look: Equal for programs that compute the same on maps of the same sizes.
+        passes: The bytes that passes over tiles were found to hold beyond what lay there.
+    """
+
+    tiles: Callable[[Program, Grid, bool], Iterable[tuple[Box, ...]]]
+    away: Callable[[Layout, torch.dtype, torch.device, str], Any]
+    look: Callable[[Program], Hashable]
+    passes: dict[Hashable, int]
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,8 +1,9 @@
-"""Sums of gradients in a backward pass of a segment: of all that its tiles read."""
+"""Cotangents that a segment's backward reads, and sums of the gradients that its tiles find."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -13,7 +14,9 @@ from lightning_plugin.graph import Value
 from lightning_plugin.ledger import Ledger, watched
 from lightning_plugin.ops import accumulation_dtype
 from lightning_plugin.private import add_each
-from lightning_plugin.residency.boundary import Boundary
+from lightning_plugin.program.program import Target
+from lightning_plugin.residency.boundary import Boundary, Cotangent
+from lightning_plugin.residency.tiers import Home
 from lightning_plugin.team import Team
 
 #: Over so many tiles, float32 numbers may be added up in float32: a sum of n equal ones is off by half of n roundings.
@@ -133,3 +136,74 @@ class Gradients:
         shares = [self.wholes[v][1] if v in self.wholes else None for v in maps]
         wholes = team.totals(shares, [partial(self.zeros, v) for v in maps])
         self.wholes = {v: (v, t) for v, t in zip(maps, wholes, strict=True) if t is not None}
+
+
+@dataclass(frozen=True, eq=False)
+class Pulled:
+    """A reduction with the vectors that it uses, the gradients of its results and these."""
+
+    target: Target
+    operands: Sequence[Tensor]
+    gradients: Sequence[Tensor | None]
+    results: Sequence[Tensor]
+
+
+class Recalled:
+    """In place of a map's cotangent: a tile that is read is the cotangent's and the reductions' share of it. There may
+    be nothing of the former, where nobody but the reductions leads to a loss."""
+
+    def __init__(self, boundary: Boundary, reductions: Sequence[Pulled]) -> None:
+        self.boundary = boundary
+        self.cotangent: Cotangent = boundary.cotangent
+        self.reductions = reductions
+        self.begun = self.cotangent.begun
+
+    @property
+    def home(self) -> Home:
+        return self.boundary.home
+
+    def read(self, box: Box) -> Tensor:
+        share = self.share(box)
+        return share + self.cotangent.read(box) if self.begun else share
+
+    def summed(self, boxes: Sequence[Box]) -> Tensor:
+        """The sum of several tiles', in which the map is the same."""
+        total = self.share(boxes[0]) * len(boxes)  # which may lie in one place for all positions
+        return total.add_(self.cotangent.summed(boxes)) if self.begun else total
+
+    def share(self, box: Box) -> Tensor:
+        """The reductions' share of the cotangent of a tile."""
+        tile = self.boundary.read(box).detach().requires_grad_()
+        outputs: list[Tensor] = []
+        cotangents: list[Tensor] = []
+        for r in self.reductions:
+            made = r.target.op.pulled(box, [tile], r.operands, r.results)
+            for value, gradient in zip(made, r.gradients, strict=True):
+                if value is not None and gradient is not None and value.requires_grad:
+                    outputs.append(value)
+                    cotangents.append(gradient)
+        if not outputs:
+            return torch.zeros_like(tile)
+        return torch.autograd.grad(outputs, [tile], cotangents)[0]
+
+    def fetch(self, box: Box) -> None:
+        self.boundary.fetch(box)
+        self.cotangent.fetch(box)
+
+    def expect(self, largest: int) -> None:
+        self.boundary.expect(largest)
+
+    def rest(self) -> None:
+        self.boundary.rest()
+        self.cotangent.rest()
+
+    def clear(self) -> None:
+        self.cotangent.clear()
+
+
+def recalled_key(cotangent: Cotangent | Recalled | None) -> Hashable:
+    """Equal for cotangents whose tiles take the same memory to be read."""
+    if not isinstance(cotangent, Recalled):
+        return None
+    reductions = [(type(r.target.op), tuple(g is None for g in r.gradients)) for r in cotangent.reductions]
+    return cotangent.begun, cotangent.home.tier, tuple(reductions)

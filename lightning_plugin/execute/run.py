@@ -15,7 +15,7 @@ from lightning_plugin.errors import PlanError
 from lightning_plugin.execute.chain import IN_CHAINS, TURN, run_chain
 from lightning_plugin.execute.frame import Frame, Step
 from lightning_plugin.execute.function import run_segment
-from lightning_plugin.execute.keep import Uses, keep, whole
+from lightning_plugin.execute.keep import Uses, keep, pairs, whole
 from lightning_plugin.execute.room import Guard, leaves
 from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.execute.streams import Streams, Use, as_used, kind
@@ -24,7 +24,6 @@ from lightning_plugin.ledger import Ledger, watched
 from lightning_plugin.ops import Barrier, Captured, Gather, Spread, VectorOp
 from lightning_plugin.plan import ChainPlan, Plan, SegmentPlan
 from lightning_plugin.program.fixed import kept_segments
-from lightning_plugin.program.fuse import pairs
 from lightning_plugin.program.program import Program, Target, programs
 from lightning_plugin.progress import ranged
 from lightning_plugin.residency.homes import Copies

@@ -19,9 +19,7 @@ from torch import Tensor
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.constants import Constants
 from lightning_plugin.errors import RecordingError
-from lightning_plugin.execute.frame import Frame
-from lightning_plugin.execute.identical import may_be_identical
-from lightning_plugin.execute.rehearsal import Rehearsal
+from lightning_plugin.execute.frame import Frame, Rehearsal
 from lightning_plugin.execute.streams import as_used
 from lightning_plugin.graph import Value
 from lightning_plugin.ledger import Ledger
@@ -29,8 +27,7 @@ from lightning_plugin.ops import Pieces
 from lightning_plugin.plan import SegmentPlan
 from lightning_plugin.program.findings import Tapes
 from lightning_plugin.program.pieces import Strip, strips
-from lightning_plugin.program.program import Program, Target
-from lightning_plugin.program.recall import recallable
+from lightning_plugin.program.program import Program, Target, recallable
 from lightning_plugin.program.tape import ScanTile, See
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.residency.tiers import Home
@@ -84,8 +81,10 @@ class SegmentRun:
         self.trains = any(v.requires_grad for v in (*self.outputs, *self.stored))
         #: The parts of maps that are read that are known to be constant; see [Note: background] in `constants`.
         self.known = {v: found for v in program.reads if (found := self.knowledge(v, frame)) is not None}
-        #: True if some tiles may turn out identical; see [Note: identical tiles] in `identical`.
-        self.alike = not self.scans and not self.strips and may_be_identical(program, self.known.get)
+        #: True if some tiles may turn out identical: something is known of all that is read, and no operator minds
+        #: where a tile lies; see [Note: identical tiles] in `tile_pass`.
+        known = bool(program.reads) and len(self.known) == len(program.reads)
+        self.alike = known and not self.scans and not self.strips and all(n.op.uniform for n in program.steps)
         #: The places of identical tiles on each grid: looked for once in a step.
         self.grouped: dict[Grid, list[list[int]]] = {}
 
@@ -110,7 +109,7 @@ class SegmentRun:
         return any(found.near(need[key]) for key, found in self.known.items() if key in need)
 
     def part(self, program: Program, frame: Frame) -> SegmentRun:
-        """The same run of one part of its program; see [Note: parts] in `program.parts`."""
+        """The same run of one part of its program; see [Note: parts] in `program.program`."""
         run = copy(self)
         run.take(program, frame)
         return run

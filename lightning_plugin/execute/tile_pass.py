@@ -1,10 +1,28 @@
 """One direction of a segment, over all its tiles: their order, and the preparations for each.
 
 A pass goes over a grid, whose tiles are independent, or over a scan, whose tiles hand rows on: in order forward, in
-reverse backward. Of identical tiles one stands for all ([Note: identical tiles] in `identical`). Several ranks share
+reverse backward. Of identical tiles one stands for all ([Note: identical tiles]). Several ranks share
 the tiles of a grid. A rehearsal has a few that stand for all.
 
 `Forward` and `Backward` say what becomes of a tile. Neither knows in which order tiles come.
+
+[Note: identical tiles] Most of a slide is background of one value. Two tiles are *identical* when all they read is the
+same (constant, with the same values; or made by one computation), and all their boxes have the same extents, lie at the
+same borders and are padded alike (a window wider than a tile is padded by another length in each tile near the border):
+then they are the same computation. Forward computes one of them, writes it to all of their places and merges its share
+of each reduction as often as there are tiles. Where a stored map comes out constant is noted when it is written
+([Note: background] in `constants`), and so is which of its tiles one computation has made: kernels do not give all
+positions of a constant tile the same last bits. So the next segment finds identical tiles in it too.
+
+Backward is linear in the cotangents: one evaluation, pulled back with the sum of the tiles' cotangents, gives the sum
+of their parameter gradients. Where what is read needs a gradient, each tile has its own, and is evaluated by itself: a
+first segment over images, and segments behind a frozen trunk, share backward; others share forward only, but for
+tiles whose cotangents are equal, too: those have equal gradients. Attribution of a pooled score, nine tenths of whose
+image are background, takes half the time by that.
+
+It holds for operators that do nothing but what their tiles' values say (`Op.uniform`): a dropout mask or an index of
+a maximum depends on where a tile lies, so that a segment with such an operator computes each tile. Tiles whose shares
+of a reduction land in different slices of it (two images', of a pool over each) are computed each, too.
 """
 
 from __future__ import annotations
@@ -17,11 +35,10 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from lightning_plugin.boxes import Box, Grid, on_axis, telling
-from lightning_plugin.execute.identical import groups
-from lightning_plugin.execute.recalled import Recalled
+from lightning_plugin.execute.gradients import Recalled
 from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.graph import Value
-from lightning_plugin.ops import Source
+from lightning_plugin.ops import Source, TileOp
 from lightning_plugin.program.findings import Owned
 from lightning_plugin.program.program import Program
 from lightning_plugin.program.scan import scan
@@ -77,11 +94,44 @@ class TilePass:
             return ([owned] for owned in found)
         tiles, grouped = list(found), run.grouped if run.rehearsal is None else {}
         if grid not in grouped:
-            grouped[grid] = groups(tapes, tiles, self.content)
+            grouped[grid] = self.groups(tiles)
         return ([tiles[place] for place in places] for places in grouped[grid])
 
+    # Identical tiles
+
+    def groups(self, tiles: Sequence[Owned]) -> list[list[int]]:
+        """The places of tiles that are the same computation, together; the others by themselves, all in the order of
+        the grid."""
+        found: dict[object, list[int]] = {}
+        for place, owned in enumerate(tiles):
+            key = self.tile_key(owned)
+            found.setdefault(place if key is None else key, []).append(place)
+        return list(found.values())
+
+    def tile_key(self, owned: Owned) -> object | None:
+        """Equal for two tiles that are the same computation; None for a tile of its own."""
+        program, need = self.run.program, self.tapes.boxes(owned)
+        values = []
+        for v in program.reads:
+            if v in need:
+                key = self.content(v, need[v])
+                if key is None:
+                    return None
+                values.append(key)
+        lands = tuple(
+            t.op.lands(box) for t, box in zip(program.targets, owned, strict=True) if t.stored is None and not box.empty
+        )
+        lie = [lying(box, t.map.space.extent) for t, box in zip(program.targets, owned, strict=True)]
+        lie += [
+            lying(need[v], v.space.extent)
+            for v in (*program.reads, *(v for n in program.steps for v in n.outputs))
+            if v.is_map and v in need
+        ]
+        return tuple(values), tuple(lie), tuple(padding(program, need)), lands
+
     def content(self, v: Value, box: Box) -> Hashable | None:
-        """Key of the contents of a box that is read; None where the box is like no other."""
+        """Key of the contents of a box that is read: equal contents are those of a constant, or made by one
+        computation. None where the box is like no other."""
         found, run = self.stored.get(v), self.run
         if found is None:
             return run.sources[v].holds(box) if v in run.sources else run.known[v].at(box)
@@ -238,3 +288,15 @@ def read_from(v: Value, handle: Boundary | None) -> tuple[str, Any]:
         return handle.home.tier, handle.half
     op = v.node.op if v.node is not None else None
     return (op.lies, (op.prefetches, op.together)) if isinstance(op, Source) else ("here", None)
+
+
+def padding(program: Program, need: Mapping[Value, Box]) -> Iterator[tuple[int, ...]]:
+    """Padding of a tile by each window."""
+    for node in program.steps:
+        if isinstance(node.op, TileOp) and node.outputs[0] in need:
+            yield tuple(node.op.pads(need[node.outputs[0]]))
+
+
+def lying(box: Box, extent: Sequence[int]) -> tuple[tuple[int, bool, bool], ...]:
+    """A box's extents, and at which borders of its map it lies."""
+    return tuple((hi - lo, lo == 0, hi == size) for (lo, hi), size in zip(box.intervals(), extent, strict=True))

@@ -85,7 +85,7 @@ class Chooser:
 
     def recalling(self, plan: Plan, limit: int) -> Plan:
         """A plan that reads stored maps back in backward, everywhere or below the device only, if one of these keeps
-        the limit; see [Note: recall] in `program.recall`."""
+        the limit; see [Note: recall] in `program.program`."""
         for more in recalls(plan, self.network, self.rates) if self.policy.recall else ():
             found = self.account(more)
             if found.peak <= limit:

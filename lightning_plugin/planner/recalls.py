@@ -1,4 +1,4 @@
-"""Plans that read stored maps back in backward; see [Note: recall] in `program.recall`.
+"""Plans that read stored maps back in backward; see [Note: recall] in `program.program`.
 
 Reading back changes no cut, no grid and no tier. So it is decided last, for a plan that the search has found: wherever
 reading takes less time than recomputing. A map on the device is read back into more memory while its segment is pulled
@@ -14,8 +14,7 @@ from lightning_plugin.plan import Plan, SegmentPlan
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.search.predict import each
-from lightning_plugin.program.program import programs
-from lightning_plugin.program.recall import InBackward
+from lightning_plugin.program.program import InBackward, programs
 
 
 def recalls(plan: Plan, network: Network, rates: Rates) -> Iterator[Plan]:

@@ -1,4 +1,25 @@
-"""A segment made ready to run: which nodes a tile evaluates, in which order, on which boxes."""
+"""A segment made ready to run: which nodes a tile evaluates, in which order, on which boxes.
+
+[Note: parts] Two networks, or two heads on a frozen trunk, may share a segment, and with it the reading of tiles and
+the trunk. To autograd they have nothing to do with each other: their losses are pulled back one after the other, in any
+order, or one of them never. So each part of a segment whose targets are connected by values that require grad has an
+`autograd.Function` of its own, that computes its own tiles again. Forward runs once for all. Targets that read the same
+boundary are connected too: what made it is pulled back once.
+
+[Note: recall] A statistic's derivative needs the values of the map that it is of, and so a train-mode BatchNorm has the
+convolution before it computed again in backward, although its result is stored. A segment that *recalls* reads it from
+there. What its reductions add to the cotangent of the map is found tile by tile, of values that were stored, and with
+that the reductions are done: they are no targets of the backward, and nobody reads the result of the convolution, which
+is not made (see [Note: unread] in `rules.unread`).
+
+That is so of a map whose operator can do without its result and which reductions alone read within the segment, as the
+one map that they look at, with no gradient to any vector and not to find results by their bits. The segment leases what
+it recalls, as a reader would: so it is there until the segment's own backward is over, which comes after that of every
+reader. That is memory on the device, or a read from a lower tier; a plan says which segments do it. Of identical tiles
+([Note: identical tiles] in `execute.tile_pass`) one is read for what the reductions add to all of them. What is kept as
+bfloat16 is not what was computed, what is dropped is not there, and a scan makes its rows in another order: these are
+not recalled.
+"""
 
 from __future__ import annotations
 
@@ -218,3 +239,104 @@ def programs(plan: Plan, nodes: Sequence[Node]) -> Iterator[tuple[SegmentPlan, l
     for segment, targets in zip(plan.segments, resolve(plan, nodes), strict=True):
         yield segment, targets, None if segment.keep else Program.build(targets, made.__contains__)
         made.update(v for t in targets for v in t.node.outputs if v.is_map)
+
+
+def connected(program: Program) -> list[list[Target]]:
+    """The targets that require grad, grouped by what they are computed from; each group in the program's order."""
+    steps = {n.serial for n in program.steps}
+    group_of: dict[object, int] = {}
+    groups: dict[int, list[Target]] = {}
+    for i, target in enumerate(program.targets):
+        if not target.requires_grad:
+            continue
+        reached = differentiated(target, steps)
+        met = {group_of[s] for s in reached if s in group_of}
+        joined = [t for g in sorted(met) for t in groups.pop(g)]
+        groups[i] = [*joined, target]
+        merged = {s for s, g in group_of.items() if g in met}
+        group_of.update(dict.fromkeys(reached | merged, i))
+    order = {t: i for i, t in enumerate(program.targets)}
+    return sorted((sorted(g, key=lambda t: order[t]) for g in groups.values()), key=lambda g: order[g[0]])
+
+
+def differentiated(target: Target, steps: set[int]) -> set[object]:
+    """The steps that a target's gradient runs through, by serial, and the boundaries that it reaches."""
+    found: set[object] = set()
+    stack: list[Node] = [target.node]
+    while stack:
+        node = stack.pop()
+        if node.serial in found:
+            continue
+        found.add(node.serial)
+        for v in node.maps:
+            if not v.requires_grad or v.node is None or isinstance(v.node.op, (Source, Spread)):
+                continue
+            if v.node.serial in steps:
+                stack.append(v.node)
+            else:
+                found.add(("boundary", v))
+    return found
+
+
+def parts_of(program: Program) -> Sequence[Program]:
+    """The programs of a segment's parts; a segment that is one part is its own."""
+    if len(program.targets) == 1 and program.targets[0].requires_grad:
+        return [program]
+    groups = connected(program)
+    if len(groups) == 1 and len(groups[0]) == len(program.targets):
+        return [program]
+    return [program.narrow(targets) for targets in groups]
+
+
+def with_rest(program: Program, parts: Sequence[Program]) -> list[Program]:
+    """The parts, and after them what of the program requires no grad."""
+    done = {t for p in parts for t in p.targets}
+    rest = [t for t in program.targets if t not in done]
+    return [*parts, program.narrow(rest)] if rest else list(parts)
+
+
+def recallable(program: Program) -> Mapping[int, tuple[Target, ...]]:
+    """The reductions of each stored map that may be recalled, by the serial of the node that makes it."""
+    reductions = {t.node.serial: t for t in program.targets if t.stored is None}
+    readers: dict[Value, list[Node]] = {}
+    for node in program.steps:
+        for v in node.maps:
+            readers.setdefault(v, []).append(node)
+    found: dict[int, tuple[Target, ...]] = {}
+    for t in program.targets:
+        nodes = readers.get(t.stored, ()) if t.stored is not None else ()
+        if nodes and t.requires_grad and is_unread(t.node) and all(map(looks_alone, nodes)):
+            found[t.node.serial] = tuple(reductions[n.serial] for n in nodes)
+    return found
+
+
+def looks_alone(node: Node) -> bool:
+    """True of a reduction of one map, whose derivative needs no more than that map's tiles."""
+    op = node.op
+    if not isinstance(op, ReduceOp) or op.seeks or len(node.maps) != 1:
+        return False
+    return not any(v.requires_grad for v in node.vectors)
+
+
+def is_unread(node: Node) -> bool:
+    """True of a node that can be pulled back without its result."""
+    return isinstance(node.op, TileOp) and node.op.unread(Box.whole(node.outputs[0].space.extent)) is not None
+
+
+@dataclass(frozen=True, eq=False)
+class InBackward:
+    """A ``program`` as its backward runs it: without the ``reductions`` of what is recalled."""
+
+    program: Program
+    reductions: tuple[Target, ...]
+
+    @staticmethod
+    def of(whole: Program) -> InBackward:
+        reductions = tuple(t for found in recallable(whole).values() for t in found)
+        gone = {t.node.serial for t in reductions}
+        return InBackward(whole.narrow([t for t in whole.targets if t.node.serial not in gone]), reductions)
+
+    @property
+    def maps(self) -> tuple[Value, ...]:
+        """The maps that are recalled."""
+        return tuple(dict.fromkeys(t.map for t in self.reductions))

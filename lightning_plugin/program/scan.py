@@ -27,8 +27,7 @@ from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.errors import PlanError
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import ReduceOp
-from lightning_plugin.program.parts import parts_of, with_rest
-from lightning_plugin.program.program import Program
+from lightning_plugin.program.program import Program, parts_of, with_rest
 from lightning_plugin.program.tape import ScanTile
 
 

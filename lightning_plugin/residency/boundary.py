@@ -105,7 +105,7 @@ class Boundary:
 
     ``half`` keeps it as bfloat16, where the user allows that loss; its cotangent stays float32 or wider.
     ``constants`` is where it is known to be constant, ``made`` which of its tiles one computation has made: see [Note:
-    identical tiles] in `execute.identical`.
+    identical tiles] in `execute.tile_pass`.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Boundary:
         self.cotangent = Cotangent(layout, dtype, device, self.home, ledger)
         self.constants = constants
         self.made = made
-        #: Makes the data again, where it is let go after forward; see [Note: dropped] in `execute.recompute`.
+        #: Makes the data again, where it is let go after forward; see [Note: dropped] in `execute.function`.
         self.recompute: Maker | None = None
         self.make_room()
 

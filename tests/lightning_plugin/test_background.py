@@ -16,7 +16,7 @@ from lightning_plugin import LazyImage, TiledModule, make_plan, materialize
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.constants import Constants
 from lightning_plugin.execute.backward import Backward
-from lightning_plugin.execute.recalled import Recalled
+from lightning_plugin.execute.gradients import Recalled
 from lightning_plugin.execute.tile_pass import TilePass
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.planner.analysis.background import parts_of_background

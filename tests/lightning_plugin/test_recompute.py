@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from lightning_plugin import LazyImage, PlanError, TiledModule, materialize
 from lightning_plugin.engine import Engine
 from lightning_plugin.errors import RecordingError
-from lightning_plugin.execute import recompute
-from lightning_plugin.execute.forward import Forward
+from lightning_plugin.execute import function
+from lightning_plugin.execute.function import Recompute
 from lightning_plugin.options import Options
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.analysis.recorded import recorded
@@ -70,12 +70,12 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The places of the segments that were run again, in order."""
     places: list[int] = []
 
-    class Counted(Forward):
-        def run(self) -> list[Tensor]:
-            places.append(self.segment.place)
-            return super().run()
+    class Counted(Recompute):
+        def __call__(self, deepest: int) -> None:
+            super().__call__(deepest)
+            places.append(self.run.place)
 
-    monkeypatch.setattr(recompute, "Forward", Counted)
+    monkeypatch.setattr(function, "Recompute", Counted)
     return places
 
 

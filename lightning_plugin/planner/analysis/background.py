@@ -5,7 +5,7 @@ part of an image that a box of the map sees: on each axis, an interval of the bo
 the way. A summed-area table of the image's cells counts the tiles of a grid that see no tissue at once. They are
 computed once for each way to lie at the border; backward shares them where no map that they read needs a gradient. All
 of this predicts seconds; at run time the tiles themselves find what they share ([Note: identical tiles] in
-`execute.identical`).
+`execute.tile_pass`).
 """
 
 from __future__ import annotations

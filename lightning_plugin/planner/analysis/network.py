@@ -12,13 +12,13 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from lightning_plugin.execute.keep import pairs
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import Barrier, Gather, ReduceOp, Source, Spread, TileOp, accumulation_dtype
 from lightning_plugin.planner.analysis.background import Scene, scene
 from lightning_plugin.planner.analysis.profile import Profile, profile
 from lightning_plugin.planner.analysis.repeats import Repeats
 from lightning_plugin.program.fixed import spatial_axes, stages
-from lightning_plugin.program.fuse import pairs
 from lightning_plugin.program.pieces import uncut_from
 from lightning_plugin.recording import Recording, background_of
 
@@ -34,7 +34,7 @@ class Network:
         owed: The bytes that an optimizer keeps, or will keep, for each tensor, by identity.
         below: The tier of each tensor that lives below the device already, by identity.
         space: The number of axes of space, for a network without an image of its own.
-        passes: The bytes that tile passes were found to hold in rehearsals; see `execute.rehearsal`.
+        passes: The bytes that tile passes were found to hold in rehearsals; see `Rehearsal`.
         repeats: Keys of operators and programs that are equal; see [Note: repeats] in `repeats`.
     """
 
@@ -123,7 +123,7 @@ class Network:
 
     @cached_property
     def fused(self) -> dict[int, Node]:
-        """Statistics and normalisations that run in one kernel where they are kept (see `program.fuse`)."""
+        """Statistics and normalisations that run in one kernel where they are kept (see `execute.keep`)."""
         return pairs(self.order, self.nodes)
 
     @cached_property

@@ -15,8 +15,7 @@ from lightning_plugin.planner.costs.grids import SampleTiles
 from lightning_plugin.planner.costs.peak import Peaks, Tile, TiledInterval
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.costs.scans import Scans, held
-from lightning_plugin.program.program import Program
-from lightning_plugin.program.recall import InBackward, is_unread
+from lightning_plugin.program.program import InBackward, Program, is_unread
 from lightning_plugin.rules.attention import Attention
 from lightning_plugin.rules.uncut import Uncut
 
@@ -216,7 +215,7 @@ class CostModel(Peaks):
 
     def recalled(self, tiles: SampleTiles, distinct: float = ALL) -> tuple[float, float]:
         """(seconds, operations) of a backward pass that reads stored results back; see [Note: recall] in
-        `program.recall`. The reductions of a tile make a gradient as large as itself, to which the cotangent is
+        `program.program`. The reductions of a tile make a gradient as large as itself, to which the cotangent is
         added."""
         left = InBackward.of(tiles.program)
         size = sum(v.bytes for v in left.maps)

@@ -24,7 +24,7 @@ SCANS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 def nested(inner: tuple[int, ...], images: tuple[int, ...], among: list[tuple[int, ...]]) -> list[Grid]:
     """Grids whose tiles have sides of powers of two, so that the background tiles of one segment are nested in those of
-    the segment before: see [Note: identical tiles] in `execute.identical`."""
+    the segment before: see [Note: identical tiles] in `execute.tile_pass`."""
     found = [Grid((*(1 for _ in inner), *counts)) for counts in among]
     side = 1 << max(0, max(inner, default=1) - 1).bit_length()
     sides = tuple(-(-size // count) for size, count in zip(images, among[-1], strict=True))

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box, Grid
-from lightning_plugin.execute.frame import Frame, Step
-from lightning_plugin.execute.held import met, spare
-from lightning_plugin.execute.rehearsal import Rehearsal
+from lightning_plugin.execute.chain import met, spare
+from lightning_plugin.execute.frame import Frame, Rehearsal, Step
 from lightning_plugin.execute.run import run_plan
 from lightning_plugin.fakes import MODES
 from lightning_plugin.graph import Node, Value

@@ -1,6 +1,6 @@
 """Dropped maps: which have to be recomputed, when they are there, and at what cost.
 
-This is [Note: dropped] in `execute.recompute` as far as plans, predictions and pictures need it.
+This is [Note: dropped] in `execute.function` as far as plans, predictions and pictures need it.
 """
 
 from __future__ import annotations

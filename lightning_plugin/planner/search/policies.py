@@ -15,7 +15,7 @@ from lightning_plugin.options import SPLITS
 from lightning_plugin.plan import HALOS
 from lightning_plugin.planner.analysis.network import Network, is_given
 from lightning_plugin.program.fixed import is_entire
-from lightning_plugin.program.recall import is_unread
+from lightning_plugin.program.program import is_unread
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Policy:
         halos: Ways to get the rows between neighbouring tiles.
         keep: Segments may be kept: run whole, with the memory that backward needs.
         offload: Maps may go to lower tiers; "all": every map that can be offloaded is.
-        drop: The depth to which stored maps may be dropped (`execute.recompute`).
-        recall: Backward may read stored maps back (`program.recall`).
+        drop: The depth to which stored maps may be dropped (`execute.function`).
+        recall: Backward may read stored maps back (`program.program`).
         same: A segment's forward and backward have one grid.
     """
 

@@ -25,8 +25,7 @@ from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.costs.scans import Scans
 from lightning_plugin.planner.search.dropped import Dropped, recomputed_in_passing, still_needed
 from lightning_plugin.planner.search.ways import with_transfers
-from lightning_plugin.program.program import Program, Target, programs
-from lightning_plugin.program.recall import InBackward
+from lightning_plugin.program.program import InBackward, Program, Target, programs
 
 
 def predict(plan: Plan, network: Network, rates: Rates) -> float:

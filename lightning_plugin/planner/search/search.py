@@ -5,7 +5,7 @@ are stored, or *kept*: run whole, as plain PyTorch does, with the memory that it
 partial plan is a pair (bytes held so far, seconds so far), and only those are carried on that no other beats in both.
 Bytes held only grow towards the loss, and backward frees them in reverse, so a segment's tiles have to fit beside the
 bytes held up to it, and beside the cotangents of its ends; that is checked when it is added, with the cheapest grid
-that fits. Dropped maps (see [Note: dropped] in `execute.recompute`) are an exception: they are held from where they are
+that fits. Dropped maps (see [Note: dropped] in `execute.function`) are an exception: they are held from where they are
 recomputed to where the last segment begins that has them recomputed, and not beyond; and maps that are dropped deeper
 than later ones are recomputed in passing, and cost their forward once more.
 """
