@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_plugin.module import TiledModule
-from lightning_plugin.private import DropoutBase
-from lightning_plugin.trees import tree_leaves
+from lightning_plugin.private import DropoutBase, tree_leaves
 
 #: Errors under this are floating-point reassociation, in float64.
 TOLERANCE = 1e-9

@@ -44,8 +44,15 @@ from torch import Tensor
 
 from lightning_plugin.memory import Heap
 from lightning_plugin.passes import current_pass, one_at_a_time
-from lightning_plugin.private import DEVICE_OF, FakeTensor, TorchDispatchMode, dispatch_mode, schema, storage_key
-from lightning_plugin.trees import tree_leaves
+from lightning_plugin.private import (
+    DEVICE_OF,
+    FakeTensor,
+    TorchDispatchMode,
+    dispatch_mode,
+    schema,
+    storage_key,
+    tree_leaves,
+)
 from lightning_plugin.turns import Turns
 
 

@@ -19,10 +19,9 @@ from lightning_plugin.graph import next_serial
 from lightning_plugin.options import Options, Words
 from lightning_plugin.plan import Plan
 from lightning_plugin.plans import Planner
-from lightning_plugin.private import never_compiled
+from lightning_plugin.private import never_compiled, tree_map
 from lightning_plugin.residency.homes import Initialize, build
 from lightning_plugin.source import channels_lie_last
-from lightning_plugin.trees import tree_map
 
 
 class Signed:

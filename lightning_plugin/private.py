@@ -34,7 +34,9 @@ from torch.nn.modules.instancenorm import _InstanceNorm as InstanceNormBase
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchModeBase
 from torch.utils._python_dispatch import _disable_current_modes as without_modes
-from torch.utils._pytree import SUPPORTED_NODES, tree_leaves, tree_map
+from torch.utils._pytree import SUPPORTED_NODES
+from torch.utils._pytree import tree_leaves as pytorchs_leaves
+from torch.utils._pytree import tree_map as pytorchs_map
 from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -48,8 +50,6 @@ __all__ = [
     "FakeTensorMode",
     "InstanceNormBase",
     "WeakTensorKeyDictionary",
-    "tree_leaves",
-    "tree_map",
     "without_modes",
 ]
 
@@ -62,10 +62,49 @@ plain = torch._C.DisableTorchFunctionSubclass
 
 # Trees
 
+# Trees are PyTorch's own, faster where they are plain. A recording looks through the arguments of every call several
+# times, and nearly all are tuples of tensors and numbers. Whatever else there is (a dataclass that somebody has
+# registered, a named tuple) is PyTorch's affair.
+
 
 def never_a_node(kind: type) -> bool:
     """True if things of a type are leaves of trees, wherever they are. (Named tuples are nodes, and not registered.)"""
     return kind not in SUPPORTED_NODES and not issubclass(kind, tuple)
+
+
+def tree_map(change: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> Any:
+    """The tree with each leaf changed."""
+    kind = type(tree)
+    if never_a_node(kind) or (is_leaf is not None and is_leaf(tree)):
+        return change(tree)
+    if kind is tuple:
+        return tuple([tree_map(change, t, is_leaf) for t in tree])
+    if kind is list:
+        return [tree_map(change, t, is_leaf) for t in tree]
+    if kind is dict:
+        return {key: tree_map(change, t, is_leaf) for key, t in tree.items()}
+    return pytorchs_map(change, tree, is_leaf=is_leaf)
+
+
+def tree_leaves(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
+    """The leaves of a tree, in order."""
+    found: list[Any] = []
+    gather(tree, is_leaf, found)
+    return found
+
+
+def gather(tree: Any, is_leaf: Callable[[Any], bool] | None, found: list[Any]) -> None:
+    kind = type(tree)
+    if never_a_node(kind) or (is_leaf is not None and is_leaf(tree)):
+        found.append(tree)
+    elif kind is tuple or kind is list:
+        for t in tree:
+            gather(t, is_leaf, found)
+    elif kind is dict:
+        for t in tree.values():
+            gather(t, is_leaf, found)
+    else:
+        found += pytorchs_leaves(tree, is_leaf=is_leaf)
 
 
 # Tensors

@@ -44,7 +44,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "turns",
         "units",
     ),
-    ("trees",),  # what is inside lists and dictionaries
     ("passes",),  # what autograd says of the pass under way
     ("private", "errors"),  # what is private of PyTorch; what is refused
 )

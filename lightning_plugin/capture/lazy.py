@@ -24,9 +24,8 @@ from lightning_plugin.capture.session import Session, bound
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import Autocast
-from lightning_plugin.private import collate_by, compiles, without_storage
+from lightning_plugin.private import collate_by, compiles, tree_leaves, tree_map, without_storage
 from lightning_plugin.source import TensorSource, TileSource, batch, likely_instances
-from lightning_plugin.trees import tree_leaves, tree_map
 
 
 class LazyTensor(Tensor):

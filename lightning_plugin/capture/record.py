@@ -49,12 +49,13 @@ from lightning_plugin.private import (
     custom_function,
     operator_name,
     storage_key,
+    tree_leaves,
+    tree_map,
 )
 from lightning_plugin.rules.pointwise import zeros
 from lightning_plugin.rules.replaced import hidden
 from lightning_plugin.rules.table import API, ATEN
 from lightning_plugin.rules.uncut import alternatives
-from lightning_plugin.trees import tree_leaves, tree_map
 
 #: Why a custom autograd function is run whole.
 UNDECLARED = (

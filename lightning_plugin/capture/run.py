@@ -34,10 +34,10 @@ from lightning_plugin.execute.frame import Frame, Step
 from lightning_plugin.execute.run import run_plan
 from lightning_plugin.graph import Effect, Node, Value, ancestors
 from lightning_plugin.passes import current_pass
+from lightning_plugin.private import tree_leaves
 from lightning_plugin.program.fixed import fixed
 from lightning_plugin.progress import ranged
 from lightning_plugin.recording import Recording, gathered
-from lightning_plugin.trees import tree_leaves
 
 
 class AwaitingBuffer(Tensor):

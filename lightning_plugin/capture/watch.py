@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from lightning_plugin.capture.alias import same_memory
 from lightning_plugin.capture.session import Session
-from lightning_plugin.private import TorchDispatchMode, custom_function, operator_name, schema
-from lightning_plugin.trees import tree_leaves
+from lightning_plugin.private import TorchDispatchMode, custom_function, operator_name, schema, tree_leaves
 
 #: The code of a module being called. Compared by identity: code made by torch.compile cannot be hashed.
 _CALL = nn.Module._call_impl.__code__

@@ -23,13 +23,13 @@ from lightning_plugin.graph import Node, Value, ancestors
 from lightning_plugin.ledger import Ledger, watched
 from lightning_plugin.ops import Barrier, Captured, Gather, Spread, VectorOp
 from lightning_plugin.plan import ChainPlan, Plan, SegmentPlan
+from lightning_plugin.private import tree_leaves
 from lightning_plugin.program.fixed import kept_segments
 from lightning_plugin.program.program import Program, Target, programs
 from lightning_plugin.progress import ranged
 from lightning_plugin.residency.homes import Copies
 from lightning_plugin.residency.tiers import Home
 from lightning_plugin.residency.transfer import TransferQueue
-from lightning_plugin.trees import tree_leaves
 
 
 def run_plan(plan: Plan, nodes: Sequence[Node], frame: Frame) -> None:

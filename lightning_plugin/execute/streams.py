@@ -24,9 +24,8 @@ from lightning_plugin.graph import Node, Value
 from lightning_plugin.ledger import Ledger, watched
 from lightning_plugin.ops import VectorOp
 from lightning_plugin.passes import first_order
-from lightning_plugin.private import is_view, repeatable, storage_key
+from lightning_plugin.private import is_view, repeatable, storage_key, tree_leaves
 from lightning_plugin.residency.homes import Copies
-from lightning_plugin.trees import tree_leaves
 
 
 def as_used(tensor: Tensor, requires_grad: bool) -> Tensor:

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import default_collate
 from torch.utils.flop_counter import FlopCounterMode
 
-from lightning_plugin import private, trees
+from lightning_plugin import private
 
 PACKAGE = Path(private.__file__).parent
 #: Attributes of tensors and operators that are PyTorch's own affair.
@@ -331,11 +331,11 @@ def test_trees_are_those_of_pytorch() -> None:
         return isinstance(t, Pair)
 
     for is_leaf in (None, pair):
-        expected = private.tree_leaves(tree, is_leaf=is_leaf)
-        found = trees.tree_leaves(tree, is_leaf)
+        expected = torch.utils._pytree.tree_leaves(tree, is_leaf=is_leaf)
+        found = private.tree_leaves(tree, is_leaf)
         assert len(found) == len(expected) and all(a is b for a, b in zip(found, expected, strict=True))
-        changed = trees.tree_map(lambda t: ("was", id(t)), tree, is_leaf)
-        assert changed == private.tree_map(lambda t: ("was", id(t)), tree, is_leaf=is_leaf)
+        changed = private.tree_map(lambda t: ("was", id(t)), tree, is_leaf)
+        assert changed == torch.utils._pytree.tree_map(lambda t: ("was", id(t)), tree, is_leaf=is_leaf)
         assert type(changed["c"]) is OrderedDict and type(changed["e"]) is type(most)
     assert private.never_a_node(torch.Tensor) and private.never_a_node(set)
     assert not private.never_a_node(Pair) and not private.never_a_node(OrderedDict)

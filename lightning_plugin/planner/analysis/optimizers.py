@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_plugin.private import is_pytorchs, step_chain
-from lightning_plugin.trees import tree_leaves
+from lightning_plugin.private import is_pytorchs, step_chain, tree_leaves
 
 log = logging.getLogger(__name__)
 

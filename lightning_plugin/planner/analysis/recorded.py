@@ -18,10 +18,9 @@ from lightning_plugin.options import Chains
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.analysis.optimizers import state_for
 from lightning_plugin.planner.overhead import without_gc
-from lightning_plugin.private import version
+from lightning_plugin.private import tree_leaves, version
 from lightning_plugin.recording import Rewriting
 from lightning_plugin.source import TileSource, likely_instances
-from lightning_plugin.trees import tree_leaves
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,12 @@ from lightning_plugin.memory import machine_memory
 from lightning_plugin.planner.analysis.recorded import recorded
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.search.predict import predict
+from lightning_plugin.private import tree_leaves
 from lightning_plugin.program.findings import Library
 from lightning_plugin.program.fixed import fixed
 from lightning_plugin.residency.disk import DiskFile, UnnamedFile
 from lightning_plugin.residency.tiers import LowerMap
 from lightning_plugin.residency.transfer import TransferQueue
-from lightning_plugin.trees import tree_leaves
 
 #: Sizes of what is timed on a CPU and on an accelerator: long enough for a clock, short enough for a user.
 SIDES = {"cpu": 96, "cuda": 1024, "mps": 512}
