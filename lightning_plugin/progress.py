@@ -6,10 +6,10 @@ Backward may run in a thread of autograd: listeners are told from whichever thre
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
 from torch.profiler import record_function
 
@@ -19,7 +19,6 @@ from lightning_plugin.private import profiles
 UNSEEN: AbstractContextManager[Any] = nullcontext()
 
 Kind = Literal["input", "spill"]
-S = TypeVar("S", bound=Sized)
 
 
 def ranged(*words: object) -> AbstractContextManager[Any]:
@@ -44,14 +43,12 @@ class Progress:
 
     listeners: list[Listener] = field(default_factory=list)
 
-    def told(self, work: Iterable[S]) -> Iterator[S]:
-        """Groups of identical tiles, each announced when it is done."""
-        for tiles in work:
-            yield tiles
-            for listener in self.listeners:
-                listener.tile(len(tiles))
-                if len(tiles) > 1:
-                    listener.alike(len(tiles) - 1)
+    def done(self, tiles: int) -> None:
+        """Tell of a tile that is done, with those that are identical to it: so many together."""
+        for listener in self.listeners:
+            listener.tile(tiles)
+            if tiles > 1:
+                listener.alike(tiles - 1)
 
     @contextmanager
     def spending(self, kind: Kind) -> Iterator[None]:

@@ -146,12 +146,13 @@ class Backward:
             self.recount()
             tiles.expect()
             zero = self.zero_tiles()
-            for identical in tiles.told():
+            for identical in tiles:
                 with tiles.watching(identical[0]):
                     for evaluation in self.evaluations(identical):
                         if not all(owned in zero for owned in evaluation.tiles):
                             with ranged("tile"):
                                 self.tile(evaluation)
+                self.segment.step.done(len(identical))
             for handle in self.handles.values():
                 handle.rest()
                 handle.cotangent.rest()

@@ -66,10 +66,10 @@ class Forward:
         if self.segment.team is not None:
             self.together(self.segment.team, told)
             return
-        for tiles in self.tiles.told() if told else self.tiles:
-            self.tile(tiles)
+        for tiles in self.tiles:
+            self.tile(tiles, told)
 
-    def tile(self, tiles: Tiles) -> None:
+    def tile(self, tiles: Tiles, told: bool) -> None:
         """Evaluate a tile once, for all that are identical to it."""
         run, first = self.segment, tiles[0]
         near = self.near(first)
@@ -86,6 +86,8 @@ class Forward:
             self.carried[first] = self._handed_on
         with self.tiles.watching(first), ranged("tile"):
             self._handed_on = self.tiles.tapes.run(first, self.read, self.operands, emit, False, self._handed_on)
+        if told:
+            run.step.done(len(tiles))
 
     def read(self, v: Value, box: Box) -> Tensor | Pieces:
         return self.segment.read(v, box, self.spreads, self.stored.get(v))
@@ -138,8 +140,8 @@ class Forward:
         """Evaluate this rank's tiles, and after every few take what the other ranks have made of theirs."""
         for dealt in team.rounds(self.tiles.work()):
             mine = self.tiles.announced(tiles for owner, tiles in dealt if owner == team.rank)
-            for tiles in self.segment.step.told(mine) if told else mine:
-                self.tile(tiles)
+            for tiles in mine:
+                self.tile(tiles, told)
             made = [iter(rank) for rank in team.gather([moved(parts, "cpu") for parts in self._parts])]
             self._parts.clear()
             for owner, tiles in dealt:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +21,7 @@ from lightning_plugin.plan import ChainPlan
 from lightning_plugin.program.compiled import Compiler
 from lightning_plugin.program.findings import Library
 from lightning_plugin.program.program import Program
-from lightning_plugin.progress import Progress, S
+from lightning_plugin.progress import Progress
 from lightning_plugin.recording import Bindings
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.residency.homes import Homes
@@ -76,11 +76,10 @@ class Step:
     compiler: Compiler | None = None
     watch: Watch | None = None
 
-    def told(self, work: Iterable[S]) -> Iterator[S]:
-        """Groups of tiles, each told to listeners when it is done."""
-        for tiles in self.progress.told(work):
-            yield tiles
-            self.settle()
+    def done(self, tiles: int) -> None:
+        """Tell listeners of so many identical tiles that are done."""
+        self.progress.done(tiles)
+        self.settle()
 
     def settle(self) -> None:
         """Between two tiles, or segments: let the process not keep much more than the ledger counts."""

@@ -68,7 +68,7 @@ class Gradients:
         self.ordinary = ordinary
         self.handles = handles
         self.ledger = ledger
-        self.wholes: dict[Value, tuple[Value, Tensor]] = {}
+        self.wholes: dict[Value, Tensor] = {}
 
     def add(self, found: Sequence[Tensor | None], times: int) -> None:
         """A tile's gradients of the vectors that need one, in order; sums that have begun go on in one call."""
@@ -90,28 +90,24 @@ class Gradients:
     def whole(self, v: Value, dtype: torch.dtype) -> Tensor | None:
         """The gradient of a map that lies in a tensor."""
         found = self.wholes.get(v)
-        return None if found is None else found[1].to(dtype)
+        return None if found is None else found.to(dtype)
 
     def give(self, v: Value, box: Box, gradient: Tensor, ahead: bool) -> None:
         """A tile's gradient of something that it read."""
-        self.room_for(v)
-        handle = self.handles.get(v)
-        if handle is not None:
-            handle.cotangent.add(box, gradient, ahead)
+        if v in self.handles:
+            self.handles[v].cotangent.add(box, gradient, ahead)
             return
-        _, whole = self.wholes[v]
+        self.room_for(v)
+        whole = self.wholes[v]
         v.space.add_into(whole, Box.whole(v.space.extent), gradient.to(whole.device), box)
 
     def room_for(self, v: Value) -> None:
         """Room for the gradient of a map, unless it is there."""
-        handle = self.handles.get(v)
-        if v in self.wholes or (handle is not None and handle.cotangent.begun):
-            return
-        if handle is not None:
-            handle.cotangent.room()
-        else:
+        if v in self.handles:
+            self.handles[v].cotangent.room()
+        elif v not in self.wholes:
             with watched(self.ledger):
-                self.wholes[v] = (v, self.zeros(v))
+                self.wholes[v] = self.zeros(v)
 
     def blank(self, maps: Iterable[Value]) -> None:
         """Room for the gradients of these maps and of all vectors, as tiles would have made it."""
@@ -133,9 +129,8 @@ class Gradients:
         sums = team.totals([a.total for a in adders], [a.blank for a in adders])
         for adder, total in zip(adders, sums, strict=True):
             adder.total = total
-        shares = [self.wholes[v][1] if v in self.wholes else None for v in maps]
-        wholes = team.totals(shares, [partial(self.zeros, v) for v in maps])
-        self.wholes = {v: (v, t) for v, t in zip(maps, wholes, strict=True) if t is not None}
+        wholes = team.totals([self.wholes.get(v) for v in maps], [partial(self.zeros, v) for v in maps])
+        self.wholes = {v: t for v, t in zip(maps, wholes, strict=True) if t is not None}
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,7 +27,6 @@ from lightning_plugin.private import tree_leaves
 from lightning_plugin.program.fixed import kept_segments
 from lightning_plugin.program.program import Program, Target, programs
 from lightning_plugin.progress import ranged
-from lightning_plugin.residency.homes import Copies
 from lightning_plugin.residency.tiers import Home
 from lightning_plugin.residency.transfer import TransferQueue
 
@@ -88,9 +87,8 @@ def streams_of(
         frame.vectors.pop(v, None)
     uses = {use: vectors for stage in stages for use, vectors in stage.uses_of()}
     uses |= {(-1, n.serial): n.inputs for n in nodes if isinstance(n.op, (VectorOp, Barrier))}
-    lower = step.homes if step.rehearsal is None else None
-    queue = TransferQueue(ahead and lower is not None, progress=step.progress)
-    return Streams(Copies(captured, lower, queue, step.ledger), uses, nodes, step.ledger, ahead)
+    homes = step.homes if step.rehearsal is None else None
+    return Streams(captured, homes, uses, nodes, step.ledger, ahead, step.progress)
 
 
 @dataclass(eq=False)

@@ -19,10 +19,9 @@ from torch import Tensor
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.constants import Constants
 from lightning_plugin.errors import RecordingError
-from lightning_plugin.execute.frame import Frame, Rehearsal
+from lightning_plugin.execute.frame import Frame
 from lightning_plugin.execute.streams import as_used
 from lightning_plugin.graph import Value
-from lightning_plugin.ledger import Ledger
 from lightning_plugin.ops import Pieces
 from lightning_plugin.plan import SegmentPlan
 from lightning_plugin.program.findings import Tapes
@@ -31,7 +30,6 @@ from lightning_plugin.program.program import Program, Target, recallable
 from lightning_plugin.program.tape import ScanTile, See
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.residency.tiers import Home
-from lightning_plugin.team import Team
 
 
 class SegmentRun:
@@ -40,23 +38,15 @@ class SegmentRun:
     def __init__(self, program: Program, frame: Frame, plan: SegmentPlan, at: Home, place: int):
         self.plan = plan
         self.step = frame.step
+        self.ledger, self.team, self.rehearsal = self.step.ledger, self.step.team, self.step.rehearsal
+        #: Observer of each operator's tiles, if there is one.
+        self.see: See | None = None if self.step.watch is None else self.step.watch.see
+        #: True if tiles hand rows on, one after the other.
+        self.scans = plan.halo == "share"
         self.place = place
         self.backward_grid = plan.backward
         self.at = at
         self.take(program, frame)
-
-    @property
-    def ledger(self) -> Ledger | None:
-        return self.step.ledger
-
-    @property
-    def see(self) -> See | None:
-        """Observer of each operator's tiles, if there is one."""
-        return None if self.step.watch is None else self.step.watch.see
-
-    @property
-    def team(self) -> Team | None:
-        return self.step.team
 
     def take(self, program: Program, frame: Frame) -> None:
         """Look up where a program's tensors come from.
@@ -190,16 +180,6 @@ class SegmentRun:
     def turn(self, what: str) -> AbstractContextManager[None]:
         """A block in which it is this segment's turn to do ``what``."""
         return nullcontext() if self.ledger is None else self.ledger.during((self.place, what))
-
-    @property
-    def scans(self) -> bool:
-        """True if tiles hand rows on, one after the other."""
-        return self.plan.halo == "share"
-
-    @property
-    def rehearsal(self) -> Rehearsal | None:
-        """Stand-ins for tiles and tiers, in a rehearsal."""
-        return self.step.rehearsal
 
     @property
     def kind(self) -> str:

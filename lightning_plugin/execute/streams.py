@@ -20,12 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ledger import Ledger, watched
 from lightning_plugin.ops import VectorOp
 from lightning_plugin.passes import first_order
-from lightning_plugin.private import is_view, repeatable, storage_key, tree_leaves
-from lightning_plugin.residency.homes import Copies
+from lightning_plugin.private import is_view, repeatable, storage_key, tree_leaves, version
+from lightning_plugin.progress import Progress
+from lightning_plugin.residency.homes import Homes
+from lightning_plugin.residency.transfer import Arrivals, Pending, Transfer, TransferQueue, arriving
 
 
 def as_used(tensor: Tensor, requires_grad: bool) -> Tensor:
@@ -83,24 +86,32 @@ class Saved:
 
 
 class Streams:
-    """The streamed tensors of one run, by their uses.
+    """The streamed tensors of one run, by their uses, and their copies on the device.
 
-    ``uses`` are the vectors that each use needs, in the order in which they are expected; with ``ahead``, ``copies``
-    are fetched before they are asked for. It leads to nothing that a run has made, since autograd's graph leads to it.
+    ``captured`` are the tensors themselves, and ``uses`` the vectors that each use needs, in the order in which they
+    are expected; with ``ahead``, copies are fetched before they are asked for. Without ``homes``, in a rehearsal,
+    copies are room and no more. It leads to nothing that a run has made, since autograd's graph leads to it.
     """
 
     def __init__(
         self,
-        copies: Copies,
+        captured: Mapping[Value, Tensor],
+        homes: Homes | None,
         uses: Mapping[Use, Sequence[Value]],
         nodes: Sequence[Node],
         ledger: Ledger | None,
         ahead: bool,
+        progress: Progress,
     ) -> None:
-        self.copies = copies
-        self.captured = captured = copies.captured
+        self.captured = captured
+        self.versions = {v: version(t) for v, t in captured.items()}
+        self.homes = homes
+        self.queue = TransferQueue(ahead and homes is not None, progress=progress)
         self.ledger = ledger
         self.ahead = ahead
+        self.arrivals: Arrivals[Value] = Arrivals()
+        #: The tensor made of each value: a copy, or a result of copies.
+        self.living: dict[Value, weakref.ref[Tensor]] = {}
         self.served = frozenset({*captured, *derived(captured, nodes)})
         self.needs = [self.leaves(v for v in vectors if v in self.served) for vectors in uses.values()]
         self.place = {use: i for i, use in enumerate(uses)}
@@ -145,14 +156,16 @@ class Streams:
             with torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack):
                 yield
         finally:
-            self.let_go(vectors)
+            for v in self.brought:
+                vectors.pop(v, None)
+            self.brought.clear()
 
     def bring(self, v: Value, vectors: dict[Value, Tensor]) -> Tensor:
         """A served value as a use has it: on the device, and with its way back."""
         if v not in vectors:
             with torch.set_grad_enabled(v.requires_grad), torch.autocast(kind(v), enabled=False), watched(self.ledger):
                 if v in self.captured:
-                    made: list[Tensor] = [Copy.apply(as_used(self.captured[v], v.requires_grad), self.copies, v)]
+                    made: list[Tensor] = [Copy.apply(as_used(self.captured[v], v.requires_grad), self, v)]
                     values: Sequence[Value] = (v,)
                 else:
                     node = operation(v)
@@ -164,30 +177,54 @@ class Streams:
                 self.remember(value, t)
         return vectors[v]
 
-    def let_go(self, vectors: dict[Value, Tensor]) -> None:
-        """A use is over."""
-        for v in self.brought:
-            vectors.pop(v, None)
-        self.brought.clear()
-
     def rest(self) -> None:
         """Forward is over: nothing is fetched for it any more."""
-        self.copies.rest()
+        self.arrivals.rest()
 
     def begin(self, use: int) -> None:
         """Begin to fetch what a use needs, unless it is there."""
         for v in self.needs[use]:
-            self.copies.begin(v)
+            if self.here(v) is None:
+                self.arrivals.begin(v, partial(self.fetching, v))
 
     def remember(self, v: Value, t: Tensor) -> None:
         """Know the memory of a value again, as long as it is there."""
-        self.copies.note(v, t)
+        self.living[v] = weakref.ref(t)
         storage, key = t.untyped_storage(), storage_key(t)
         if key not in self.memory:  # what a view lies in is another value's already
             self.memory[key] = weakref.ref(storage, partial(self._gone, key)), v
 
     def _gone(self, key: int, _: object = None) -> None:
         self.memory.pop(key, None)
+
+    # Copies
+
+    def here(self, v: Value) -> Tensor | None:
+        """The tensor that was made of a value, while somebody holds it."""
+        ref = self.living.get(v)
+        return None if ref is None else ref()
+
+    def take(self, v: Value) -> Tensor:
+        """A copy that nobody else has."""
+        self.check(v)  # also of what was fetched ahead, and has waited
+        return self.arrivals.take(v, partial(self.fetching, v))
+
+    def fetching(self, v: Value) -> Pending:
+        tensor, homes = self.captured[v], self.homes
+        with torch.no_grad(), watched(self.ledger):
+            room = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=v.device)
+        if homes is None:
+            held = [room]
+            return self.queue.send(Transfer(held, lambda: None, lambda: held[0]), ahead=False)
+        return self.queue.send(arriving(room, lambda here: homes.read(tensor, here)), ahead=True)
+
+    def check(self, v: Value) -> None:
+        """Refuse to use a copy of what is not any more what the run began with."""
+        if version(self.captured[v]) != self.versions[v]:
+            raise RecordingError(
+                f"a streamed parameter of shape {v.shape} was changed in place while a step that uses it was under way "
+                "(an optimizer step between forward and backward, say). Its old value is needed: pull back before."
+            )
 
     # Backward
 
@@ -214,19 +251,19 @@ class Streams:
 
     def value(self, v: Value) -> Tensor:
         """A served value once more, as a tensor without a way back."""
-        found = self.copies.here(v)
+        found = self.here(v)
         if found is not None:
             for leaf in self.leaves(iter([v])):
-                self.copies.check(leaf)
+                self.check(leaf)
             return found.detach()
         if v in self.captured:
-            found = self.copies.take(v)
-            self.copies.note(v, found)
+            found = self.take(v)
+            self.living[v] = weakref.ref(found)
             return found
         node = operation(v)
         made = run(node, [self.value(i) for i in node.inputs])
         for value, t in zip(node.outputs, made, strict=True):
-            self.copies.note(value, t)
+            self.living[value] = weakref.ref(t)
         return made[node.outputs.index(v)]
 
 
@@ -234,14 +271,16 @@ class Copy(torch.autograd.Function):
     """A streamed tensor's copy; on the way back its gradient goes to where it lives."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, copies: Copies, value: Value) -> Tensor:
-        ctx.copies, ctx.value = copies, value
-        return copies.take(value)
+    def forward(ctx: Any, tensor: Tensor, streams: Streams, value: Value) -> Tensor:
+        ctx.streams, ctx.value = streams, value
+        return streams.take(value)
 
     @staticmethod
     @first_order
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
-        return ctx.copies.lower(ctx.value, gradient), None, None
+        homes, tensor = ctx.streams.homes, ctx.streams.captured[ctx.value]
+        # A rehearsal's tensors have theirs, which counts nowhere.
+        return tensor.grad if homes is None else homes.lower(tensor, gradient), None, None
 
 
 def derived(captured: Mapping[Value, Tensor], nodes: Sequence[Node]) -> list[Value]:

@@ -78,10 +78,6 @@ class TilePass:
         work, team = self.work(), self.run.team
         return self.announced(work if team is None else team.mine(work))
 
-    def told(self) -> Iterator[Tiles]:
-        """The same tiles, of which listeners hear; a rehearsal has none."""
-        return iter(self) if self.run.rehearsal is not None else self.run.step.told(self)
-
     def work(self) -> Iterator[Tiles]:
         """The tiles of all ranks, each with those that are identical to it."""
         run, tapes = self.run, self.tapes

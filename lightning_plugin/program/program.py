@@ -145,7 +145,7 @@ class Program:
             return self
         return Program.build(targets, set(self.reads).__contains__, self.reference)
 
-    @property
+    @cached_property
     def announced(self) -> list[Value]:
         """The images that want to hear of boxes before they are read."""
         return [v for v in self.reads if v.node is not None and isinstance(v.node.op, Source) and v.node.op.prefetches]
@@ -286,13 +286,6 @@ def parts_of(program: Program) -> Sequence[Program]:
     if len(groups) == 1 and len(groups[0]) == len(program.targets):
         return [program]
     return [program.narrow(targets) for targets in groups]
-
-
-def with_rest(program: Program, parts: Sequence[Program]) -> list[Program]:
-    """The parts, and after them what of the program requires no grad."""
-    done = {t for p in parts for t in p.targets}
-    rest = [t for t in program.targets if t not in done]
-    return [*parts, program.narrow(rest)] if rest else list(parts)
 
 
 def recallable(program: Program) -> Mapping[int, tuple[Target, ...]]:

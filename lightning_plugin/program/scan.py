@@ -27,7 +27,7 @@ from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.errors import PlanError
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import ReduceOp
-from lightning_plugin.program.program import Program, parts_of, with_rest
+from lightning_plugin.program.program import Program, parts_of
 from lightning_plugin.program.tape import ScanTile
 
 
@@ -53,7 +53,10 @@ def scanned(program: Program) -> list[Program]:
     """The programs that a segment runs as scans, one after the other: each of its parts by itself, since what the tiles
     of a scan hand on is all of its program's. A part reads less than all parts together, so it may need rows in another
     order although all together do not."""
-    return with_rest(program, parts_of(program))
+    parts = [*parts_of(program)]
+    done = {t for part in parts for t in part.targets}
+    rest = [t for t in program.targets if t not in done]  # requires no grad
+    return [*parts, program.narrow(rest)] if rest else parts
 
 
 def axis_of(grid: Grid) -> int:

@@ -19,24 +19,53 @@ from lightning_plugin.residency.numbered import Numbered
 from lightning_plugin.residency.tiers import DeviceMemory, Home, LowerMap
 
 
-class Cotangent:
-    """The gradient of a stored map while backward collects it; its home is of the map's tier.
+class StoredMap:
+    """Data of a map, or of its gradient, in a home.
 
-    It is complete only when all consumers have added their part; it is accumulated in float32 or wider. What an earlier
-    pass has left is nothing to this one: see [Note: passes] in `passes`.
+    Attributes:
+        dtype: The type of tiles that are read; the data may be of another.
+        data: The memory, while there is some.
     """
 
     def __init__(
         self, layout: Layout, dtype: torch.dtype, device: torch.device, home: Home, ledger: Ledger | None = None
-    ):
+    ) -> None:
         self.layout = layout
         self.dtype = dtype
         self.device = device
         self.home = home
         self.ledger = ledger
         self.data: DeviceMemory | LowerMap | None = None
-        self.largest = 0
-        self.collected_in = -1
+
+    @property
+    def there(self) -> DeviceMemory | LowerMap:
+        if self.data is None:
+            raise AssertionError("a stored map, or its cotangent, is used when it is not there")
+        return self.data
+
+    def read(self, box: Box) -> Tensor:
+        return self.there.read(box).to(self.dtype)
+
+    def fetch(self, box: Box) -> None:
+        """Begin to read a box that will be asked for; see [Note: ahead] in `transfer`."""
+        if self.data is not None:
+            self.data.fetch(box)
+
+    def rest(self) -> None:
+        """Nothing of the map is on its way any more."""
+        if self.data is not None:
+            self.data.rest()
+
+
+class Cotangent(StoredMap):
+    """The gradient of a stored map while backward collects it; its home is of the map's tier.
+
+    It is complete only when all consumers have added their part; it is accumulated in float32 or wider. What an earlier
+    pass has left is nothing to this one: see [Note: passes] in `passes`.
+    """
+
+    largest = 0
+    collected_in = -1
 
     @property
     def begun(self) -> bool:
@@ -58,15 +87,6 @@ class Cotangent:
             self.collected_in = current_pass()
         return self.there
 
-    @property
-    def there(self) -> DeviceMemory | LowerMap:
-        if self.data is None:
-            raise AssertionError("a cotangent is read before anything was added to it")
-        return self.data
-
-    def read(self, box: Box) -> Tensor:
-        return self.there.read(box).to(self.dtype)
-
     def summed(self, boxes: Sequence[Box]) -> Tensor:
         """The sum of several tiles."""
         total = self.read(boxes[0]).clone()
@@ -74,19 +94,11 @@ class Cotangent:
             total += self.read(box)
         return total
 
-    def fetch(self, box: Box) -> None:
-        if self.data is not None:
-            self.data.fetch(box)
-
     def expect(self, largest: int) -> None:
         """Positions of the largest tile that this pass reads or adds; see [Note: pool] in `transfer`."""
         self.largest = largest
         if self.data is not None:
             self.data.expect(largest)
-
-    def rest(self) -> None:
-        if self.data is not None:
-            self.data.rest()
 
     def clear(self) -> None:
         self.data = None
@@ -100,7 +112,7 @@ class Maker(Protocol):
     def __call__(self, deepest: int) -> None: ...
 
 
-class Boundary:
+class Boundary(StoredMap):
     """A stored map. Its cotangent outlives its data: see [Note: leases] in `execute.function`.
 
     ``half`` keeps it as bfloat16, where the user allows that loss; its cotangent stays float32 or wider.
@@ -119,14 +131,9 @@ class Boundary:
         constants: Constants | None = None,
         made: Numbered | None = None,
     ):
-        self.layout = layout
-        self.ledger = ledger
-        self.dtype = dtype
+        super().__init__(layout, dtype, device, home or Home(), ledger)
         self.half = half and dtype.is_floating_point and dtype.itemsize > 2
         self.whole = Box.whole(layout.extent)
-        self.device = device
-        self.home = home or Home()
-        self.data: DeviceMemory | LowerMap | None = None
         self.cotangent = Cotangent(layout, dtype, device, self.home, ledger)
         self.constants = constants
         self.made = made
@@ -155,31 +162,12 @@ class Boundary:
         if self.gone and self.recompute is not None:
             self.recompute(min(deepest, self.recompute.depth))
 
-    @property
-    def there(self) -> DeviceMemory | LowerMap:
-        if self.data is None:
-            raise AssertionError("a boundary is used after it was let go")
-        return self.data
-
     def write(self, boxes: Sequence[Box], tile: Tensor, ahead: bool = False) -> None:
         """Write a tile, to all boxes that hold the same: where tiles are found by their numbers, to the first."""
         for box in boxes[:1] if self.there.finds else boxes:
             self.there.write(box, tile, ahead)
 
-    def read(self, box: Box) -> Tensor:
-        tile = self.there.read(box)
-        return tile.to(self.dtype) if self.half else tile
-
-    def fetch(self, box: Box) -> None:
-        """Begin to read a box that will be asked for; see [Note: ahead] in `transfer`."""
-        self.there.fetch(box)
-
     def expect(self, largest: int) -> None:
         """Positions of the largest tile that this pass moves; see [Note: pool] in `transfer`."""
         self.there.expect(largest)
         self.cotangent.expect(largest)
-
-    def rest(self) -> None:
-        """Nothing of the map is on its way any more."""
-        if self.data is not None:
-            self.data.rest()

@@ -16,7 +16,7 @@ the device is the CPU itself, a map here is an ordinary tensor, and a tile of it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -212,17 +212,6 @@ class LowerMap:
         self.fetched.rest()
 
 
-#: Makes room for a map on a lower tier; the last arguments say whether it is to be zero, the folder for files, and by
-#: which numbers tiles are found.
-Room = Callable[[Layout, torch.dtype, torch.device, bool, str | None, Numbered | None], Lower]
-
-#: The lower tiers. A file is zero where nothing was written.
-LOWER: Mapping[str, Room] = {
-    "host": lambda layout, dtype, device, zero, folder, made: HostMemory(layout, dtype, device, zero, made),
-    "disk": lambda layout, dtype, device, zero, folder, made: DiskFile(layout, dtype, device, folder, made),
-}
-
-
 @dataclass(frozen=True)
 class Home:
     """The tier of a map, and the queue of its transfers where that is a lower one."""
@@ -241,7 +230,11 @@ class Home:
         """Room for a map, of which a lower tier finds some tiles by their numbers."""
         if self.tier == "device":
             return DeviceMemory(layout, dtype, device, zero)
-        stand = self.queue.stand
-        if stand is not None:
-            return LowerMap(stand(layout, dtype, device, self.tier), self.queue)
-        return LowerMap(LOWER[self.tier](layout, dtype, device, zero, self.queue.folder, made), self.queue)
+        there: Lower
+        if self.queue.stand is not None:
+            there = self.queue.stand(layout, dtype, device, self.tier)
+        elif self.tier == "host":
+            there = HostMemory(layout, dtype, device, zero, made)
+        else:  # a file is zero where nothing was written
+            there = DiskFile(layout, dtype, device, self.queue.folder, made)
+        return LowerMap(there, self.queue)
