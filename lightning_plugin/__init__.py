@@ -10,7 +10,7 @@ from lightning_plugin.check import check
 from lightning_plugin.errors import BarrierError, BudgetError, EngineError, PixelsError, PlanError, RecordingError
 from lightning_plugin.module import TiledModule
 from lightning_plugin.plan import Plan
-from lightning_plugin.planner.calibration.calibrate import calibrate, calibrated
+from lightning_plugin.planner.calibrate import calibrate, calibrated
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.make import Sweep, make_plan, sweep
 from lightning_plugin.rules.pointwise import elementwise

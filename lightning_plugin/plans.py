@@ -24,14 +24,14 @@ from lightning_plugin.ledger import CallBytes, Ledger
 from lightning_plugin.memory import budget_for, usable
 from lightning_plugin.options import Options
 from lightning_plugin.plan import Plan
+from lightning_plugin.planner import cache
 from lightning_plugin.planner.analysis.background import parts_of_background
 from lightning_plugin.planner.analysis.network import Network
-from lightning_plugin.planner.calibration.calibrate import local_rates
+from lightning_plugin.planner.calibrate import local_rates
 from lightning_plugin.planner.choose import choose_plan, choose_recipe, together
 from lightning_plugin.planner.costs.lower import LowerTiers, lower_tiers
 from lightning_plugin.planner.costs.rates import Rates
-from lightning_plugin.planner.recipes import shelf
-from lightning_plugin.planner.recipes.recipe import NEAR, Recipe, positions
+from lightning_plugin.planner.recipe import NEAR, Recipe, positions
 from lightning_plugin.planner.search.policies import AUTO, with_halo
 from lightning_plugin.program.fixed import fixed
 from lightning_plugin.program.key import recording_key
@@ -227,14 +227,14 @@ class Planner:
             for where in dict.fromkeys((tiers, tiers_after(found, recording))):  # the next step finds tensors moved
                 recipes = self._recipes_of(network_key, where)
                 recipes.append(recipe)
-                shelf.keep(shelf.key_of(network_key, where), recipes)
+                cache.keep(cache.key_of(network_key, where), recipes)
         return marked(replace(found, shape=shape), recording)
 
     def _recipes_of(self, network_key: tuple[Any, ...], tiers: tuple[str | None, ...]) -> list[Recipe]:
         """The recipes for a network whose tensors live on these tiers."""
-        about = shelf.key_of(network_key, tiers)
+        about = cache.key_of(network_key, tiers)
         recipes = self._recipes.get(about)
-        return put_last(self._recipes, about, shelf.load(about) if recipes is None else recipes, MOST_PLANS)
+        return put_last(self._recipes, about, cache.load(about) if recipes is None else recipes, MOST_PLANS)
 
     def reserve(self, size: int, anew: bool = False) -> None:
         """Leave so much of the budget to optimizers, or more if more was left before, but for a fit that begins

@@ -54,11 +54,13 @@ PLANNER: tuple[tuple[str, ...], ...] = (
     ("__init__",),
     ("make",),  # plans of a module, for one budget or for many
     ("choose",),  # asks until a plan that was rehearsed keeps the budget
-    ("chains", "recalls", "recipes", "calibration"),
+    ("calibrate",),
+    ("cache",),  # the user's folder: rates and recipes
+    ("chains", "recipe"),
     ("search", "rehearsal"),
     ("costs",),
     ("analysis",),
-    ("cache", "overhead"),  # the user's folder; answers that are kept, and Python's collector
+    ("overhead",),  # answers that are kept, and Python's collector
 )
 
 

@@ -1,55 +1,64 @@
-"""The user's cache folder: what was measured or planned once, kept for later processes."""
+"""The user's cache folder: rates and recipes that later processes begin with.
+
+A file begins with a digest of the rest and is written as a whole or not at all. One that is not as it was written is
+ignored, with a warning, and written anew.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
 import os
 import tempfile
-import time
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache as once
 from pathlib import Path
+from typing import Any
 
+import torch
 from platformdirs import user_cache_path
+
+from lightning_plugin.plan import Plan
+from lightning_plugin.planner.recipe import Recipe
+
+log = logging.getLogger(__name__)
 
 #: Names another folder; where it is set and empty, nothing is kept.
 VARIABLE = "LIGHTNING_PLUGIN_CACHE"
-#: Of a file: recipes of a deep network have some megabytes.
-MOST_BYTES = 1 << 28
-#: Names of what is being written begin so, and none is written for so many seconds.
-PARTIAL, LONG = "partial-", 3600.0
-#: Errors of reading, or of using, a text that was damaged.
-DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError)
+#: Files of recipes that are kept; of more, those that were not used for longest go, half written ones too.
+MOST_FILES = 200
 
 
-def folder() -> Path | None:
-    """The folder of the user's cache; None if nothing is to be kept."""
+def file_of(name: str) -> Path | None:
+    """A file of the user's cache; None if nothing is to be kept."""
     given = os.environ.get(VARIABLE)
-    if given is not None:
-        return Path(given) if given else None
-    return user_cache_path("lightning_plugin", appauthor=False)
+    if given is None:
+        return user_cache_path("lightning_plugin", appauthor=False) / name
+    return Path(given) / name if given else None
 
 
-def read(path: Path) -> str:
-    """The text of a file of the cache.
+def read(path: Path) -> Any:
+    """The content of a file.
 
     Raises:
-        ValueError: It is no file, or larger than any that is written here.
+        ValueError, OSError: It is not as it was written, or cannot be read.
     """
-    if not path.is_file():
-        raise ValueError("it is no file")
-    with path.open("rb") as file:
-        data = file.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
-        raise ValueError(f"it has more than {MOST_BYTES} bytes")
-    return data.decode("utf-8")
+    digest, _, text = path.read_text(encoding="utf-8").partition("\n")
+    if digest != digest_of(text):
+        raise ValueError("it is not what was written")
+    return json.loads(text)
 
 
-def write(path: Path, text: str) -> None:
+def write(path: Path, content: Any) -> None:
     """Write a file as a whole or not at all."""
+    text = json.dumps(content)
     path.parent.mkdir(parents=True, exist_ok=True)
-    remove_half_written(path.parent)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=PARTIAL, delete=False, encoding="utf-8") as file:
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
         name = Path(file.name)
         try:
-            file.write(text)
+            file.write(f"{digest_of(text)}\n{text}")
             file.close()
             os.replace(name, path)
         except BaseException:
@@ -57,11 +66,55 @@ def write(path: Path, text: str) -> None:
             raise
 
 
-def remove_half_written(folder: Path) -> None:
-    """Remove files that processes left half written when they were killed."""
-    for path in folder.glob(f"{PARTIAL}*"):
-        if written_at(path) < time.time() - LONG:
-            path.unlink(missing_ok=True)
+def digest_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+# Recipes ----------------------------------------------------------------------------------------------------
+
+
+@once
+def sources() -> str:
+    """A digest of the engine's source: plans of one version of it are not used by another."""
+    found = hashlib.sha256()
+    root = Path(__file__).resolve().parents[1]
+    for path in sorted(root.rglob("*.py")):
+        found.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    return found.hexdigest()
+
+
+def key_of(*about: Any) -> str:
+    """The name of the recipes for a network, budget and machine: a digest of ``about`` (structure and weights of the
+    network, budget, rates, options) and of the versions."""
+    return digest_of(repr((sources(), torch.__version__, about)))[:24]
+
+
+def load(key: str) -> list[Recipe]:
+    """The recipes in the user's cache."""
+    path = file_of(f"recipes/{key}.json")
+    if path is None or not path.is_file():
+        return []
+    try:
+        content = read(path)
+        with suppress(OSError):  # a folder that may only be read is of use, too
+            path.touch()
+        return [Recipe(Plan.from_json(plan), *map(tuples, about)) for plan, *about in content]
+    except (OSError, ValueError) as error:
+        log.warning("%s is ignored (%s): plans are searched for again", path, error)
+        return []
+
+
+def keep(key: str, recipes: Sequence[Recipe]) -> None:
+    """Write recipes to the user's cache, if there is one."""
+    path = file_of(f"recipes/{key}.json")
+    if path is None:
+        return
+    try:
+        write(path, [(r.plan.to_json(), r.image, r.references, r.positions) for r in recipes])
+        for old in sorted(path.parent.iterdir(), key=written_at, reverse=True)[MOST_FILES:]:
+            old.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("%s cannot be written (%s): the next process plans again", path, error)
 
 
 def written_at(path: Path) -> float:
@@ -70,3 +123,8 @@ def written_at(path: Path) -> float:
         return path.stat().st_mtime
     except FileNotFoundError:
         return 0.0
+
+
+def tuples(content: Any) -> Any:
+    """Tuples in place of JSON's lists."""
+    return tuple(map(tuples, content)) if isinstance(content, list) else content

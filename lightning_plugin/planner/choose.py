@@ -25,10 +25,10 @@ from lightning_plugin.planner.costs.lower import LowerTiers
 from lightning_plugin.planner.costs.parameters import Copies, Placed, placements
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.overhead import without_gc
-from lightning_plugin.planner.recalls import recalls
-from lightning_plugin.planner.recipes.recipe import Recipe, with_rehearsed
+from lightning_plugin.planner.recipe import Recipe, with_rehearsed
 from lightning_plugin.planner.rehearsal.rehearse import RehearsedMemory, rehearse
 from lightning_plugin.planner.search.policies import AUTO, Policy
+from lightning_plugin.planner.search.predict import recalls
 from lightning_plugin.planner.search.search import Search
 from lightning_plugin.recording import image_gradient_bytes
 from lightning_plugin.units import exact_bytes, format_bytes

@@ -17,7 +17,7 @@ from lightning_plugin.plan import Plan
 from lightning_plugin.plan_views import draw_sweep, sweep_table
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.analysis.recorded import recorded
-from lightning_plugin.planner.calibration.calibrate import local_rates
+from lightning_plugin.planner.calibrate import local_rates
 from lightning_plugin.planner.choose import Chooser, choose_plan
 from lightning_plugin.planner.costs.lower import lower_tiers
 from lightning_plugin.planner.costs.rates import Rates, rates_of

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from lightning_plugin.boxes import Box
 from lightning_plugin.capture.lazy import LazyTensor, materialize_all
 from lightning_plugin.options import Options, RankWords, Size, Words, documented
-from lightning_plugin.planner.calibration.calibrate import local_rates
+from lightning_plugin.planner.calibrate import local_rates
 from lightning_plugin.plans import Planner
 from lightning_plugin.private import dense_bytes
 from lightning_plugin.strategy.bases import DDPStrategy

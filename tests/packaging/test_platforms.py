@@ -48,7 +48,7 @@ class Status:  # Windows tells no blocks
 
 import lightning_plugin.memory
 from lightning_plugin import TiledModule
-from lightning_plugin.planner.calibration.measure import to_disk
+from lightning_plugin.planner.calibrate import to_disk
 
 os.fstat = Status
 lightning_plugin.memory.STATM = Path("/nowhere")

@@ -17,7 +17,7 @@ from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import Barrier, Gather, ReduceOp, Source, Spread, TileOp, accumulation_dtype
 from lightning_plugin.planner.analysis.background import Scene, scene
 from lightning_plugin.planner.analysis.profile import Profile, profile
-from lightning_plugin.planner.analysis.repeats import Repeats
+from lightning_plugin.planner.overhead import Repeats
 from lightning_plugin.program.fixed import spatial_axes, stages
 from lightning_plugin.program.pieces import uncut_from
 from lightning_plugin.recording import Recording, background_of
@@ -35,7 +35,7 @@ class Network:
         below: The tier of each tensor that lives below the device already, by identity.
         space: The number of axes of space, for a network without an image of its own.
         passes: The bytes that tile passes were found to hold in rehearsals; see `Rehearsal`.
-        repeats: Keys of operators and programs that are equal; see [Note: repeats] in `repeats`.
+        repeats: Keys of operators and programs that are equal; see [Note: repeats] in `overhead`.
     """
 
     recording: Recording

@@ -78,7 +78,7 @@ class Intervals:
 
     @memoized
     def first(self, begin: int, end: int) -> tuple[int, int]:
-        """The first interval with the same program, which costs the same; see [Note: repeats] in `analysis.repeats`."""
+        """The first interval with the same program, which costs the same; see [Note: repeats] in `overhead`."""
         return self.first_of_key.setdefault(self.network.repeats.program_key(self.work_of(begin, end)), (begin, end))
 
     @memoized

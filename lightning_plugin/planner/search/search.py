@@ -24,9 +24,17 @@ from lightning_plugin.planner.costs.lower import NONE, LowerTiers, fetch_time, o
 from lightning_plugin.planner.costs.parameters import Copies, Placed
 from lightning_plugin.planner.costs.peak import TiledInterval
 from lightning_plugin.planner.costs.rates import Rates
-from lightning_plugin.planner.search.dropped import Dropped, recomputed_in_passing, recomputing, still_needed
 from lightning_plugin.planner.search.interval import Intervals
-from lightning_plugin.planner.search.partial import Front, Partial, levels, merge_kept
+from lightning_plugin.planner.search.partial import (
+    Dropped,
+    Front,
+    Partial,
+    levels,
+    merge_kept,
+    recomputed_in_passing,
+    recomputing,
+    still_needed,
+)
 from lightning_plugin.planner.search.policies import AUTO, Policy, changes, valleys, with_unread
 from lightning_plugin.planner.search.ways import Moves, Placement, Room, Site, Span, Tiled, Ways
 

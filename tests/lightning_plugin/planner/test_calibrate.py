@@ -14,10 +14,9 @@ from torch import nn
 import lightning_plugin
 from lightning_plugin import BudgetError, Plan, Rates, TiledModule, calibrate, calibrated, make_plan
 from lightning_plugin.options import Options
+from lightning_plugin.planner import calibrate as module
 from lightning_plugin.planner.cache import VARIABLE
-from lightning_plugin.planner.calibration import calibrate as module
-from lightning_plugin.planner.calibration import measure
-from lightning_plugin.planner.calibration.calibrate import key, local, local_rates, place
+from lightning_plugin.planner.calibrate import file_of, local, local_rates
 from lightning_plugin.planner.costs.rates import RATES
 from lightning_plugin.plans import Planner
 
@@ -43,8 +42,8 @@ def network() -> nn.Module:
 
 
 def test_what_is_measured_is_kept_and_found_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "TRANSFER", 2**20)
-    monkeypatch.setitem(measure.SIDES, "cpu", 32)
+    monkeypatch.setattr(module, "TRANSFER", 2**20)
+    monkeypatch.setitem(module.SIDES, "cpu", 32)
     assert calibrated("cpu") is None
     rates = calibrate("cpu")
     assert all(rate > 0 for name, rate in asdict(rates).items() if name != "workspace")
@@ -85,20 +84,15 @@ def test_a_run_keeps_the_rates_it_began_with(known: Rates, monkeypatch: pytest.M
     assert calibrate("cpu") != known and resumed.rates == known
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"key": {}, "rates": {"flops": 1}}', "[1]"])
+@pytest.mark.parametrize("text", ["", "{}", '{"flops": 1}', "[1]"])
 def test_a_broken_file_is_told_and_ignored(known: Rates, text: str, caplog: pytest.LogCaptureFixture) -> None:
-    path = place(key(local("cpu")))
+    path = file_of(local("cpu"))
+    assert path is not None
     path.write_text(text)
     with caplog.at_level(logging.WARNING):
         assert local_rates("cpu") == RATES["cpu"]
     assert str(path) in caplog.text and "lightning_plugin.calibrate()" in caplog.text
     assert calibrate("cpu") == calibrated("cpu")
-
-
-def test_a_rate_that_is_not_positive_is_refused(known: Rates) -> None:
-    path = place(key(local("cpu")))
-    path.write_text(json.dumps({"key": key(local("cpu")), "rates": asdict(replace(known, disk=0.0))}))
-    assert calibrated("cpu") is None
 
 
 def test_a_plan_leaves_room_for_the_workspaces_of_the_device() -> None:
@@ -126,7 +120,7 @@ def test_a_plan_leaves_room_for_the_workspaces_of_the_device() -> None:
 
 @pytest.mark.gpu
 def test_the_workspaces_of_a_gpu_are_measured() -> None:
-    assert 0 < measure.workspace(torch.device("cuda")) < 4 << 30
+    assert 0 < module.workspace(torch.device("cuda")) < 4 << 30
 
 
 def test_a_device_that_is_not_there_cannot_be_measured() -> None:

@@ -22,7 +22,7 @@ from lightning_plugin.planner.analysis.recorded import recorded
 from lightning_plugin.planner.choose import choose_plan, choose_recipe
 from lightning_plugin.planner.costs.lower import LowerTiers, lower_tiers
 from lightning_plugin.planner.costs.rates import RATES
-from lightning_plugin.planner.recipes.recipe import retiered
+from lightning_plugin.planner.recipe import retiered
 from lightning_plugin.planner.search.policies import AUTO
 from lightning_plugin.residency.tiers import HostMemory
 

@@ -21,7 +21,7 @@ from lightning_plugin.planner.analysis.recorded import recorded
 from lightning_plugin.planner.choose import choose_recipe
 from lightning_plugin.planner.costs.lower import LowerTiers, lower_tiers
 from lightning_plugin.planner.costs.rates import RATES
-from lightning_plugin.planner.recipes.recipe import Recipe, positions
+from lightning_plugin.planner.recipe import Recipe, positions
 from lightning_plugin.planner.rehearsal.rehearse import rehearse
 from lightning_plugin.planner.search.policies import AUTO, with_halo
 from lightning_plugin.plans import known_for

@@ -11,10 +11,10 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.graph import ancestors
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.analysis.recorded import recorded
-from lightning_plugin.planner.analysis.repeats import origin
 from lightning_plugin.planner.choose import Chooser
 from lightning_plugin.planner.costs.lower import LowerTiers
 from lightning_plugin.planner.costs.rates import rates_of
+from lightning_plugin.planner.overhead import origin
 from lightning_plugin.planner.rehearsal.rehearse import rehearse
 from lightning_plugin.planner.search.interval import Intervals
 from tests.lightning_plugin.networks import AnyPlan

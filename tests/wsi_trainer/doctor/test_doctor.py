@@ -66,8 +66,8 @@ def test_missing_extra_names_the_command_that_adds_it(monkeypatch):
 
 def test_rates_are_measured_when_asked(monkeypatch, tmp_path, capsys):
     from lightning_plugin import Rates
+    from lightning_plugin.planner import calibrate
     from lightning_plugin.planner.cache import VARIABLE
-    from lightning_plugin.planner.calibration import calibrate
 
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     monkeypatch.setattr(calibrate, "measure", lambda device: Rates(62e9, 7e9, 7e9, 1.5e9, 2e-5))

@@ -1,11 +1,18 @@
-"""Timing what the rates stand for, on a real device."""
+"""The rates of this machine's own device: measured once, in seconds, and kept in the user's cache.
+
+A file is valid for one device, one version of torch and one number of threads. Plans depend on rates, so nothing is
+measured behind the user's back: without a file the built-in table ranks the plans.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
+import platform
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +23,9 @@ from lightning_plugin.execute.frame import Frame, Step
 from lightning_plugin.execute.run import run_plan
 from lightning_plugin.layout import Layout
 from lightning_plugin.memory import machine_memory
+from lightning_plugin.planner import cache
 from lightning_plugin.planner.analysis.recorded import recorded
-from lightning_plugin.planner.costs.rates import Rates
+from lightning_plugin.planner.costs.rates import Rates, is_here, kinds, rates_of
 from lightning_plugin.planner.search.predict import predict
 from lightning_plugin.private import tree_leaves
 from lightning_plugin.program.findings import Library
@@ -26,6 +34,9 @@ from lightning_plugin.residency.disk import DiskFile, UnnamedFile
 from lightning_plugin.residency.tiers import LowerMap
 from lightning_plugin.residency.transfer import TransferQueue
 
+log = logging.getLogger(__name__)
+
+CPUINFO = Path("/proc/cpuinfo")
 #: Sizes of what is timed on a CPU and on an accelerator: long enough for a clock, short enough for a user.
 SIDES = {"cpu": 96, "cuda": 1024, "mps": 512}
 #: Ratio of the sides of maps in fresh memory to those of maps in a cache.
@@ -39,6 +50,71 @@ TRANSFER = 128 * 2**20
 #: A map in a file: the sides of its tiles, and how many there are along each of its own.
 FILE_SIDE, FILE_TILES = 256, 3
 REPEATS = 5
+
+
+def calibrate(device: str | torch.device | None = None) -> Rates:
+    """Measure how fast this machine's device is, and keep the result for later plans.
+
+    It takes some seconds, in which nothing else should run. `TiledModule` and the strategies use the result from then
+    on, and so does `make_plan` where ``device`` is this device's kind (``"cpu"``, ``"cuda"``). Plans that exist are not
+    changed, nor are those of a run that is resumed.
+    """
+    found = local(device)
+    rates, path = measure(found), file_of(found)
+    if path is not None:
+        cache.write(path, asdict(rates))
+    return rates
+
+
+def calibrated(device: str | torch.device | None = None) -> Rates | None:
+    """Rates that `calibrate` measured for this device, this version of torch and this number of threads; None if it has
+    not."""
+    path = file_of(local(device))
+    if path is None or not path.is_file():
+        return None
+    try:
+        return Rates(**cache.read(path))
+    except (OSError, ValueError) as error:
+        log.warning("%s is ignored (%s); lightning_plugin.calibrate() writes it anew", path, error)
+        return None
+
+
+def local_rates(device: str) -> Rates:
+    """The rates of a device by name: measured, where it is this machine's own and was calibrated, else the table's."""
+    if is_here(device):
+        found = calibrated(device)
+        if found is not None:
+            return found
+    return rates_of(device)
+
+
+def local(device: str | torch.device | None) -> torch.device:
+    """The device that is meant: by default the accelerator, if there is one."""
+    found = torch.device(device if device is not None else kinds()[-1])
+    if found.type not in kinds():
+        raise ValueError(f"this machine has no device {found.type!r} to measure; it has {', '.join(kinds())}")
+    return found
+
+
+def file_of(device: torch.device) -> Path | None:
+    """The file of what was measured for a device, this version of torch and this number of threads."""
+    rates = sorted(f.name for f in fields(Rates))
+    about = (name_of(device), torch.__version__, torch.get_num_threads(), rates)
+    return cache.file_of(f"rates-{cache.digest_of(repr(about))[:16]}.json")
+
+
+def name_of(device: torch.device) -> str:
+    """The name of a device's model."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if CPUINFO.is_file():
+        for line in CPUINFO.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return f"{device.type}, {line.partition(':')[2].strip()}"
+    return f"{device.type}, {platform.processor() or platform.machine()}"
+
+
+# Measurements -----------------------------------------------------------------------------------------------
 
 
 def measure(device: torch.device) -> Rates:

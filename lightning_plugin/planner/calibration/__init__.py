@@ -1,1 +1,0 @@
-"""The rates of this machine's own device."""

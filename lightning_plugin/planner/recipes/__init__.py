@@ -1,1 +1,0 @@
-"""Plans found for one size, for other sizes and other processes."""
