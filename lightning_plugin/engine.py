@@ -94,10 +94,6 @@ class Engine:
     def options(self) -> Options:
         return self.planner.options
 
-    @options.setter
-    def options(self, options: Options) -> None:
-        self.planner.options = options
-
     # Before a step
 
     def choose(self, recording: Recording) -> Plan:

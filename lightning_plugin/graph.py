@@ -95,7 +95,7 @@ class Node:
     name: str = ""
     path: str = ""
     inplace: Any = None
-    serial: int = field(default_factory=lambda: next(_serial))
+    serial: int = field(default_factory=next_serial)
     maps: tuple[Value, ...] = field(init=False)
     vectors: tuple[Value, ...] = field(init=False)
 

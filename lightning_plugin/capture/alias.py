@@ -1,4 +1,5 @@
-"""Tensors that share memory, and what a write to one of them means for the others.
+"""Operators that a call runs on fake tensors, one level below autograd; what they write, and what a write means for
+tensors that share memory.
 
 [Note: views] A recorded tensor is a view of another where an operator of `VIEWS` made it from that one. The user may
 write to either. No map has memory that two tensors could share, so a write is made good in values: the tensor that was
@@ -27,11 +28,102 @@ from torch import Tensor
 from lightning_plugin.capture.session import Session, Stale, bind, bound
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Value
-from lightning_plugin.private import storage_key
+from lightning_plugin.private import TorchDispatchMode, operator_name, schema, storage_key, tree_leaves
 from lightning_plugin.rules.replaced import hidden
 from lightning_plugin.rules.table import Recorder
 
 aten = torch.ops.aten
+
+
+# Operators
+
+
+def copied(x: Tensor, new: Tensor, non_blocking: bool = False) -> Tensor:
+    """Result of ``x.copy_(new)``."""
+    return new.to(x.device, x.dtype).expand_as(x).clone()
+
+
+#: Operators to be run on vectors in place of others: real vectors need not have the strides of their fakes, and a view
+#: is particular about strides; the out-of-place copy has no derivative.
+ON_VECTORS: dict[Any, Callable[..., Any]] = {
+    aten.view.default: aten.reshape.default,
+    aten._unsafe_view.default: aten.reshape.default,
+    aten.copy.default: copied,
+}
+
+#: In-place operators that overwrite a map with something of the same shape and type, whose backward needs the result
+#: or nothing. They save memory where the user's code uses them, so they are run as the user wrote them.
+IN_PLACE = {
+    getattr(aten, name).default
+    for name in (
+        "relu_ leaky_relu_ elu_ celu_ hardtanh_ hardswish_ hardsigmoid_ silu_ mish_ sigmoid_ tanh_ threshold_ relu6_"
+    ).split()
+    if hasattr(getattr(aten, name, None), "default")
+} | {aten.add_.Tensor, aten.mul_.Tensor, aten.sub_.Tensor, aten.div_.Tensor}
+
+
+def functional(func: Any) -> Any:
+    """The operator that computes what an in-place operator writes."""
+    packet = getattr(aten, operator_name(func).removesuffix("_"), None)
+    if schema(func).name == "aten::copy_":
+        return aten.copy.default
+    overload = schema(func).overload_name or "default"
+    return getattr(packet, overload, None) if packet is not None else None
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """One operator that ran on fake tensors."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    out: Any
+
+    @property
+    def outs(self) -> list[Tensor]:
+        return [o for o in tree_leaves(self.out) if isinstance(o, Tensor)]
+
+
+class Watch(TorchDispatchMode):
+    """Notes the operators a function runs on fake tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Seen] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        self.calls.append(Seen(func, args, kwargs, out))
+        return out
+
+
+def watch(session: Session, func: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Watch]:
+    """The result of a call, and what it ran."""
+    with session.faking(), torch.no_grad(), Watch() as seen:
+        out = func(*args, **kwargs)
+    return out, seen
+
+
+def mutated(seen: Watch, fakes: Sequence[Tensor]) -> list[Tensor]:
+    """The argument tensors that the call wrote to, itself or through views."""
+    wrote = [t for c in seen.calls for t in written_by(c.func, c.args, c.kwargs)]
+    return list({id(f): f for f in fakes if any(same_memory(f, t) for t in wrote)}.values())
+
+
+def written_by(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[Tensor]:
+    found = schema(func)
+    if found is None or not found.is_mutable:
+        return
+    for i, a in enumerate(found.arguments):
+        if a.alias_info is not None and a.alias_info.is_write:
+            t = args[i] if i < len(args) else kwargs.get(a.name)
+            if isinstance(t, Tensor):
+                yield t
+
+
+# Views
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,8 +20,7 @@ from lightning_plugin.capture.indices import fitting, without_masks
 from lightning_plugin.capture.lazy import LazyImage, LazyTensor, computed, known, lazies, materialize, session_of
 from lightning_plugin.capture.record import WritesImage, lies_in, record
 from lightning_plugin.capture.run import settle_buffers
-from lightning_plugin.capture.session import Session, bind, bound
-from lightning_plugin.capture.watch import calling, label
+from lightning_plugin.capture.session import Session, bind, bound, calling, label
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Value, ancestors
 from lightning_plugin.layout import Axis

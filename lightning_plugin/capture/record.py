@@ -23,21 +23,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_plugin.capture.alias import current, note_views, rebind, remember_storage, same_memory, view_of
-from lightning_plugin.capture.run import await_update, run
-from lightning_plugin.capture.session import Session, bind, bound
-from lightning_plugin.capture.watch import (
+from lightning_plugin.capture.alias import (
     IN_PLACE,
     ON_VECTORS,
     Seen,
     Watch,
-    calling,
+    current,
     functional,
     mutated,
-    name_of_call,
+    note_views,
+    rebind,
+    remember_storage,
+    same_memory,
+    view_of,
     watch,
     written_by,
 )
+from lightning_plugin.capture.run import await_update, run
+from lightning_plugin.capture.session import Session, bind, bound, calling, name_of_call
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Effect, Node, Value
 from lightning_plugin.layout import Layout

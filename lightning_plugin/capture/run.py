@@ -27,8 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_plugin.capture.session import Engine, Session, bound
-from lightning_plugin.capture.watch import forget_modules
+from lightning_plugin.capture.session import Engine, Session, bound, forget_modules
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.frame import Frame, Step
 from lightning_plugin.execute.run import run_plan

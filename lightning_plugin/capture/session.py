@@ -1,15 +1,18 @@
-"""A recording: all that was called on lazy tensors and has not run yet."""
+"""A recording: all that was called on lazy tensors and has not run yet; and the modules that are calling, by the stack
+of Python."""
 
 from __future__ import annotations
 
+import sys
+import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.capture.chains import with_chains
@@ -20,7 +23,7 @@ from lightning_plugin.graph import Effect, Node, Value, ancestors, next_serial
 from lightning_plugin.ops import Captured, Source
 from lightning_plugin.options import Chains, Options
 from lightning_plugin.plan import Plan
-from lightning_plugin.private import FakeTensorMode, plain, transforms, version
+from lightning_plugin.private import FakeTensorMode, custom_function, plain, transforms, version
 from lightning_plugin.recording import Bindings, Capture, Image, Recording, Rewriting
 from lightning_plugin.source import TileSource, together
 
@@ -68,8 +71,7 @@ class Session:
     ``bindings`` are what the images and captured tensors are, ``vectors`` what runs have computed. ``captured`` are the
     values of real tensors, by identity and by whether they required grad when they were used. ``instances`` are the
     axes that count images. ``trained`` are the numbers of window operators that a module in train mode has called, as
-    long as no run has met them; they are split as ``splitting`` says, or else the options. Whether
-    equal links become chains is said by ``chains`` in the same way.
+    long as no run has met them: those are what is split.
     """
 
     engine: Engine | None = None
@@ -81,8 +83,6 @@ class Session:
     extents: set[tuple[int, ...]] = field(default_factory=set, init=False)
     instances: set[int] = field(default_factory=set, init=False)
     trained: set[int] = field(default_factory=set, init=False)
-    splitting: Rewriting | None = field(default=None, init=False)
-    chains: Chains | None = field(default=None, init=False)
     calls: list[Call] = field(default_factory=list, init=False)
     effects: list[Effect] = field(default_factory=list, init=False)
     repeats: list[Effect] = field(default_factory=list, init=False)
@@ -100,25 +100,24 @@ class Session:
         with torch.inference_mode(False), self.mode:
             yield
 
-    def recorded(self, wanted: Iterable[Value]) -> Recording:
-        """Recording of all that has to run for the wanted values."""
+    def recorded(
+        self, wanted: Iterable[Value], splitting: Rewriting | None = None, chains: Chains | None = None
+    ) -> Recording:
+        """Recording of all that has to run for the wanted values: split, and with chains of equal links, as is said, or
+        else as the options of the engine say."""
+        options = Options() if self.engine is None else self.engine.options
+        how, chains = splitting or options.splitting, chains or options.chaining
         wanted = list(wanted)
         nodes = tuple(ancestors(wanted, self.vectors))
-        how = self.splitting or (None if self.engine is None else self.engine.options.splitting)
         if how is not None:
             space = min(self.instances, default=max(map(len, self.extents), default=0))
             nodes = how.applied(nodes, self.trained, space, lambda: sum(self.random_key()))
             self.trained.difference_update(n.serial for n in nodes)
-        elif self.makes_chains(nodes):
+        elif chains == "always" or (chains == "auto" and len(nodes) > MANY):
             written = {v for v, capture in self.bindings.captures.items() if capture.version is None}
             if with_chains(nodes, wanted, written):
                 nodes = tuple(ancestors(wanted, self.vectors))
         return Recording(nodes, self.bindings, frozenset(self.vectors))
-
-    def makes_chains(self, nodes: Sequence[Node]) -> bool:
-        """True if runs of equal links among the nodes become chains."""
-        how = self.chains or ("never" if self.engine is None else self.engine.options.chaining)
-        return how == "always" or (how == "auto" and len(nodes) > MANY)
 
     def forget(self) -> None:
         """Let go of everything that no tensor of the user leads to any more."""
@@ -173,7 +172,6 @@ class Session:
         self.extents |= other.extents
         self.instances |= other.instances
         self.trained |= other.trained
-        self.splitting = self.splitting or other.splitting
         self.calls += [call for call in other.calls if call not in self.calls]
         self.effects += other.effects
         self.repeats += other.repeats
@@ -192,28 +190,25 @@ class Session:
 
     def capture(self, tensor: Tensor) -> Value:
         """The value of a real tensor; the same tensor, used in the same way, is the same value."""
-        with plain():
-            return self._capture(tensor)
-
-    def _capture(self, tensor: Tensor) -> Value:
         refuse_transforms()
-        now = version(tensor)
-        key = id(tensor), tensor.requires_grad
-        known = self.captured.get(key)
-        if known is not None and self.bindings.captures[known].version in (now, None):
-            return known
-        # A parameter on the meta device has no data: such a network is only planned, as if it were on the image's. One
-        # that lives below that device, or waits there for a plan that says where it is to live, is used on it too.
-        placed = self.engine is not None and tensor.device.type == "cpu" and self.engine.places(tensor)
-        device = self.device if tensor.is_meta or placed else tensor.device
-        with self.faking():
-            fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
-        value = Value(fake, None, tensor.requires_grad)
-        Node(Captured(), (), (value,), "tensor")
-        bind(fake, value)
-        self.captured[key] = value
-        self.bindings.captures[value] = Capture(tensor, now)
-        return value
+        with plain():
+            now, key = version(tensor), (id(tensor), tensor.requires_grad)
+            known = self.captured.get(key)
+            if known is not None and self.bindings.captures[known].version in (now, None):
+                return known
+            # A parameter on the meta device has no data: such a network is only planned, as if it were on the image's.
+            # One that lives below that device, or waits there for a plan that says where it is to live, is used on it
+            # too.
+            placed = self.engine is not None and tensor.device.type == "cpu" and self.engine.places(tensor)
+            device = self.device if tensor.is_meta or placed else tensor.device
+            with self.faking():
+                fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+            value = Value(fake, None, tensor.requires_grad)
+            Node(Captured(), (), (value,), "tensor")
+            bind(fake, value)
+            self.captured[key] = value
+            self.bindings.captures[value] = Capture(tensor, now)
+            return value
 
     def image(self, source: TileSource, fake: Tensor, requires_grad: bool = False) -> Value:
         """The map of an image as it is now, bound to a fake tensor; one without positions is a vector."""
@@ -280,3 +275,48 @@ def bind(fake: Tensor, value: Value | Stale) -> None:
 
 def bound(fake: Tensor) -> Value | Stale | None:
     return getattr(fake, "sft_value", None)
+
+
+# Modules that are calling
+
+#: The code of a module being called. Compared by identity: code made by torch.compile cannot be hashed.
+_CALL = nn.Module._call_impl.__code__
+_names = threading.local()
+
+
+def calling() -> tuple[nn.Module | None, str]:
+    """The innermost module that is being called, and its path from the outermost one that is; for plans and messages.
+    Without any, none and nothing."""
+    frame = sys._getframe(1)
+    modules: list[nn.Module] = []
+    while frame is not None:
+        if frame.f_code is _CALL:
+            modules.append(frame.f_locals["self"])
+        frame = frame.f_back  # type: ignore[assignment]
+    if not modules:
+        return None, ""
+    innermost = modules[0]
+    if len(modules) > 1 and getattr(modules[-1], "wraps_only", False):
+        modules.pop()  # the user's paths begin at the user's module
+    root = modules[-1]
+    cached = getattr(_names, "cache", None)
+    if cached is None or cached[0] is not root:
+        cached = _names.cache = root, {id(m): n for n, m in root.named_modules()}
+    paths = cached[1]
+    return innermost, next((paths[id(m)] for m in modules if id(m) in paths), type(innermost).__name__)
+
+
+def forget_modules() -> None:
+    """Drop the names of modules after a recording, so that no module is kept alive by them."""
+    _names.cache = None
+
+
+def label(func: Callable[..., Any]) -> str:
+    """A call as messages name it: the function, and the module that calls it."""
+    _, path = calling()
+    return f"{name_of_call(func)} in '{path}'" if path else name_of_call(func)
+
+
+def name_of_call(func: Callable[..., Any]) -> str:
+    """A function as its user knows it."""
+    return getattr(custom_function(func) or func, "__name__", str(func))

@@ -117,7 +117,7 @@ class Tiling:
         super().setup_environment()  # type: ignore[misc]
         device: torch.device = self.root_device  # type: ignore[attr-defined]
         if not self._chosen:
-            self.engine.options = replace(self.engine.options, budget=default_budget(device))
+            self.engine.planner.options = replace(self.engine.options, budget=default_budget(device))
         self.engine.planner.device = self.engine.planner.device or device.type
         self._least = self._least_bytes()
 

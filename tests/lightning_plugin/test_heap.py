@@ -89,7 +89,7 @@ def test_a_heap_goes_by_the_budget_of_the_step() -> None:
     tiled = TiledModule(torch.nn.Conv2d(3, 2, 3), budget="1GiB")
     x = torch.rand(1, 3, 32, 32)
     tiled(x)
-    tiled.engine.options = replace(tiled.engine.options, budget=2 * 2**30)
+    tiled.engine.planner.options = replace(tiled.engine.options, budget=2 * 2**30)
     tiled(x)
     assert tiled.engine.ledger is not None and tiled.engine.ledger.heap is not None
     assert tiled.engine.ledger.heap.budget == 2 * 2**30

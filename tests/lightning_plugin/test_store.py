@@ -254,7 +254,7 @@ def test_a_folder_for_the_disk_is_used_and_has_to_be_there(tmp_path: Path, monke
     used = []
     monkeypatch.setattr(DiskFile, "make", lambda self, size, folder: used.append(folder))
     engine = lower("disk", False)
-    engine.options = replace(engine.options, disk=str(tmp_path))
+    engine.planner.options = replace(engine.options, disk=str(tmp_path))
     image = LazyImage.from_tensor(torch.randn(1, 3, 20, 24), engine=engine)
     with pytest.raises(AttributeError):  # there is no file
         small()(image).sum().backward()

@@ -59,7 +59,6 @@ def recorded(
     else:
         device = next((p.device for p in module.parameters() if not p.is_meta), None)
         lazy = LazyImage(Blank(tuple(image), dtype), device=device)
-    lazy._session.root().splitting, lazy._session.root().chains = splitting, chains
     with without_gc(), unchanged(module):
         try:
             out = module(lazy)
@@ -69,7 +68,7 @@ def recorded(
     if not leaves:
         raise PlanError(f"{type(module).__name__} returned nothing that depends on the image")
     scalars = [scalar(t) for t in leaves]
-    recording = lazy._session.root().recorded([t._value for t in scalars])
+    recording = lazy._session.root().recorded([t._value for t in scalars], splitting, chains)
     owed = {} if optimizer is None else state_for(optimizer, [capture.tensor for capture in recording.captures])
     yield Network(recording, owed=owed), tuple(lazy.shape)
 
