@@ -53,7 +53,6 @@ from lightning_plugin.private import (
     storage_key,
     tree_leaves,
 )
-from lightning_plugin.turns import Turns
 
 
 @dataclass(eq=False)
@@ -114,9 +113,8 @@ class CallBytes(NamedTuple):
 class Ledger:
     """Bytes alive now and at the worst moment.
 
-    The ledger of a rehearsal counts the storages of fake tensors (``fakes``), and what is live at whose turn
-    (``turns``). ``limit`` is the budget, where one is kept, and ``heap`` the memory of the process, where it is looked
-    after.
+    In planning it counts the storages of fake tensors (``fakes``). ``limit`` is the budget, where one is kept, and
+    ``heap`` the memory of the process, where it is looked after.
     """
 
     #: Watch tile passes in every step, also those whose peak is known.
@@ -127,11 +125,9 @@ class Ledger:
         self.device = device or torch.device("cpu")
         self.fakes = fakes
         self.limit: int | None = None
-        self.turns: Turns | None = None
         self.watcher = Watcher(self)
         self.heap: Heap | None = None
-        self._refs: dict[int, tuple[Any, int, int]] = {}
-        self._seen = self._graph = 0
+        self._refs: dict[int, tuple[Any, int]] = {}
         self._foreign = 0
         self.sums = Sums()
         #: The calls whose graph is alive, by the step that each holds.
@@ -140,8 +136,6 @@ class Ledger:
     def begin(self) -> None:
         """A step begins: its peak counts from what is live now."""
         self.peak = self.live
-        if self.fakes:
-            self.turns = Turns(self.live)
         if self.allocator:
             torch.cuda.reset_peak_memory_stats(self.device)
             self._foreign = torch.cuda.memory_allocated(self.device) - self.live
@@ -182,16 +176,13 @@ class Ledger:
         storage_bytes = storage.nbytes()
         if not storage_bytes:
             return
-        self._seen += 1
-        self._refs[key] = (weakref.ref(storage, partial(self._gone, key)), storage_bytes, self._seen)
+        self._refs[key] = weakref.ref(storage, partial(self._gone, key)), storage_bytes
         self.live += storage_bytes
         if self.heap is not None and self.heap.due:
             self.settle()
         held = self.live + self.sums.held
         if held > self.peak:
             self.peak = held
-        if self.turns is not None:
-            self.turns.now.see(self.live)
 
     def settle(self) -> None:
         """Have the process keep not much more than is live: see [Note: heap] in `memory`."""
@@ -212,8 +203,6 @@ class Ledger:
     def expect(self, size: int) -> None:
         """Count ``size`` bytes beyond the live ones for a moment: a pass that is not watched needs them."""
         self.peak = max(self.peak, self.held + size)
-        if self.turns is not None:
-            self.turns.now.see(self.live + size)
 
     @property
     def held(self) -> int:
@@ -224,41 +213,22 @@ class Ledger:
         """Never count this tensor's storage, which existed before."""
         storage, key = tensor.untyped_storage(), storage_key(tensor)
         if key not in self._refs:
-            self._refs[key] = (weakref.ref(storage, partial(self._gone, key)), 0, 0)
+            self._refs[key] = weakref.ref(storage, partial(self._gone, key)), 0
 
     def discount(self, tensor: Tensor) -> None:
         """A tensor's storage is not the device's any more, or its memory is counted elsewhere."""
         self._gone(storage_key(tensor))
 
     def enter(self, who: Any, goes_on: bool = False) -> None:
-        """From now on it is ``who``'s turn: a new one, or, where it ``goes_on``, the one that began before."""
+        """From now on it is ``who``'s turn, or nobody's: a new one, or, where it ``goes_on``, the one that began
+        before. A rehearsal tells turns apart."""
         self.sums.forget()
-        if self.turns is not None:
-            self.turns.enter(who, self.live, goes_on)
 
     @contextmanager
     def during(self, who: Any) -> Iterator[None]:
         """A block that is ``who``'s turn; after it, it is again whose it was before."""
         self.sums.forget()
-        if self.turns is None:
-            yield
-            return
-        self.turns.within(who, self.live)
-        try:
-            yield
-        finally:
-            self.turns.back(self.live)
-
-    def leave(self) -> None:
-        """From now on it is nobody's turn."""
-        if self.turns is not None:
-            self.turns.leave()
-
-    def graph_is_made(self) -> None:
-        """Note that all that is live now is kept by the graph of autograd, which may be asked to retain it."""
-        self._graph = self._seen
-        if self.turns is not None:
-            self.turns.graph(self.live)
+        yield
 
     @property
     def peak_bytes(self) -> int:
@@ -279,8 +249,6 @@ class Ledger:
             self.live -= found[1]
             if self.heap is not None:
                 self.heap.freed += found[1]
-            if self.turns is not None and found[2] <= self._graph:
-                self.turns.now.released += found[1]
 
     @contextmanager
     def watching(self) -> Iterator[None]:

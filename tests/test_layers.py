@@ -41,7 +41,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "fakes",
         "memory",
         "progress",
-        "turns",
         "units",
     ),
     ("passes",),  # what autograd says of the pass under way

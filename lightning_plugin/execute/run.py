@@ -66,7 +66,7 @@ def run_stages(stages: Sequence[Stage], nodes: Sequence[Node], frame: Frame) -> 
         if frame.streams is not None:
             frame.streams.rest()
         if ledger is not None:
-            ledger.leave()
+            ledger.enter(None)
     finally:
         frame.forget_maps()
 

@@ -7,7 +7,8 @@ are run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +32,6 @@ from lightning_plugin.recording import Bindings, Capture, Image
 from lightning_plugin.residency.disk import DiskFile
 from lightning_plugin.residency.transfer import Lend, Transfer
 from lightning_plugin.source import TensorSource, TileSource, together
-from lightning_plugin.turns import Turn
 
 
 class FakeDiskFile(DiskFile):
@@ -91,6 +91,88 @@ class FakeSource(TileSource):
         return pixels[tuple(slice(lo, hi) for lo, hi in [*box.intervals()][:lead])]
 
 
+@dataclass(eq=False)
+class Turn:
+    """The memory of a segment's forward or backward while it ran.
+
+    Attributes:
+        began: Bytes that were live when it began.
+        released: Bytes of autograd's graph that were freed since.
+        peak: The most bytes that were live.
+        needs: The most bytes beyond those that were live when it began.
+        retained: The same if nothing of autograd's graph had been freed, as under ``retain_graph=True``.
+    """
+
+    began: int = 0
+    released: int = 0
+    peak: int = 0
+    needs: int = 0
+    retained: int = 0
+
+    def see(self, live: int) -> None:
+        self.peak = max(self.peak, live)
+        self.needs = max(self.needs, live - self.began)
+        self.retained = max(self.retained, live - self.began + self.released)
+
+
+class RehearsalLedger(Ledger):
+    """The ledger of a rehearsal, which counts fake tensors, and the memory of each segment's forward and backward.
+
+    Attributes:
+        turns: The turns, by the place of a segment and "forward" or "backward".
+        now: The turn under way.
+        left: Bytes that forward leaves when backward begins.
+    """
+
+    def __init__(self, device: torch.device | None) -> None:
+        super().__init__(device, fakes=True)
+        self.turns: dict[Any, Turn] = {}
+        self.now = Turn()
+        self.left = 0
+        self._began = 0
+        self._graph: set[int] = set()
+
+    def begin(self) -> None:
+        super().begin()
+        self._began = self.live
+
+    def see(self, tensor: Tensor) -> None:
+        super().see(tensor)
+        self.now.see(self.live)
+
+    def expect(self, size: int) -> None:
+        super().expect(size)
+        self.now.see(self.live + size)
+
+    def enter(self, who: Any, goes_on: bool = False) -> None:
+        super().enter(who, goes_on)
+        self.now = Turn() if who is None else self.turns.setdefault(who, Turn(self.live))
+        if not goes_on:
+            self.now.began, self.now.released = self.live, 0
+        self.now.see(self.live)
+
+    @contextmanager
+    def during(self, who: Any) -> Iterator[None]:
+        former = self.now
+        self.enter(who)
+        try:
+            yield
+        finally:
+            self.now = former
+            self.now.see(self.live)
+
+    def graph_is_made(self) -> None:
+        """Note that all that is live now is kept by the graph of autograd, which may be asked to retain it."""
+        self._graph = set(self._refs)
+        self.left = self.live - self._began
+
+    def _gone(self, key: int, _: Any = None) -> None:
+        if key in self._graph:
+            self._graph.discard(key)
+            self.now.released += self._refs[key][1]
+        super()._gone(key)
+
+
 @dataclass(frozen=True)
 class RehearsedMemory:
     """The memory that a rehearsal found.
@@ -105,11 +187,6 @@ class RehearsedMemory:
     held: int
     turns: Mapping[Any, Turn]
 
-    @staticmethod
-    def of(ledger: Ledger) -> RehearsedMemory:
-        assert ledger.turns is not None
-        return RehearsedMemory(ledger.peak, ledger.turns.held, ledger.turns.known)
-
     def turn(self, place: int, direction: str) -> Turn:
         """A segment's turn; an empty one where it has none."""
         return self.turns.get((place, direction), Turn())
@@ -118,7 +195,7 @@ class RehearsedMemory:
 def rehearse(plan: Plan, network: Network) -> RehearsedMemory:
     """The memory of a plan, found by running it on fake tensors under a ledger."""
     network.profiles  # noqa: B018  found before the ledger looks on
-    ledger = Ledger(device_of(network), fakes=True)
+    ledger = RehearsalLedger(device_of(network))
 
     def tiles(program: Program, grid: Grid, ahead: bool) -> Iterable[tuple[Box, ...]]:
         return network.repeats.once(
@@ -142,7 +219,7 @@ def rehearse(plan: Plan, network: Network) -> RehearsedMemory:
             if network.trains:
                 with torch.autograd.set_multithreading_enabled(False):  # this thread's modes and ledger go with it
                     backward(results)
-            found = RehearsedMemory.of(ledger)
+            found = RehearsedMemory(ledger.peak, ledger.left, ledger.turns)
         del given
     return found
 
