@@ -24,9 +24,8 @@ from dataclasses import dataclass, field
 from math import comb
 from typing import ClassVar
 
-from lightning_plugin.graph import Node, Value
+from lightning_plugin.graph import Node, Value, gathered
 from lightning_plugin.ops import Captured, Op, Spread
-from lightning_plugin.recording import gathered
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ from lightning_plugin.errors import EngineError
 from lightning_plugin.execute import finite
 from lightning_plugin.execute.frame import Frame, Step
 from lightning_plugin.execute.run import run_plan
-from lightning_plugin.graph import Value
+from lightning_plugin.graph import Recording, Value, drawn
 from lightning_plugin.ledger import Ledger, with_gradients
 from lightning_plugin.memory import Heap
 from lightning_plugin.ops import Barrier
@@ -32,7 +32,6 @@ from lightning_plugin.plans import Occupied, Planner, tables_of, whole_call
 from lightning_plugin.program.compiled import Compiler
 from lightning_plugin.program.findings import Library
 from lightning_plugin.progress import Progress
-from lightning_plugin.recording import Recording, drawn
 from lightning_plugin.residency.homes import Homes, move
 from lightning_plugin.residency.tiers import make_room_for_pinned
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict, get_args
 
+from lightning_plugin.graph import Rewriting
 from lightning_plugin.plan import Plan
-from lightning_plugin.recording import Rewriting
 from lightning_plugin.units import parse_bytes
 
 Size = int | str | None

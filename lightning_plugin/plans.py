@@ -20,6 +20,7 @@ from lightning_plugin.boxes import Grid
 from lightning_plugin.chain import chains
 from lightning_plugin.errors import BudgetError, PlanError
 from lightning_plugin.execute.validate import validate
+from lightning_plugin.graph import Recording, approximation, background_of, drawn, image_gradient_bytes
 from lightning_plugin.ledger import CallBytes, Ledger
 from lightning_plugin.memory import budget_for, usable
 from lightning_plugin.options import Options
@@ -35,7 +36,6 @@ from lightning_plugin.planner.recipe import NEAR, Recipe, positions
 from lightning_plugin.planner.search.policies import AUTO, with_halo
 from lightning_plugin.program.fixed import fixed
 from lightning_plugin.program.key import recording_key
-from lightning_plugin.recording import Recording, approximation, background_of, drawn, image_gradient_bytes
 from lightning_plugin.team import Team
 from lightning_plugin.units import exact_bytes, format_bytes
 

@@ -30,8 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("options",),  # what a user may say
     ("split",),  # an approximation that a user may ask for
     ("plan", "rules", "chain"),  # decisions; operators; links
-    ("recording",),  # what is to be run
-    ("graph",),
+    ("graph",),  # what is to be run
     ("ops", "plan_views"),
     ("constants",),  # where a map is known to be constant
     ("layout", "source", "team"),

@@ -17,11 +17,10 @@ from types import BuiltinFunctionType, MethodDescriptorType
 from typing import Any
 
 from lightning_plugin.chain import Chain, body_of
-from lightning_plugin.graph import ROOM, Node, Value
+from lightning_plugin.graph import ROOM, Node, Value, gathered, vector_of
 from lightning_plugin.ops import Barrier, Captured, Source, Spread, VectorOp
 from lightning_plugin.private import OPERATORS
 from lightning_plugin.program.key import Unkeyed, key, value_key, varies
-from lightning_plugin.recording import gathered, vector_of
 
 #: Operators that a link may have, and from how far it may read what the one before has made.
 LONGEST = 256

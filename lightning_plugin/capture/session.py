@@ -19,12 +19,22 @@ from lightning_plugin.capture.chains import with_chains
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.frame import Step
 from lightning_plugin.fakes import MODES
-from lightning_plugin.graph import Effect, Node, Value, ancestors, next_serial
+from lightning_plugin.graph import (
+    Bindings,
+    Capture,
+    Effect,
+    Image,
+    Node,
+    Recording,
+    Rewriting,
+    Value,
+    ancestors,
+    next_serial,
+)
 from lightning_plugin.ops import Captured, Source
 from lightning_plugin.options import Chains, Options
 from lightning_plugin.plan import Plan
 from lightning_plugin.private import FakeTensorMode, custom_function, plain, transforms, version
-from lightning_plugin.recording import Bindings, Capture, Image, Recording, Rewriting
 from lightning_plugin.source import TileSource, together
 
 #: Of no more nodes than these, chains are made only if the user says so: the search looks at each operator.

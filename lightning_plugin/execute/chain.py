@@ -26,11 +26,10 @@ from lightning_plugin.chain import Body, Chain, stored
 from lightning_plugin.execute.frame import Frame, Step
 from lightning_plugin.execute.function import Inputs
 from lightning_plugin.execute.streams import as_used, lasting
-from lightning_plugin.graph import Node, Value
+from lightning_plugin.graph import Bindings, Capture, Node, Value
 from lightning_plugin.ops import Barrier, VectorOp
 from lightning_plugin.passes import first_order, retains_graph
 from lightning_plugin.plan import ChainPlan
-from lightning_plugin.recording import Bindings, Capture
 
 
 @dataclass(eq=False)

@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
-from lightning_plugin.graph import Node, Value, ancestors
+from lightning_plugin.graph import Node, Recording, Value, ancestors
 from lightning_plugin.ops import Captured, Gather, ReduceOp, Source
-from lightning_plugin.recording import Recording
 from lightning_plugin.residency.transfer import launched
 
 #: Results of no more elements are looked at after each run.

@@ -13,7 +13,7 @@ from torch import Tensor
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.execute.finite import Watch
 from lightning_plugin.execute.streams import Streams, Use
-from lightning_plugin.graph import Value
+from lightning_plugin.graph import Bindings, Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.ops import Spread
@@ -22,7 +22,6 @@ from lightning_plugin.program.compiled import Compiler
 from lightning_plugin.program.findings import Library
 from lightning_plugin.program.program import Program
 from lightning_plugin.progress import Progress
-from lightning_plugin.recording import Bindings
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.residency.homes import Homes
 from lightning_plugin.team import Team

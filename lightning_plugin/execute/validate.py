@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from lightning_plugin.boxes import Grid
 from lightning_plugin.chain import chains
 from lightning_plugin.errors import PlanError
-from lightning_plugin.graph import Node, Value
+from lightning_plugin.graph import Bindings, Node, Recording, Value
 from lightning_plugin.ops import Gather, ReduceOp, Source, Spread, TileOp
 from lightning_plugin.plan import Plan, SegmentPlan
 from lightning_plugin.program.pieces import strips
 from lightning_plugin.program.program import Program, Target
 from lightning_plugin.program.scan import scan, scanned
-from lightning_plugin.recording import Bindings, Recording
 
 
 def validate(plan: Plan, recording: Recording) -> None:

@@ -17,11 +17,10 @@ import torch
 
 from lightning_plugin.chain import Body, Chain, again, chains, runs
 from lightning_plugin.execute.chain import IN_CHAINS, TURN
-from lightning_plugin.graph import Node, Value
+from lightning_plugin.graph import Bindings, Capture, Node, Recording, Value
 from lightning_plugin.plan import ChainForecast, ChainPlan, Forecast, Plan, SegmentPlan
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.rehearsal.rehearse import RehearsedMemory
-from lightning_plugin.recording import Bindings, Capture, Recording
 
 #: A chain has enough slots that no link runs forward more often than this.
 MOST_RUNS = 16

@@ -15,6 +15,7 @@ from functools import cached_property, partial
 
 from lightning_plugin.chain import Body
 from lightning_plugin.errors import BarrierError, BudgetError
+from lightning_plugin.graph import image_gradient_bytes
 from lightning_plugin.memory import RESERVE, UNPLANNED, budget_for, usable
 from lightning_plugin.ops import Barrier
 from lightning_plugin.plan import Plan
@@ -30,7 +31,6 @@ from lightning_plugin.planner.rehearsal.rehearse import RehearsedMemory, rehears
 from lightning_plugin.planner.search.policies import AUTO, Policy
 from lightning_plugin.planner.search.predict import recalls
 from lightning_plugin.planner.search.search import Search
-from lightning_plugin.recording import image_gradient_bytes
 from lightning_plugin.units import exact_bytes, format_bytes
 
 #: At most this share of a budget is left to the workspaces of the device's libraries.

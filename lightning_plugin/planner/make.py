@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_plugin.errors import BudgetError
+from lightning_plugin.graph import approximation
 from lightning_plugin.memory import budget_for
 from lightning_plugin.options import Options, Words
 from lightning_plugin.plan import Plan
@@ -22,7 +23,6 @@ from lightning_plugin.planner.choose import Chooser, choose_plan
 from lightning_plugin.planner.costs.lower import lower_tiers
 from lightning_plugin.planner.costs.rates import Rates, rates_of
 from lightning_plugin.planner.search.policies import AUTO, Policy, with_halo
-from lightning_plugin.recording import approximation
 
 
 def make_plan(

@@ -22,10 +22,9 @@ from typing import Any
 import torch
 
 from lightning_plugin.boxes import Grid
-from lightning_plugin.graph import Node, Value
+from lightning_plugin.graph import Node, Recording, Value
 from lightning_plugin.private import OPERATORS
 from lightning_plugin.program.program import Program
-from lightning_plugin.recording import Recording
 
 #: Types whose values never change and are equal only to their like.
 PLAIN = (

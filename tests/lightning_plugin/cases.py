@@ -9,11 +9,11 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from lightning_plugin.engine import Engine
+from lightning_plugin.graph import Recording
 from lightning_plugin.ops import Barrier
 from lightning_plugin.options import Options
 from lightning_plugin.plan import Plan
 from lightning_plugin.plans import Planner
-from lightning_plugin.recording import Recording
 
 #: Forward and backward grids; the forward's is never the backward's, and neither divides the odd sizes.
 GRIDS = (((3, 2, 2), (2, 3, 1)), ((1, 4, 3), (5, 2, 2)))

@@ -8,11 +8,11 @@ import pytest
 
 from lightning_plugin.engine import SCRAPS, Engine
 from lightning_plugin.execute.frame import Step
+from lightning_plugin.graph import Recording
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.cache import VARIABLE
 from lightning_plugin.planner.costs import cost
-from lightning_plugin.recording import Recording
 
 #: On CUDA, smaller budgets are not looked at: the allocator rounds each tensor up, and a library's workspace is larger.
 LEAST = 256 * 2**20

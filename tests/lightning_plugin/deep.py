@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lightning_plugin.chain import chains
+from lightning_plugin.graph import Bindings, Capture, Recording
 from lightning_plugin.options import Chains, Options
 from lightning_plugin.plan import ChainPlan, Plan
 from lightning_plugin.plans import Planner
-from lightning_plugin.recording import Bindings, Capture, Recording
 from tests.lightning_plugin.networks import AnyPlan, Case, Draw, RandomNet, fill, grow, input_shape, plans
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from lightning_plugin.boxes import Grid
 from lightning_plugin.engine import Engine
-from lightning_plugin.graph import Node, Value
+from lightning_plugin.graph import Node, Recording, Value
 from lightning_plugin.ops import ReduceOp, Source, Spread, TileOp
 from lightning_plugin.plan import Plan, SegmentPlan
 from lightning_plugin.planner.analysis.network import Network
@@ -24,7 +24,6 @@ from lightning_plugin.planner.costs.parameters import candidates
 from lightning_plugin.program.fixed import by_stage, crossing, fit, sharing, stages, stored_kind
 from lightning_plugin.program.pieces import strips, uncut_from
 from lightning_plugin.program.program import Program, resolve
-from lightning_plugin.recording import Recording
 from tests.lightning_plugin import operators
 from tests.lightning_plugin.operators import Apply, Draw
 from tests.zoo import fill

@@ -17,8 +17,8 @@ from lightning_plugin import LazyImage, TiledModule
 from lightning_plugin.capture.chains import LONGEST
 from lightning_plugin.chain import chains
 from lightning_plugin.engine import Engine
+from lightning_plugin.graph import Recording
 from lightning_plugin.plan import Plan
-from lightning_plugin.recording import Recording
 from tests.exactness import TOLERANCE, difference
 from tests.lightning_plugin.compared import Step, differences, wrong
 from tests.lightning_plugin.deep import AnyChain, deep_cases

@@ -15,13 +15,13 @@ from lightning_plugin import LazyImage, Plan, TiledModule, materialize
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.constants import Constants
 from lightning_plugin.engine import Engine
+from lightning_plugin.graph import Image, Recording, background_of
 from lightning_plugin.layout import Layout
 from lightning_plugin.ops import ReduceOp, TileOp
 from lightning_plugin.options import Options
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.plans import Planner
 from lightning_plugin.program.program import Program, Target
-from lightning_plugin.recording import Image, Recording, background_of
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.residency.disk import UnnamedFile
 from lightning_plugin.residency.numbered import Numbered

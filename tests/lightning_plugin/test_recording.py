@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from lightning_plugin import Grid, LazyImage, TensorSource
 from lightning_plugin.execute.frame import Frame, Step
 from lightning_plugin.execute.run import run_plan
-from lightning_plugin.graph import Node, Value
+from lightning_plugin.graph import Bindings, Capture, Image, Node, Value
 from lightning_plugin.program.findings import Library
 from lightning_plugin.program.fixed import fixed
-from lightning_plugin.recording import Bindings, Capture, Image
 from tests.exactness import TOLERANCE, difference
 
 CPU = torch.device("cpu")

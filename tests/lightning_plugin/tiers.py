@@ -20,12 +20,12 @@ from torch import Tensor, nn
 
 from lightning_plugin import TiledModule
 from lightning_plugin.engine import Engine
+from lightning_plugin.graph import Recording
 from lightning_plugin.options import Options
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.costs.parameters import candidates
 from lightning_plugin.plans import Planner
-from lightning_plugin.recording import Recording
 
 SHAPES = ((1, 3, 22, 18), (2, 3, 17, 24))
 

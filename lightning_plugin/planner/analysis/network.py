@@ -13,14 +13,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from lightning_plugin.execute.keep import pairs
-from lightning_plugin.graph import Node, Value
+from lightning_plugin.graph import Node, Recording, Value, background_of
 from lightning_plugin.ops import Barrier, Gather, ReduceOp, Source, Spread, TileOp, accumulation_dtype
 from lightning_plugin.planner.analysis.background import Scene, scene
 from lightning_plugin.planner.analysis.profile import Profile, profile
 from lightning_plugin.planner.overhead import Repeats
 from lightning_plugin.program.fixed import spatial_axes, stages
 from lightning_plugin.program.pieces import uncut_from
-from lightning_plugin.recording import Recording, background_of
 
 
 @dataclass(eq=False)

@@ -14,12 +14,12 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.capture.lazy import LazyImage, LazyTensor
 from lightning_plugin.capture.run import abandon
 from lightning_plugin.errors import PixelsError, PlanError
+from lightning_plugin.graph import Rewriting
 from lightning_plugin.options import Chains
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.analysis.optimizers import state_for
 from lightning_plugin.planner.overhead import without_gc
 from lightning_plugin.private import tree_leaves, version
-from lightning_plugin.recording import Rewriting
 from lightning_plugin.source import TileSource, likely_instances
 
 

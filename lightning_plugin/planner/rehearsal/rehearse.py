@@ -20,7 +20,7 @@ from lightning_plugin.execute.chain import met, spare
 from lightning_plugin.execute.frame import Frame, Rehearsal, Step
 from lightning_plugin.execute.run import run_plan
 from lightning_plugin.fakes import MODES
-from lightning_plugin.graph import Node, Value
+from lightning_plugin.graph import Bindings, Capture, Image, Node, Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.plan import Plan
@@ -28,7 +28,6 @@ from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.overhead import without_gc
 from lightning_plugin.planner.rehearsal.representative import effort, representative
 from lightning_plugin.program.program import Program
-from lightning_plugin.recording import Bindings, Capture, Image
 from lightning_plugin.residency.disk import DiskFile
 from lightning_plugin.residency.transfer import Lend, Transfer
 from lightning_plugin.source import TensorSource, TileSource, together
