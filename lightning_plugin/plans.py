@@ -129,7 +129,8 @@ class Planner:
 
     def _kept(self, recording: Recording) -> list[Plan]:
         """The list of plans for recordings like this. Plans for splits that no other step has are not kept."""
-        key = digest((recording_key(recording, gradients=not self.accumulates), background(recording)))
+        gradients = self.options.budget is not None and not self.accumulates  # their memory is no matter to fixed tiles
+        key = digest((recording_key(recording, gradients), background(recording)))
         if self.team is not None:
             self.team.agree(key, DIFFERENT)
         if drawn(recording.nodes):

@@ -48,6 +48,7 @@ class Backward:
     Attributes:
         segment: The segment, as forward ran it.
         alive: The targets that have a cotangent.
+        wanted: The maps that tiles read and whose gradient is asked for.
         reduced: The cotangents and results of reductions, by the serial of their node.
         maps: The cotangents of stored maps, by the serial of the node that makes the map.
         leaves: The inputs again, as leaves of each tile's graph.
@@ -63,7 +64,9 @@ class Backward:
         self.handles: dict[Value, Boundary] = dict(zip(self.segment.boundaries, ctx.handles, strict=True))
         # Tokens are the last tensors that autograd knows of; before them it has the other inputs.
         makers = ctx.next_functions[len(ctx.next_functions) - len(self.handles) :]
-        self.followed = {key for key, (maker, _) in zip(self.handles, makers, strict=True) if will_run(maker)}
+        followed = {v for v, (maker, _) in zip(self.handles, makers, strict=True) if will_run(maker)}
+        spreads = {v for v, t in self.spreads.items() if t.requires_grad}
+        self.wanted = {v for v in (*followed, *spreads, *self.images) if v.requires_grad}
         self.gradients = Gradients(
             self.leaves[: len(self.vectors)],
             {**self.spreads, **self.images},
@@ -118,7 +121,7 @@ class Backward:
             self.over_tiles(segment if segment.scans else segment.narrowed(self.alive))
             if segment.team is not None:
                 ordinary = (*segment.spreads, *segment.images)
-                self.gradients.together(segment.team, [v for v in ordinary if self.wanted(v)])
+                self.gradients.together(segment.team, [v for v in ordinary if v in self.wanted])
         for cotangent in self.maps.values():
             cotangent.clear()
         vectors = map(self.gradients.vector, range(len(segment.program.vectors)))
@@ -141,7 +144,7 @@ class Backward:
             part.at.queue.pooling(),
         ):
             if known and part.rehearsal is not None:
-                self.gradients.blank(filter(self.wanted, program.reads))
+                self.gradients.blank([v for v in program.reads if v in self.wanted])
                 return
             self.recount()
             tiles.expect()
@@ -165,7 +168,7 @@ class Backward:
         for v in self.program.reads:
             handle = self.handles.get(v)
             begun = handle is not None and handle.cotangent.begun
-            reads.append((self.wanted(v), begun))
+            reads.append((v in self.wanted, begun))
         given = tuple(
             None if t.node.serial in self.maps else tuple(g is None for g in self.reduced[t.node.serial][0])
             for t in self.alive
@@ -183,8 +186,8 @@ class Backward:
         gradient; elsewhere those with equal cotangents, the others each by itself. See [Note: identical tiles] in
         `tile_pass`."""
         segment, rest = self.segment, list(identical)
-        if any(map(self.wanted, self.program.reads)):
-            for _ in range(MOST_GROUPS):
+        if not self.wanted.isdisjoint(self.program.reads):
+            for _ in range(MOST_GROUPS if len(rest) > 1 else 0):
                 equal = [self.equal(rest[0], owned) for owned in rest]
                 if sum(equal) < 2:
                     break
@@ -250,12 +253,6 @@ class Backward:
             grads, _ = self.reduced[t.node.serial]
             self.reduced[t.node.serial] = grads, t.finish(found.totals[i], self.vectors)
 
-    def wanted(self, v: Value) -> bool:
-        """True of a map that tiles read if it needs a gradient."""
-        return v.requires_grad and (
-            v in self.followed or v in self.images or (v in self.spreads and self.spreads[v].requires_grad)
-        )
-
     # One tile
 
     def tile(self, evaluation: Evaluation) -> None:
@@ -274,7 +271,7 @@ class Backward:
                 tokens.append(tile.token)
                 return tile
             tile = tile.detach()
-            if self.wanted(v):
+            if v in self.wanted:
                 tile.requires_grad_()
                 reads.append((v, box, tile))
             return tile
@@ -337,7 +334,7 @@ class Backward:
     def piecewise(self, v: Value) -> Callable[[Box, Tensor], None] | None:
         """Receiver of the gradients of a boundary's pieces. They come in a pass of autograd's within this one, so that
         room is made for them here; see [Note: passes] in `passes`."""
-        if v not in self.segment.strips or not self.wanted(v):
+        if v not in self.segment.strips or v not in self.wanted:
             return None
         self.gradients.room_for(v)
         return self.handles[v].cotangent.room().add

@@ -14,7 +14,7 @@ Whenever the link runs again, it begins from there, and leaves the generators as
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from lightning_plugin.chain import Body, Chain, stored
 from lightning_plugin.execute.frame import Frame, Step
-from lightning_plugin.execute.function import Inputs
+from lightning_plugin.execute.function import Inputs, seen
 from lightning_plugin.execute.streams import as_used, lasting
 from lightning_plugin.graph import Bindings, Capture, Node, Value
 from lightning_plugin.ops import Barrier, VectorOp
@@ -196,7 +196,7 @@ class Links:
             keeps = self.op.trains and torch.is_grad_enabled()
             with self.counted(k, "kept" if keeps else "forward") as step:
                 made = self.made(k, entries, self.of[k].tensors, step)
-            self.see(made)
+            seen(self.step.ledger, made)
             return made
         results = LinkFunction.apply(self, k, *entries, *self.of[k].tensors)
         ledger = self.step.ledger
@@ -211,7 +211,7 @@ class Links:
         own = [t if streamed else t.detach() for t, streamed in zip(link.tensors, link.streamed, strict=True)]
         with torch.no_grad(), self.counted(k, "forward") as step:
             made = self.made(k, [t.detach() for t in entries], own, step)
-        self.see(made)
+        seen(self.step.ledger, made)
         return made
 
     def entries(self, k: int) -> list[Tensor]:
@@ -228,7 +228,7 @@ class Links:
 
     def pulled(self, k: int, grads: Sequence[Tensor | None], own: Sequence[Tensor]) -> list[Tensor | None]:
         """The gradients of what a link reads."""
-        self.see(g for g in grads if g is not None)
+        seen(self.step.ledger, grads)
         body = self.op.body
         with torch.enable_grad():  # no leaves: what is added up for a leaf the ledger takes for the user's
             entries = [
@@ -250,7 +250,7 @@ class Links:
         rest = iter(found)
         grads = [next(rest) if t.requires_grad else None for t in given]
         below = [*(False for _ in entries), *self.of[k].streamed]  # their gradients are there already
-        self.see(g for g, away in zip(grads, below, strict=True) if g is not None and not away)
+        seen(self.step.ledger, (g for g, away in zip(grads, below, strict=True) if not away))
         return grads
 
     def gradients(self, live: list[tuple[Tensor, Tensor]], wanted: Sequence[Tensor]) -> Sequence[Tensor | None]:
@@ -295,11 +295,6 @@ class Links:
     def turn(self, what: str) -> AbstractContextManager[None]:
         ledger = self.step.ledger
         return nullcontext() if ledger is None or not ledger.fakes else ledger.during((TURN, what))
-
-    def see(self, made: Iterable[Tensor]) -> None:
-        if self.step.ledger is not None:
-            for t in made:
-                self.step.ledger.see(t)
 
 
 class LinkFunction(torch.autograd.Function):

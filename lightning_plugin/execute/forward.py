@@ -72,12 +72,13 @@ class Forward:
     def tile(self, tiles: Tiles, told: bool) -> None:
         """Evaluate a tile once, for all that are identical to it."""
         run, first = self.segment, tiles[0]
-        near = self.near(first)
+        notes = run.team is None and bool(run.known)
+        near = notes and run.near(self.tiles.tapes.boxes(first))
 
         def emit(i: int, box: Box, made: Sequence[Tensor]) -> None:
             boxes = [owned[i] for owned in tiles]
             self.emit(i, boxes, made)
-            if run.team is None:
+            if notes:
                 self.note(i, boxes, made[0], near)
 
         if run.team is not None:
@@ -110,10 +111,6 @@ class Forward:
         self.totals[i] = op.merge(self.totals[i], part) if i in self.totals else part
 
     # Background
-
-    def near(self, owned: Owned) -> bool:
-        """True if something that a tile reads is background in part."""
-        return bool(self.segment.known) and self.segment.near(self.tiles.tapes.boxes(owned))
 
     def note(self, i: int, boxes: Sequence[Box], tile: Tensor, near: bool) -> None:
         """Note where a stored map is constant that one tile was written to; it may be so where that is ``near``
@@ -151,12 +148,12 @@ class Forward:
         """Take what a rank has made of a tile: in the order of the grid, so that all ranks add in the same order."""
         for i, part in moved(parts, team.device).items():
             self.merge(i, part)
+        near = self.segment.near(self.tiles.tapes.boxes(tiles[0]))
         for i, target in enumerate(self.segment.program.targets):
             handle = None if target.stored is None else self.stored[target.stored]
             box = tiles[0][i]
             if handle is None or box.empty:
                 continue
-            near = self.near(tiles[0])
             shape = handle.layout.tile_shape(box)
             mine = owner == team.rank
             tile = handle.read(box).contiguous() if mine else torch.empty(shape, dtype=handle.dtype, device=team.device)

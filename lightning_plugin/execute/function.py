@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -207,7 +208,7 @@ class Recompute:
         with (
             torch.no_grad(),
             torch.autocast(run.kind, enabled=False),
-            run.turn("recompute"),
+            nullcontext() if run.ledger is None else run.ledger.during((run.place, "recompute")),
             ranged("segment", run.place, run.plan.path, "recompute"),
         ):
             Forward(run, self.run.inputs_of(run, inputs), {**self.boundaries, **missing}).run()

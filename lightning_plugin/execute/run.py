@@ -55,7 +55,7 @@ def run_stages(stages: Sequence[Stage], nodes: Sequence[Node], frame: Frame) -> 
                 stage.run(frame, uses)
             frame.step.settle()
             for node in gathers:
-                if stage.makes(node.inputs[0]):
+                if any(node.inputs[0] in t.node.outputs for t in stage.targets):
                     compute(node.outputs[0], frame)
             for v in stage.last:
                 frame.release(v)
@@ -119,9 +119,6 @@ class Stage:
     def needed(self, node: Node) -> Sequence[Value]:
         """The vectors that a kept node needs: of a normalisation that makes its statistics itself, the others."""
         return node.vectors if node.serial not in self.fused else node.vectors[2:]
-
-    def makes(self, value: Value) -> bool:
-        return any(value in t.node.outputs for t in self.targets)
 
     def run(self, frame: Frame, uses: Uses) -> None:
         if self.program is None:

@@ -10,7 +10,6 @@ reduction. Nothing is left of a tile when the next one begins. `function` makes 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 
 import torch
@@ -24,10 +23,9 @@ from lightning_plugin.execute.streams import as_used
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import Pieces
 from lightning_plugin.plan import SegmentPlan
-from lightning_plugin.program.findings import Tapes
 from lightning_plugin.program.pieces import Strip, strips
 from lightning_plugin.program.program import Program, Target, recallable
-from lightning_plugin.program.tape import ScanTile, See
+from lightning_plugin.program.tape import See
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.residency.tiers import Home
 
@@ -170,16 +168,6 @@ class SegmentRun:
         """The inputs of a narrowed run, given this one's."""
         vectors, spreads, _ = self.by_value(inputs)
         return [*(vectors[v] for v in part.program.vectors), *spreads.values()]
-
-    def tapes(self, scan: Sequence[ScanTile], grid: Grid) -> Tapes:
-        """The tapes of a pass over the tiles of a grid, or of a scan."""
-        compiler = self.step.compiler
-        takes = compiler is not None and compiler.takes(self.program, self.scans)
-        return Tapes(self.program, grid, self.step.library, scan, compiler if takes else None, self.ledger, self.see)
-
-    def turn(self, what: str) -> AbstractContextManager[None]:
-        """A block in which it is this segment's turn to do ``what``."""
-        return nullcontext() if self.ledger is None else self.ledger.during((self.place, what))
 
     @property
     def kind(self) -> str:

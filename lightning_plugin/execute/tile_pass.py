@@ -39,7 +39,7 @@ from lightning_plugin.execute.gradients import Recalled
 from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import Source, TileOp
-from lightning_plugin.program.findings import Owned
+from lightning_plugin.program.findings import Owned, Tapes
 from lightning_plugin.program.program import Program
 from lightning_plugin.program.scan import scan
 from lightning_plugin.residency.boundary import Boundary, Cotangent
@@ -70,7 +70,10 @@ class TilePass:
         self.run = run
         self.stored = stored  # no copy: the maps of a run that has failed go with its frame
         self.cotangents = cotangents
-        self.tapes = run.tapes(scan(run.program, grid) if run.scans else (), grid)
+        program, compiler, tiles = run.program, run.step.compiler, scan(run.program, grid) if run.scans else ()
+        if compiler is not None and not compiler.takes(program, run.scans):
+            compiler = None
+        self.tapes = Tapes(program, grid, run.step.library, tiles, compiler, run.ledger, run.see)
         self.watched = True
 
     def __iter__(self) -> Iterator[Tiles]:
@@ -215,7 +218,7 @@ class TilePass:
         None."""
         run, ledger = self.run, self.run.ledger
         assert ledger is not None
-        if not self.tapes.regular or ledger.allocator or ledger.thorough or run.alike or self.lasts:
+        if not self.tapes.found.regular or ledger.allocator or ledger.thorough or run.alike or self.lasts:
             return None
         images = [image.tensor for image in run.sources.values()]
         return None if any(t is None for t in images) else tuple(strides_order(t) for t in images if t is not None)

@@ -23,7 +23,6 @@ from lightning_plugin.graph import Node, Value
 from lightning_plugin.ledger import Ledger, unseen
 from lightning_plugin.ops import TileOp
 from lightning_plugin.program.compiled import OFTEN, Compiled, Compiler
-from lightning_plugin.program.key import program_key
 from lightning_plugin.program.program import Program
 from lightning_plugin.program.tape import Emit, Read, ScanTile, See, Tape, record
 
@@ -84,13 +83,12 @@ class Findings:
 
     def across(self, program: Program, owned: Sequence[Box]) -> list[Line]:
         """A tile's index on every axis."""
-        return [self.line(program, axis, self.places[axis][lo]) for axis, lo in enumerate(owned[0].lo)]
-
-    def line(self, program: Program, axis: int, index: int) -> Line:
-        found = self.lines.get((axis, index))
-        if found is None:
-            self.look(program, index)
-            found = self.lines[axis, index]
+        found = []
+        for axis, lo in enumerate(owned[0].lo):
+            index = self.places[axis][lo]
+            if (axis, index) not in self.lines:
+                self.look(program, index)
+            found.append(self.lines[axis, index])
         return found
 
     def look(self, program: Program, index: int) -> None:
@@ -173,7 +171,7 @@ class Library:
 
     def of(self, program: Program, grid: Grid) -> Findings:
         """The findings of a program on a grid: those that are kept, or blank ones."""
-        key = program_key(program, grid)
+        key = None if program.key is None else (program.key, grid)
         found = self.findings.get(key) if key is not None else None
         if found is None:
             found = Findings(program, grid)
@@ -237,24 +235,16 @@ class Tapes:
         """Boxes of every target that each tile owns."""
         return list(self.scan) or self.found.owned(self.program, self.grid)
 
-    @property
-    def regular(self) -> bool:
-        return self.found.regular
-
     def watch(self, owned: Sequence[Box], live: int) -> bool:
         """True if a tile is to be watched: none of its kind was, in this pass, with as much that was live beside it.
         From then on this one counts as watched."""
-        if self.scan or not self.regular:
+        if self.scan or not self.found.regular:
             return True
-        kind = self.kind(self.found.across(self.program, owned))
+        kind = tuple([line.kind for line in self.found.across(self.program, owned)])
         worse = live > self.beside.get(kind, -1)
         if worse:
             self.beside[kind] = live
         return worse
-
-    @staticmethod
-    def kind(lines: Sequence[Line]) -> tuple[int, ...]:
-        return tuple(line.kind for line in lines)
 
     def run(
         self,
@@ -270,13 +260,13 @@ class Tapes:
         program = self.program
         if self.scan:
             return self.run_scanned(self.scan[owned], read, vectors, emit, grad, carried)
-        if not self.regular:
+        if not self.found.regular:
             need = program.boxes(owned)
             given = [read(v, need[v]) for v in program.reads if v in need]
             record(program, owned, need).run(given, owned, vectors, emit, grad, self.seeing(owned))
             return {}
         lines = self.found.across(program, owned)
-        kind = self.kind(lines)
+        kind = tuple([line.kind for line in lines])
         fresh = kind not in self.bound
         tape = self.tape(owned, kind)
         tiles = [read(program.reads[slot], Box.of(line.held[slot] for line in lines)) for slot in tape.reads]  # type: ignore[misc]
@@ -365,7 +355,7 @@ class Tapes:
         scan's tile, the boxes that it reads."""
         if self.scan:
             return dict(self.scan[owned].reads)
-        across = self.found.across(self.program, owned) if self.regular else []
+        across = self.found.across(self.program, owned) if self.found.regular else []
         if not across or not all(line.full for line in across):
             return self.program.boxes(owned)
         return {

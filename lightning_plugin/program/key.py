@@ -21,10 +21,8 @@ from typing import Any
 
 import torch
 
-from lightning_plugin.boxes import Grid
 from lightning_plugin.graph import Node, Recording, Value
 from lightning_plugin.private import OPERATORS
-from lightning_plugin.program.program import Program
 
 #: Types whose values never change and are equal only to their like.
 PLAIN = (
@@ -146,32 +144,6 @@ def varies(thing: Any) -> bool:
 def value_key(v: Value) -> Hashable:
     """All that is known of a value."""
     return v.shape, v.layout, v.dtype, v.device, v.requires_grad
-
-
-def program_key(program: Program, grid: Grid) -> Hashable | None:
-    """Exact key of a program on a grid; None where there is none."""
-    try:
-        steps = tuple(
-            (key(n.op), key(n.inplace), places(program, n), tuple(map(value_key, n.outputs))) for n in program.steps
-        )
-    except Unkeyed:
-        return None
-    numbers = {n.serial: i for i, n in enumerate(program.steps)}
-    return (
-        steps,
-        tuple(map(value_key, program.reads)),
-        tuple(map(value_key, program.vectors)),
-        tuple((numbers[t.node.serial], t.stored is not None) for t in program.targets),
-        frozenset(numbers[serial] for serial in program.overwrite),
-        program.reference,
-        grid,
-    )
-
-
-def places(program: Program, node: Node) -> tuple[tuple[bool, int], ...]:
-    """Slots of the maps, and places of the vectors, that a node reads."""
-    slots, vectors = program.slots, program.places
-    return tuple((v.is_map, slots[v] if v.is_map else vectors[v]) for v in node.inputs)
 
 
 def recording_key(recording: Recording, gradients: bool = True, sized: bool = True) -> Hashable:

@@ -23,11 +23,10 @@ not recalled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box, Grid, reference_of
@@ -35,6 +34,7 @@ from lightning_plugin.errors import PlanError
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import ReduceOp, Reduction, Source, Spread, TileOp
 from lightning_plugin.plan import Plan, SegmentPlan
+from lightning_plugin.program.key import Unkeyed, key, value_key
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,6 +158,31 @@ class Program:
         """Cuts of a grid on each axis of every target."""
         return grid.ends(self.extents, self.reference)
 
+    @cached_property
+    def key(self) -> Hashable | None:
+        """The exact key of the program; None where there is none. See `program.key`."""
+        slots, vectors, numbers = self.slots, self.places, {n.serial: i for i, n in enumerate(self.steps)}
+        try:
+            steps = tuple(
+                (
+                    key(n.op),
+                    key(n.inplace),
+                    tuple((v.is_map, slots[v] if v.is_map else vectors[v]) for v in n.inputs),
+                    tuple(map(value_key, n.outputs)),
+                )
+                for n in self.steps
+            )
+        except Unkeyed:
+            return None
+        return (
+            steps,
+            tuple(map(value_key, self.reads)),
+            tuple(map(value_key, self.vectors)),
+            tuple((numbers[t.node.serial], t.stored is not None) for t in self.targets),
+            frozenset(numbers[serial] for serial in self.overwrite),
+            self.reference,
+        )
+
     @property
     def extents(self) -> list[tuple[int, ...]]:
         """Extents of the targets' maps."""
@@ -188,13 +213,6 @@ class Program:
             assert isinstance(node.op, (TileOp, ReduceOp))
             found.append((node, None if isinstance(node.op, ReduceOp) else node.outputs[0], node.op.need))
         return found
-
-    @staticmethod
-    def tiles(
-        node: Node, boxes: Sequence[Box], held: Mapping[Value, Tensor], need: Mapping[Value, Box], grad: bool
-    ) -> list[Tensor]:
-        with torch.set_grad_enabled(grad):
-            return [v.space.narrow(held[v], need[v], box) for v, box in zip(node.maps, boxes, strict=True)]
 
 
 def is_view(value: Value) -> bool:

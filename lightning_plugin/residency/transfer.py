@@ -258,12 +258,9 @@ class TransferQueue:
         self.progress = progress or Progress()
         self.stand = stand
         self.folder = folder
-        self.pool = self.new_pool(open=False)
+        self.pool = Pool(open=False, fakes=stand is not None)
         real = ahead and stand is None
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="transfers") if real else None
-
-    def new_pool(self, open: bool = True) -> Pool:
-        return Pool(open, fakes=self.stand is not None)
 
     def send(self, transfer: Transfer, ahead: bool) -> Pending:
         """Do a transfer, or have it done beside other work."""
@@ -278,7 +275,7 @@ class TransferQueue:
     @contextmanager
     def pooling(self) -> Iterator[None]:
         """A pass over a segment's tiles."""
-        former, self.pool = self.pool, self.new_pool()
+        former, self.pool = self.pool, Pool(fakes=self.stand is not None)
         try:
             yield
         finally:
