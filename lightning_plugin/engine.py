@@ -25,10 +25,10 @@ from lightning_plugin.ledger import Ledger, with_gradients
 from lightning_plugin.memory import Heap
 from lightning_plugin.ops import Barrier
 from lightning_plugin.options import Options
-from lightning_plugin.passes import forget_failed
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.costs.lower import lower_tiers
 from lightning_plugin.plans import Occupied, Planner, tables_of, whole_call
+from lightning_plugin.private import forget_failed
 from lightning_plugin.program.compiled import Compiler
 from lightning_plugin.program.findings import Library
 from lightning_plugin.progress import Progress

@@ -43,12 +43,13 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.memory import Heap
-from lightning_plugin.passes import current_pass, one_at_a_time
 from lightning_plugin.private import (
     DEVICE_OF,
     FakeTensor,
     TorchDispatchMode,
+    current_pass,
     dispatch_mode,
+    one_at_a_time,
     schema,
     storage_key,
     tree_leaves,

@@ -7,8 +7,9 @@ one. What is private of Lightning belongs to the methods that a strategy overrid
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache, wraps
 from typing import Any
 
@@ -40,6 +41,8 @@ from torch.utils._pytree import tree_map as pytorchs_map
 from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.weak import WeakTensorKeyDictionary
+
+from lightning_plugin.errors import RecordingError
 
 __all__ = [
     "BackwardHookFunction",
@@ -301,6 +304,16 @@ def legacy_reduction(size_average: bool | None, reduce: bool | None) -> str:
 
 # The engine of autograd
 
+# [Note: passes] A boundary's cotangent is collected by some segments and used by another, in one pass of autograd. A
+# pass may end early (a source fails, a hook raises) or be asked for some inputs only (``autograd.grad(loss, head)``).
+# So what one pass has collected is nothing to the next, and nothing is collected for a segment that the pass will not
+# run.
+#
+# [Note: failed] PyTorch keeps what a pass that failed had still to run, gradients and all, in a queue of the
+# thread's, and lets it go when a later pass comes upon it. It takes the youngest node first, so it never does so by
+# itself: the memory, and files, would be missing in each step to come. So a node that is older than all those is run
+# before each plan is chosen, to have them looked at.
+
 
 def current_pass() -> int:
     """The number of the backward pass under way in this thread, which no other pass has; -1 outside of one."""
@@ -315,6 +328,55 @@ def retains_graph() -> bool:
 def will_run(node: Any) -> bool:
     """True if the pass under way runs a node of autograd's graph."""
     return node is not None and bool(torch._C._will_engine_execute_node(node))
+
+
+def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """The backward of a function whose own gradients have no graph: it refuses to run where one is asked for
+    (``create_graph=True``), as PyTorch's `once_differentiable` does only where the gradient it is given requires grad.
+    """
+
+    @wraps(backward)
+    def run(*args: Any) -> Any:
+        if torch.is_grad_enabled():
+            raise RecordingError(
+                "backward with create_graph=True was asked of a tiled computation: gradients of gradients would need "
+                "every tile at once. Compute the penalty on a crop with plain PyTorch instead."
+            )
+        one_at_a_time(args)
+        return backward(*args)
+
+    return run
+
+
+def one_at_a_time(gradients: Iterable[Any]) -> None:
+    """Refuse gradients that stand for several."""
+    functions = torch._C._functorch
+    if any(
+        isinstance(g, Tensor) and (functions.is_batchedtensor(g) or functions.is_legacy_batchedtensor(g))
+        for g in gradients
+    ):
+        raise RecordingError(
+            "several gradients at once (is_grads_batched, vmap) were asked of a tiled computation, whose tiles are "
+            "computed for one. Call backward for each in turn, with retain_graph=True."
+        )
+
+
+class _Old(threading.local):
+    """Of each thread a node of autograd's that is older than those of its steps; autograd counts them by thread."""
+
+    def __init__(self) -> None:
+        with torch.inference_mode(False), torch.enable_grad():
+            self.leaf = torch.zeros((), device="cpu", requires_grad=True)
+            self.node = self.leaf * 1
+
+
+_old = _Old()
+
+
+def forget_failed() -> None:
+    """Let go of what passes that failed have left in this thread; see [Note: failed]."""
+    with torch.inference_mode(False):
+        torch.autograd.grad(_old.node, _old.leaf, retain_graph=True)
 
 
 # What is around
@@ -382,12 +444,6 @@ def collate_by(kind: type, function: Callable[..., Any]) -> None:
 def transforms() -> bool:
     """True if a transformation of `torch.func` is under way, in which tensors have no memory."""
     return torch._C._are_functorch_transforms_active()
-
-
-def batched(t: Tensor) -> bool:
-    """True if a tensor stands for several gradients at once."""
-    functions = torch._C._functorch
-    return functions.is_batchedtensor(t) or functions.is_legacy_batchedtensor(t)
 
 
 _apply: Callable[..., Any] = vars(torch.autograd.Function)["apply"].__func__

@@ -42,8 +42,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "progress",
         "units",
     ),
-    ("passes",),  # what autograd says of the pass under way
-    ("private", "errors"),  # what is private of PyTorch; what is refused
+    ("private",),  # what is private of PyTorch
+    ("errors",),  # what is refused
 )
 
 

@@ -32,8 +32,7 @@ from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.frame import Frame, Step
 from lightning_plugin.execute.run import run_plan
 from lightning_plugin.graph import Effect, Node, Recording, Value, ancestors, gathered
-from lightning_plugin.passes import current_pass
-from lightning_plugin.private import tree_leaves
+from lightning_plugin.private import current_pass, tree_leaves
 from lightning_plugin.program.fixed import fixed
 from lightning_plugin.progress import ranged
 

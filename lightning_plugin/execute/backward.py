@@ -17,7 +17,7 @@ from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.execute.tile_pass import TilePass
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import Pieces
-from lightning_plugin.passes import will_run
+from lightning_plugin.private import will_run
 from lightning_plugin.program.findings import Owned
 from lightning_plugin.program.program import Target
 from lightning_plugin.progress import ranged
@@ -333,7 +333,7 @@ class Backward:
 
     def piecewise(self, v: Value) -> Callable[[Box, Tensor], None] | None:
         """Receiver of the gradients of a boundary's pieces. They come in a pass of autograd's within this one, so that
-        room is made for them here; see [Note: passes] in `passes`."""
+        room is made for them here; see [Note: passes] in `private`."""
         if v not in self.segment.strips or v not in self.wanted:
             return None
         self.gradients.room_for(v)

@@ -28,8 +28,8 @@ from lightning_plugin.execute.function import Inputs, seen
 from lightning_plugin.execute.streams import as_used, lasting
 from lightning_plugin.graph import Bindings, Capture, Node, Value
 from lightning_plugin.ops import Barrier, VectorOp
-from lightning_plugin.passes import first_order, retains_graph
 from lightning_plugin.plan import ChainPlan
+from lightning_plugin.private import first_order, retains_graph
 
 
 @dataclass(eq=False)

@@ -36,8 +36,7 @@ from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.execute.streams import Saved, Streams, lasting
 from lightning_plugin.graph import Value
 from lightning_plugin.ledger import Ledger
-from lightning_plugin.passes import first_order, retains_graph
-from lightning_plugin.private import Version, version, written
+from lightning_plugin.private import Version, first_order, retains_graph, version, written
 from lightning_plugin.program.findings import Owned
 from lightning_plugin.program.program import parts_of
 from lightning_plugin.program.scan import scanned

@@ -24,8 +24,8 @@ from lightning_plugin.graph import Node, Value
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.memory import budget_for
 from lightning_plugin.ops import accumulation_dtype
-from lightning_plugin.passes import current_pass, retains_graph
 from lightning_plugin.plan import SegmentPlan
+from lightning_plugin.private import current_pass, retains_graph
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.units import exact_bytes, format_bytes
 

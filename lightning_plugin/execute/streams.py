@@ -24,8 +24,7 @@ from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ledger import Ledger, watched
 from lightning_plugin.ops import VectorOp
-from lightning_plugin.passes import first_order
-from lightning_plugin.private import is_view, repeatable, storage_key, tree_leaves, version
+from lightning_plugin.private import first_order, is_view, repeatable, storage_key, tree_leaves, version
 from lightning_plugin.progress import Progress
 from lightning_plugin.residency.homes import Homes
 from lightning_plugin.residency.transfer import Arrivals, Pending, Transfer, TransferQueue, arriving

@@ -13,8 +13,8 @@ from lightning_plugin.constants import Constants
 from lightning_plugin.layout import Layout
 from lightning_plugin.ledger import Ledger, watched
 from lightning_plugin.ops import accumulation_dtype
-from lightning_plugin.passes import current_pass
 from lightning_plugin.plan import DEEPEST
+from lightning_plugin.private import current_pass
 from lightning_plugin.residency.numbered import Numbered
 from lightning_plugin.residency.tiers import DeviceMemory, Home, LowerMap
 
@@ -61,7 +61,7 @@ class Cotangent(StoredMap):
     """The gradient of a stored map while backward collects it; its home is of the map's tier.
 
     It is complete only when all consumers have added their part; it is accumulated in float32 or wider. What an earlier
-    pass has left is nothing to this one: see [Note: passes] in `passes`.
+    pass has left is nothing to this one: see [Note: passes] in `private`.
     """
 
     largest = 0

@@ -24,7 +24,7 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import CHANNELS_LAST, Layout, plain_strides
 from lightning_plugin.ops import TileOp, accumulation_dtype
-from lightning_plugin.passes import first_order
+from lightning_plugin.private import first_order
 from lightning_plugin.rules.axes import over, projected
 from lightning_plugin.rules.channels import plain
 from lightning_plugin.rules.pointwise import local, pointwise

@@ -20,7 +20,7 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.ops import Pieces, accumulation_dtype
-from lightning_plugin.passes import first_order
+from lightning_plugin.private import first_order
 from lightning_plugin.rules.noise import Stream
 
 

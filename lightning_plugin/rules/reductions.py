@@ -22,8 +22,7 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.ops import ReduceOp, Reduction, accumulation_dtype
-from lightning_plugin.passes import first_order
-from lightning_plugin.private import FakeTensor
+from lightning_plugin.private import FakeTensor, first_order
 
 #: Number of positions that tie for an extreme value to be remembered; see [Note: ties].
 TIES = 32

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from lightning_plugin.graph import Value
-from lightning_plugin.passes import first_order
+from lightning_plugin.private import first_order
 from lightning_plugin.rules.pointwise import broadcast, local
 from lightning_plugin.rules.table import API, Recorder
 

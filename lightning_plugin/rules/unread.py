@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_plugin.passes import first_order, will_run
+from lightning_plugin.private import first_order, will_run
 
 aten = torch.ops.aten
 

@@ -29,8 +29,7 @@ from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
 from lightning_plugin.graph import Value
-from lightning_plugin.passes import first_order
-from lightning_plugin.private import BatchNormBase, FakeTensor, InstanceNormBase
+from lightning_plugin.private import BatchNormBase, FakeTensor, InstanceNormBase, first_order
 from lightning_plugin.rules.norm import Normalization, normalize, statistics
 from lightning_plugin.rules.reductions import widen
 from lightning_plugin.rules.running import move, moved, norm_of_vectors
