@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -50,18 +50,6 @@ def image_counts(images: tuple[int, ...]) -> list[tuple[int, ...]]:
 def row_grid(like: tuple[int, ...], count: int) -> Grid:
     """A grid that cuts the first axis only."""
     return Grid((pieces_of(like[0], count), *(1 for _ in like[1:])))
-
-
-def first_that(grids: list[Grid], fits: Callable[[Grid], bool]) -> int:
-    """Index of the coarsest grid that fits, by bisection: finer tiles are smaller."""
-    low, high = 0, len(grids)
-    while low < high:
-        middle = (low + high) // 2
-        if fits(grids[middle]):
-            high = middle
-        else:
-            low = middle + 1
-    return low
 
 
 def samples(count: int) -> list[tuple[int, int]]:

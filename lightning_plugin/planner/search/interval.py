@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from collections.abc import Hashable, Mapping
 from functools import cached_property
 
@@ -13,7 +14,7 @@ from lightning_plugin.ops import ReduceOp
 from lightning_plugin.planner.analysis.background import ALL
 from lightning_plugin.planner.analysis.network import Network, cotangent_bytes, is_given
 from lightning_plugin.planner.costs.cost import Cost, CostModel
-from lightning_plugin.planner.costs.grids import COUNTS, SCANS, SampleTiles, first_that, image_counts, nested, row_grid
+from lightning_plugin.planner.costs.grids import COUNTS, SCANS, SampleTiles, image_counts, nested, row_grid
 from lightning_plugin.planner.costs.peak import TiledInterval, reads_copy
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.costs.scans import Scans
@@ -225,7 +226,8 @@ class Intervals:
         """The fastest grid whose tiles fit into ``room``: rarely the coarsest, as small tiles stay in a cache."""
         interval = self.costed(interval)
         grids = self.grids(interval.begin, interval.end, self.sees(interval))
-        least = first_that(grids, lambda grid: self.middle(interval, grid, backward) <= room)
+        # Finer tiles are smaller.
+        least = bisect_left(grids, True, key=lambda grid: self.middle(interval, grid, backward) <= room)
         for grid in self.fastest_first(
             interval.begin, interval.end, interval.pieces, interval.no_background, backward, least
         ):
@@ -252,7 +254,7 @@ class Intervals:
             return found is not None and found[0] <= room
 
         grids = self.scan_grids(here.begin, here.end)
-        for grid in grids[first_that(grids, may_fit) :]:
+        for grid in grids[bisect_left(grids, True, key=may_fit) :]:
             both = [needs(grid, False), needs(grid, trains)]
             if any(found is None or found[1] > room for found in both):
                 break  # finer ones hand more rows on
