@@ -39,7 +39,7 @@ from lightning_plugin.planner.search.policies import AUTO, Policy, changes, vall
 from lightning_plugin.planner.search.ways import Moves, Placement, Room, Site, Span, Tiled, Ways
 
 #: Cuts that a segment spans in the first search, and the part of its seconds that a plan of longer ones has to save.
-SPANNED, GAIN = 4, 0.02
+SPANNED, GAIN = 4, 0.05
 #: Numbers of pieces in which keys are read: a piece should be about as large as a tile of queries.
 PIECES = (4, 16, 64, 256)
 #: A bound is lower by this part: sums that are added up in another order differ in their last digits.
@@ -61,6 +61,8 @@ class Search:
         self.budget = 0
         self.depth = 0
         self.spanned = 0
+        #: Some segment could have spanned more cuts.
+        self.shortened = False
         self.streaming = False
         self.copies = Copies(network, Placed(), rates)
         self._stored: dict[tuple[int, int], tuple[Placement, Placement | None]] = {}
@@ -370,16 +372,17 @@ class Search:
     def widened(self) -> Partial | None:
         """The fastest plan. Its segments may span twice as many cuts as before until that makes it no faster: there are
         as many long segments as short ones, each takes as long to cost as it is long, and few plans have any."""
-        best, most = None, len(self.cuts)
-        self.spanned = SPANNED
-        while True:
-            found = min(self.through(), key=lambda p: (p.seconds, p.held), default=None)
-            if found is not None and best is not None and found.seconds >= (1 - GAIN) * best.seconds:
-                return best
-            best = found or best
-            if self.spanned >= most:
-                return best
+        best: Partial | None = None
+        self.spanned, self.shortened = SPANNED, True
+        while self.shortened:
+            self.shortened = False
+            found = min(self.through(), key=quickest, default=None)
+            enough = best is not None and found is not None and found.seconds >= (1 - GAIN) * best.seconds
+            best = min((p for p in (best, found) if p is not None), key=quickest, default=None)
+            if enough:
+                break
             self.spanned *= 2
+        return best
 
     def whole(self, budget: int) -> Plan | None:
         """Everything kept, as plain PyTorch does; None if it does not fit."""
@@ -404,7 +407,10 @@ class Search:
             plans = fronts.pop(begin).plans
             for j in range(i + 1, len(cuts) if plans else 0):
                 end = cuts[j]
-                if j > i + 1 and (stages[end - 1] != stages[begin] or j - i > self.spanned):
+                if j > i + 1 and stages[end - 1] != stages[begin]:
+                    break
+                if j - i > self.spanned:
+                    self.shortened = True
                     break
                 span, front = self.span(begin, end), fronts[end]
                 for before in plans:
@@ -444,3 +450,8 @@ class Search:
                 traffic_bytes=self.copies.traffic(itertools.pairwise([0, *ends])),
             ),
         )
+
+
+def quickest(plan: Partial) -> tuple[float, int]:
+    """A key of the fastest plan; of equally fast ones, of that which holds least."""
+    return plan.seconds, plan.held
