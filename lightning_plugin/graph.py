@@ -282,15 +282,10 @@ class Recording:
         return [image for image in found if image is not None]
 
     @property
-    def captures(self) -> list[Capture]:
-        """The tensors that the nodes begin with."""
-        found = (self.bindings.captures.get(v) for n in self.nodes for v in n.outputs)
-        return [capture for capture in found if capture is not None]
-
-    @property
     def tensors(self) -> list[Tensor]:
         """The tensors that the nodes begin with: parameters, buffers, whatever was captured."""
-        return [capture.tensor for capture in self.captures]
+        found = (self.bindings.captures.get(v) for n in self.nodes for v in n.outputs)
+        return [capture.tensor for capture in found if capture is not None]
 
 
 class Rewriting(Protocol):

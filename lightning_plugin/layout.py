@@ -141,34 +141,22 @@ class Layout:
         """`narrow` for all tiles whose boxes lie like these to each other; None where the part is all of it."""
         if held == wanted:
             return None
-        if any(len(dim) != 1 and any(isinstance(f, Axis) for f in dim) for dim in self.dims):
-            return partial(self.narrow, held=held, wanted=wanted)
-        cuts = []
-        for d, (f, *_) in enumerate(self.dims):
-            if isinstance(f, Axis) and (held.lo[f.index], held.hi[f.index]) != (wanted.lo[f.index], wanted.hi[f.index]):
-                cuts.append((d, wanted.lo[f.index] - held.lo[f.index], wanted.hi[f.index] - wanted.lo[f.index]))
+        cuts: list[Cut] = []
+        for d, dim in enumerate(self.dims):
+            some = []
+            for i, f in enumerate(dim):
+                if isinstance(f, Axis):
+                    lo, hi = wanted.lo[f.index], wanted.hi[f.index]
+                    if (lo, hi) != (held.lo[f.index], held.hi[f.index]):
+                        some.append((i, lo - held.lo[f.index], hi - lo))
+            if some:
+                cuts.append((d, tuple(self.sizes(dim, held)), tuple(some)))
         return partial(cut, tuple(cuts))
 
     def narrow(self, tile: Tensor, held: Box, wanted: Box) -> Tensor:
         """The part ``wanted`` of a tile that holds ``held``."""
-        if held == wanted:
-            return tile
-        for d, dim in enumerate(self.dims):
-            axes = [f.index for f in dim if isinstance(f, Axis)]
-            if all(held.lo[a] == wanted.lo[a] and held.hi[a] == wanted.hi[a] for a in axes):
-                continue
-            if len(dim) == 1:
-                a = axes[0]
-                tile = tile.narrow(d, wanted.lo[a] - held.lo[a], wanted.hi[a] - wanted.lo[a])
-                continue
-            tile = tile.unflatten(d, self.sizes(dim, held))
-            for i, f in enumerate(dim):
-                if isinstance(f, Axis):
-                    tile = tile.narrow(
-                        d + i, wanted.lo[f.index] - held.lo[f.index], wanted.hi[f.index] - wanted.lo[f.index]
-                    )
-            tile = tile.flatten(d, d + len(dim) - 1)
-        return plain_strides(tile)
+        part = self.part(held, wanted)
+        return tile if part is None else part(tile)
 
     def add_into(self, whole: Tensor, held: Box, part: Tensor, box: Box) -> None:
         """Add a tile's values at its box of ``whole``, which holds ``held``, in place."""
@@ -203,10 +191,19 @@ class Layout:
 Part = Callable[[Tensor], Tensor]
 
 
-def cut(cuts: tuple[tuple[int, int, int], ...], tile: Tensor) -> Tensor:
-    """A part of a tile: from where and how long, for each dimension that is cut."""
-    for d, start, length in cuts:
-        tile = tile.narrow(d, start, length)
+#: A dimension that is cut: the sizes of its factors, and for some of them from where and how long.
+Cut = tuple[int, tuple[int, ...], tuple[tuple[int, int, int], ...]]
+
+
+def cut(cuts: tuple[Cut, ...], tile: Tensor) -> Tensor:
+    """A part of a tile."""
+    for d, sizes, some in cuts:
+        if len(sizes) > 1:
+            tile = tile.unflatten(d, sizes)
+        for i, start, length in some:
+            tile = tile.narrow(d + i, start, length)
+        if len(sizes) > 1:
+            tile = tile.flatten(d, d + len(sizes) - 1)
     return plain_strides(tile)
 
 

@@ -251,27 +251,6 @@ class Ledger:
             if self.heap is not None:
                 self.heap.freed += found[1]
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Count what the operators in this block make."""
-        if dispatch_mode() is self.watcher:
-            yield
-            return
-        with self.watcher:
-            yield
-
-    @contextmanager
-    def unseen(self) -> Iterator[None]:
-        """A block whose operators nobody can watch, compiled ones: what comes out of it is shown to `see`."""
-        if dispatch_mode() is not self.watcher:
-            yield
-            return
-        self.watcher.__exit__(None, None, None)
-        try:
-            yield
-        finally:
-            self.watcher.__enter__()
-
     def hook(self, tensor: Tensor, until: Iterable[Any] = ()) -> None:
         """Count the gradients that autograd makes on its way back through a tensor's operator, down to the functions
         ``until`` which its inputs were made."""
@@ -320,14 +299,22 @@ class Ledger:
                 self.peak = max(self.peak, self.held)
 
 
-def watched(ledger: Ledger | None) -> AbstractContextManager[None]:
-    """A block whose operators a ledger counts, if there is one."""
-    return nullcontext() if ledger is None else ledger.watching()
+def watched(ledger: Ledger | None) -> AbstractContextManager[Any]:
+    """A block in which a ledger, if there is one, counts what operators make."""
+    return nullcontext() if ledger is None or dispatch_mode() is ledger.watcher else ledger.watcher
 
 
-def unseen(ledger: Ledger | None) -> AbstractContextManager[None]:
-    """A block whose operators a ledger cannot watch, if there is one."""
-    return nullcontext() if ledger is None else ledger.unseen()
+@contextmanager
+def unseen(ledger: Ledger | None) -> Iterator[None]:
+    """A block whose operators nobody can watch, compiled ones: what comes out of it is shown to `Ledger.see`."""
+    if ledger is None or dispatch_mode() is not ledger.watcher:
+        yield
+        return
+    ledger.watcher.__exit__(None, None, None)
+    try:
+        yield
+    finally:
+        ledger.watcher.__enter__()
 
 
 def with_gradients(tensors: Iterable[Tensor]) -> Iterator[Tensor]:

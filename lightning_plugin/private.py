@@ -70,44 +70,39 @@ plain = torch._C.DisableTorchFunctionSubclass
 # registered, a named tuple) is PyTorch's affair.
 
 
-def never_a_node(kind: type) -> bool:
-    """True if things of a type are leaves of trees, wherever they are. (Named tuples are nodes, and not registered.)"""
-    return kind not in SUPPORTED_NODES and not issubclass(kind, tuple)
-
-
-def tree_map(change: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> Any:
+def tree_map(change: Callable[[Any], Any], tree: Any) -> Any:
     """The tree with each leaf changed."""
     kind = type(tree)
-    if never_a_node(kind) or (is_leaf is not None and is_leaf(tree)):
-        return change(tree)
     if kind is tuple:
-        return tuple([tree_map(change, t, is_leaf) for t in tree])
+        return tuple([tree_map(change, t) for t in tree])
     if kind is list:
-        return [tree_map(change, t, is_leaf) for t in tree]
+        return [tree_map(change, t) for t in tree]
     if kind is dict:
-        return {key: tree_map(change, t, is_leaf) for key, t in tree.items()}
-    return pytorchs_map(change, tree, is_leaf=is_leaf)
+        return {key: tree_map(change, t) for key, t in tree.items()}
+    if kind in SUPPORTED_NODES or issubclass(kind, tuple):  # named tuples are nodes, and not registered
+        return pytorchs_map(change, tree)
+    return change(tree)
 
 
-def tree_leaves(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
+def tree_leaves(tree: Any) -> list[Any]:
     """The leaves of a tree, in order."""
     found: list[Any] = []
-    gather(tree, is_leaf, found)
+    gather(tree, found)
     return found
 
 
-def gather(tree: Any, is_leaf: Callable[[Any], bool] | None, found: list[Any]) -> None:
+def gather(tree: Any, found: list[Any]) -> None:
     kind = type(tree)
-    if never_a_node(kind) or (is_leaf is not None and is_leaf(tree)):
-        found.append(tree)
-    elif kind is tuple or kind is list:
+    if kind is tuple or kind is list:
         for t in tree:
-            gather(t, is_leaf, found)
+            gather(t, found)
     elif kind is dict:
         for t in tree.values():
-            gather(t, is_leaf, found)
+            gather(t, found)
+    elif kind in SUPPORTED_NODES or issubclass(kind, tuple):
+        found += pytorchs_leaves(tree)
     else:
-        found += pytorchs_leaves(tree, is_leaf=is_leaf)
+        found.append(tree)
 
 
 # Tensors
@@ -361,6 +356,16 @@ def one_at_a_time(gradients: Iterable[Any]) -> None:
         )
 
 
+def refuse_transforms() -> None:
+    """Refuse to record within a transformation of `torch.func`."""
+    if torch._C._are_functorch_transforms_active():
+        raise RecordingError(
+            "a tiled computation was asked for within torch.func (grad, jacrev, jvp, vmap, ...), whose tensors have no "
+            "memory that tiles could be read from. Use torch.autograd.grad and backward, give a batch in place of "
+            "vmap, or transform the module itself, untiled."
+        )
+
+
 class _Old(threading.local):
     """Of each thread a node of autograd's that is older than those of its steps; autograd counts them by thread."""
 
@@ -439,11 +444,6 @@ def collate_by(kind: type, function: Callable[..., Any]) -> None:
     from torch.utils.data._utils.collate import default_collate_fn_map
 
     default_collate_fn_map.setdefault(kind, function)
-
-
-def transforms() -> bool:
-    """True if a transformation of `torch.func` is under way, in which tensors have no memory."""
-    return torch._C._are_functorch_transforms_active()
 
 
 _apply: Callable[..., Any] = vars(torch.autograd.Function)["apply"].__func__

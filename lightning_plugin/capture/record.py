@@ -174,7 +174,7 @@ class Recorder:
                 return fresh
             return a.fake
 
-        fakes, named = tree_map(fake, (args, kwargs), is_leaf=lambda a: isinstance(a, Value))
+        fakes, named = tree_map(fake, (args, kwargs))
         out, seen = watch(self.session, function, fakes, named)
         if lower(self, seen) is not None:
             return NotImplemented
@@ -182,7 +182,7 @@ class Recorder:
 
     def template(self, args: Any, kwargs: dict[str, Any]) -> tuple[tuple[Value, ...], tuple[Any, ...], tuple]:
         """The values in a call's arguments (maps first) and the arguments with slots in their place."""
-        flat = tree_leaves((args, kwargs), is_leaf=lambda a: isinstance(a, Value))
+        flat = tree_leaves((args, kwargs))
         values = list(dict.fromkeys(a for a in flat if isinstance(a, Value)))
         values.sort(key=lambda v: not v.is_map)
         place = {v: Slot(i) for i, v in enumerate(values)}
@@ -190,8 +190,8 @@ class Recorder:
         def slot(a: Any) -> Any:
             return place[a] if isinstance(a, Value) else a
 
-        new_args = tree_map(slot, tuple(args), is_leaf=is_value)
-        new_kwargs = tuple((k, tree_map(slot, v, is_leaf=is_value)) for k, v in kwargs.items())
+        new_args = tree_map(slot, tuple(args))
+        new_kwargs = tuple((k, tree_map(slot, v)) for k, v in kwargs.items())
         return tuple(values), new_args, new_kwargs
 
     def vector(
@@ -229,9 +229,9 @@ class Recorder:
         self, func: Callable[..., Any], args: Any, kwargs: Any, fakes: Sequence[Tensor], reason: str, rebind: bool
     ) -> tuple[Value, ...]:
         """Run the function whole; outputs shaped like one of its maps are maps again."""
-        flat = tree_leaves((args, kwargs), is_leaf=is_value)
+        flat = tree_leaves((args, kwargs))
         layouts = [v.space for v in flat if isinstance(v, Value) and v.is_map]
-        args, kwargs = tree_map(lambda a: self.gather(a) if is_value(a) else a, (args, kwargs), is_leaf=is_value)
+        args, kwargs = tree_map(lambda a: self.gather(a) if isinstance(a, Value) else a, (args, kwargs))
         values, new_args, new_kwargs = self.template(args, kwargs)
         call = Call(func, new_args, new_kwargs, self.autocast)
         outputs = self.emit(Barrier(call, reason, rebind), values, fakes, None)
@@ -376,21 +376,16 @@ def ask(
     found = answer(rule(recorder, func, args, kwargs, outs))
     if found is not None:
         return found
-    values = [a for a in tree_leaves((args, kwargs), is_leaf=is_value) if isinstance(a, Value)]
+    values = [a for a in tree_leaves((args, kwargs)) if isinstance(a, Value)]
     for instead in alternatives(recorder, values, rule is API.get(func)):
         swapped, named = tree_map(
             lambda a: instead.get(a, a) if isinstance(a, Value) else a,  # noqa: B023
             (args, kwargs),
-            is_leaf=is_value,
         )
         found = answer(rule(recorder, func, swapped, named, outs))
         if found is not None:
             return found
     return None
-
-
-def is_value(thing: Any) -> bool:
-    return isinstance(thing, Value)
 
 
 def answer(result: Any) -> tuple[Value, ...] | None:

@@ -34,7 +34,7 @@ from lightning_plugin.graph import (
 from lightning_plugin.ops import Captured, Source
 from lightning_plugin.options import Chains, Options
 from lightning_plugin.plan import Plan
-from lightning_plugin.private import FakeTensorMode, custom_function, plain, transforms, version
+from lightning_plugin.private import FakeTensorMode, custom_function, plain, refuse_transforms, version
 from lightning_plugin.source import TileSource, together
 
 #: Of no more nodes than these, chains are made only if the user says so: the search looks at each operator.
@@ -267,16 +267,6 @@ class Session:
             self.key = int(torch.randint(2**62, (1,)).item())
         self.random_calls += 1
         return self.key, self.random_calls
-
-
-def refuse_transforms() -> None:
-    """Refuse to record within a transformation of `torch.func`."""
-    if transforms():
-        raise RecordingError(
-            "a tiled computation was asked for within torch.func (grad, jacrev, jvp, vmap, ...), whose tensors have no "
-            "memory that tiles could be read from. Use torch.autograd.grad and backward, give a batch in place of "
-            "vmap, or transform the module itself, untiled."
-        )
 
 
 def bind(fake: Tensor, value: Value | Stale) -> None:

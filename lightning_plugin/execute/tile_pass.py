@@ -38,6 +38,7 @@ from lightning_plugin.boxes import Box, Grid, on_axis, telling
 from lightning_plugin.execute.gradients import Recalled
 from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.graph import Value
+from lightning_plugin.ledger import watched
 from lightning_plugin.ops import Source, TileOp
 from lightning_plugin.program.findings import Owned, Tapes
 from lightning_plugin.program.program import Program
@@ -249,7 +250,7 @@ class TilePass:
         ledger = self.run.ledger
         if ledger is None or ledger.allocator:
             return nullcontext()
-        return ledger.watching() if fresh or self.lasts else nullcontext()
+        return watched(ledger if fresh or self.lasts else None)
 
     @property
     def lasts(self) -> bool:

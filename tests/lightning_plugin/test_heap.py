@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lightning_plugin import LazyImage, TiledModule, memory
-from lightning_plugin.ledger import Ledger
+from lightning_plugin.ledger import Ledger, watched
 from lightning_plugin.memory import Heap, process_memory
 
 MIB = 2**20
@@ -70,7 +70,7 @@ def test_a_ledger_looks_when_much_was_freed() -> None:
     ledger.heap = Heap(200 * MIB)
     for _ in range(10):
         tensor = torch.ones(3 * MIB)
-        with ledger.watching():
+        with watched(ledger):
             tensor = tensor + 1
         del tensor
     assert ledger.heap.freed <= ledger.heap.most + 12 * MIB

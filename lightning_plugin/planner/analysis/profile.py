@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.fakes import MODES
 from lightning_plugin.graph import Node, Value
-from lightning_plugin.ledger import Ledger
+from lightning_plugin.ledger import Ledger, watched
 from lightning_plugin.ops import ReduceOp, TileOp
 from lightning_plugin.private import FlopCounter, storage_key
 
@@ -77,7 +77,7 @@ class Trial:
     def profile(self, traffic: int) -> Profile:
         counter = FlopCounter()
         ledger = self.ledger
-        with torch.enable_grad(), ledger.watching(), counter:
+        with torch.enable_grad(), watched(ledger), counter:
             with torch.autograd.graph.saved_tensors_hooks(self.pack, lambda t: t):
                 out = self.run()
             scratch = ledger.peak - ledger.live
@@ -121,7 +121,7 @@ class Trial:
             ledger.ignore(c)
         before = ledger.live
         ledger.begin()
-        with ledger.watching():
+        with watched(ledger):
             found = torch.autograd.grad(live, wanted, cotangents, allow_unused=True)
         made = sum(g.numel() * g.element_size() for g in found if g is not None)  # type: ignore[misc, redundant-expr]
         return max(0, ledger.peak - before - made)

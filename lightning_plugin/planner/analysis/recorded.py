@@ -69,7 +69,7 @@ def recorded(
         raise PlanError(f"{type(module).__name__} returned nothing that depends on the image")
     scalars = [scalar(t) for t in leaves]
     recording = lazy._session.root().recorded([t._value for t in scalars], splitting, chains)
-    owed = {} if optimizer is None else state_for(optimizer, [capture.tensor for capture in recording.captures])
+    owed = {} if optimizer is None else state_for(optimizer, recording.tensors)
     yield Network(recording, owed=owed), tuple(lazy.shape)
 
 
