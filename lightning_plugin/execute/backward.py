@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.execute.forward import Forward
-from lightning_plugin.execute.gradients import Gradients, Pulled, Recalled, recalled_key
+from lightning_plugin.execute.gradients import Gradients, Pulled, Recalled
 from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.execute.tile_pass import TilePass
 from lightning_plugin.graph import Value
@@ -175,9 +175,9 @@ class Backward:
         )
         leaves = tuple(t.requires_grad for t in self.leaves)
         same = self.segment.plan.forward == self.segment.backward_grid
-        adders = tuple((i, adder.kept) for i, adder in self.gradients.adders.items())
-        recalled = tuple(recalled_key(self.maps.get(t.node.serial)) for t in self.alive)
-        return self.tiles.key(self.leaves, "backward", *reads, given, leaves, same, adders, recalled)
+        sums = tuple(self.gradients.types.items())
+        recalled = tuple(c.key if isinstance(c, Recalled) else None for c in self.given.values())
+        return self.tiles.key(self.leaves, "backward", *reads, given, leaves, same, sums, recalled)
 
     # The tiles
 
@@ -266,7 +266,8 @@ class Backward:
         count = 1 if evaluation.sums is None else len(tiles)
 
         def read(v: Value, box: Box) -> Tensor | Pieces:
-            tile = self.segment.read(v, box, self.spreads, self.handles.get(v), self.piecewise(v))
+            give = self.piecewise(v) if v in self.segment.strips and v in self.wanted else None
+            tile = self.segment.read(v, box, self.spreads, self.handles.get(v), give)
             if isinstance(tile, Pieces):
                 tokens.append(tile.token)
                 return tile
@@ -293,8 +294,8 @@ class Backward:
         self._handed_back = {}
         del handed
         rows = [(serial, t) for serial, t in carried.items() if t.requires_grad]
-        adders = self.gradients.adders
-        leaves = [*(self.leaves[i] for i in adders), *(t for _, _, t in reads), *(t for _, t in rows)]
+        summed = self.gradients.vectors
+        leaves = [*(self.leaves[i] for i in summed), *(t for _, _, t in reads), *(t for _, t in rows)]
         leaves += [t for t in tokens if t.requires_grad]
         if not outputs or not leaves:
             return
@@ -302,8 +303,8 @@ class Backward:
         given = [(v, box) for v, box, _ in reads]
         for done in (outputs, leaves, cotangents, reads):  # what was fetched is free for what is sent back
             done.clear()  # type: ignore[attr-defined]
-        self.gradients.add(found[: len(adders)], len(tiles) if evaluation.sums is None else 1)
-        here = found[len(adders) :]
+        self.gradients.add(found[: len(summed)], len(tiles) if evaluation.sums is None else 1)
+        here = found[len(summed) :]
         for (v, box), g in zip(given, here, strict=False):
             if g is not None:
                 for owned in tiles:
@@ -331,11 +332,9 @@ class Backward:
             grads, results = self.reduced[serial]
             yield from zip(target.op.pulled(box, made, target.operands(self.vectors), results), grads, strict=True)
 
-    def piecewise(self, v: Value) -> Callable[[Box, Tensor], None] | None:
+    def piecewise(self, v: Value) -> Callable[[Box, Tensor], None]:
         """Receiver of the gradients of a boundary's pieces. They come in a pass of autograd's within this one, so that
         room is made for them here; see [Note: passes] in `private`."""
-        if v not in self.segment.strips or v not in self.wanted:
-            return None
         self.gradients.room_for(v)
         return self.handles[v].cotangent.room().add
 

@@ -29,29 +29,6 @@ def type_of_sum(dtype: torch.dtype, device: torch.device, tiles: int) -> torch.d
     return torch.float64 if several else accumulation_dtype(dtype)
 
 
-class Adder:
-    """Sums gradients of one tensor over so many tiles, in float32 or wider."""
-
-    def __init__(self, like: Tensor, tiles: int = 1):
-        self.like = like
-        self.dtype = like.dtype
-        self.kept = type_of_sum(like.dtype, like.device, tiles)
-        self.total: Tensor | None = None
-
-    def begin(self, gradient: Tensor, times: int) -> None:
-        # In the tensor's own layout: autograd would make a copy of any other.
-        self.total = torch.empty_like(self.like, dtype=self.kept).copy_(gradient)
-        if times > 1:
-            self.total.mul_(times)
-
-    def blank(self) -> Tensor:
-        """The sum of nothing."""
-        return torch.zeros_like(self.like, dtype=self.kept, memory_format=torch.contiguous_format)
-
-    def result(self) -> Tensor | None:
-        return None if self.total is None else self.total.to(self.dtype)
-
-
 class Gradients:
     """Gradients of vectors are summed over tiles. Those of maps are scatter-added, halo and all, to where a map
     lives: to a boundary's cotangent, or to a tensor like the one that the map lies in (``ordinary``)."""
@@ -64,7 +41,10 @@ class Gradients:
         tiles: int,
         ledger: Ledger | None,
     ) -> None:
-        self.adders = {i: Adder(t, tiles) for i, t in enumerate(vectors) if t.requires_grad}
+        #: The vectors that need a gradient, the types in which these are added up, and the sums, by place.
+        self.vectors = {i: t for i, t in enumerate(vectors) if t.requires_grad}
+        self.types = {i: type_of_sum(t.dtype, t.device, tiles) for i, t in self.vectors.items()}
+        self.sums: dict[int, Tensor] = {}
         self.ordinary = ordinary
         self.handles = handles
         self.ledger = ledger
@@ -73,19 +53,22 @@ class Gradients:
     def add(self, found: Sequence[Tensor | None], times: int) -> None:
         """A tile's gradients of the vectors that need one, in order; sums that have begun go on in one call."""
         begun: list[tuple[Tensor, Tensor]] = []
-        for adder, gradient in zip(self.adders.values(), found, strict=True):
+        for i, gradient in zip(self.vectors, found, strict=True):
             if gradient is None:
                 continue
-            if adder.total is None:
-                adder.begin(gradient, times)
-            else:
-                begun.append((adder.total, gradient))
+            if i in self.sums:
+                begun.append((self.sums[i], gradient))
+                continue
+            # In the tensor's own layout: autograd would make a copy of any other.
+            self.sums[i] = torch.empty_like(self.vectors[i], dtype=self.types[i]).copy_(gradient)
+            if times > 1:
+                self.sums[i].mul_(times)
         if begun:
             add_each([total for total, _ in begun], [gradient for _, gradient in begun], times)
 
     def vector(self, place: int) -> Tensor | None:
         """The gradient of a vector by its place."""
-        return self.adders[place].result() if place in self.adders else None
+        return self.sums[place].to(self.vectors[place].dtype) if place in self.sums else None
 
     def whole(self, v: Value, dtype: torch.dtype) -> Tensor | None:
         """The gradient of a map that lies in a tensor."""
@@ -113,8 +96,11 @@ class Gradients:
         """Room for the gradients of these maps and of all vectors, as tiles would have made it."""
         for v in maps:
             self.room_for(v)
-        for adder in self.adders.values():
-            adder.total = adder.blank()
+        self.sums = {i: self.nothing(i) for i in self.vectors}
+
+    def nothing(self, place: int) -> Tensor:
+        """The sum of no gradients of a vector."""
+        return torch.zeros_like(self.vectors[place], dtype=self.types[place], memory_format=torch.contiguous_format)
 
     def zeros(self, v: Value) -> Tensor:
         """Room for the gradient of a map that lies in a tensor."""
@@ -125,10 +111,8 @@ class Gradients:
     def together(self, team: Team, maps: Sequence[Value]) -> None:
         """Gradients of vectors and of these maps that lie in tensors, of which each rank has computed its tiles' share;
         see [Note: team] in `team`."""
-        adders = list(self.adders.values())
-        sums = team.totals([a.total for a in adders], [a.blank for a in adders])
-        for adder, total in zip(adders, sums, strict=True):
-            adder.total = total
+        sums = team.totals([self.sums.get(i) for i in self.vectors], [partial(self.nothing, i) for i in self.vectors])
+        self.sums = {i: t for i, t in zip(self.vectors, sums, strict=True) if t is not None}
         wholes = team.totals([self.wholes.get(v) for v in maps], [partial(self.zeros, v) for v in maps])
         self.wholes = {v: t for v, t in zip(maps, wholes, strict=True) if t is not None}
 
@@ -156,6 +140,12 @@ class Recalled:
     @property
     def home(self) -> Home:
         return self.boundary.home
+
+    @property
+    def key(self) -> Hashable:
+        """Equal where tiles take the same memory to be read."""
+        reductions = [(type(r.target.op), tuple(g is None for g in r.gradients)) for r in self.reductions]
+        return self.begun, self.home.tier, tuple(reductions)
 
     def read(self, box: Box) -> Tensor:
         share = self.share(box)
@@ -194,11 +184,3 @@ class Recalled:
 
     def clear(self) -> None:
         self.cotangent.clear()
-
-
-def recalled_key(cotangent: Cotangent | Recalled | None) -> Hashable:
-    """Equal for cotangents whose tiles take the same memory to be read."""
-    if not isinstance(cotangent, Recalled):
-        return None
-    reductions = [(type(r.target.op), tuple(g is None for g in r.gradients)) for r in cotangent.reductions]
-    return cotangent.begun, cotangent.home.tier, tuple(reductions)

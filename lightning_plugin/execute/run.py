@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -72,10 +72,12 @@ def run_stages(stages: Sequence[Stage], nodes: Sequence[Node], frame: Frame) -> 
 
 
 def streams_of(
-    below: Container[Value], ahead: bool, nodes: Sequence[Node], stages: Sequence[Stage], frame: Frame
+    below: Collection[Value], ahead: bool, nodes: Sequence[Node], stages: Sequence[Stage], frame: Frame
 ) -> Streams | None:
     """The streamed tensors of a run: those that the plan puts below the device, and those that live there already."""
     step = frame.step
+    if not below and not step.homes:
+        return None
     captured: dict[Value, Tensor] = {}
     for node in nodes:
         found = frame.bindings.captures.get(node.outputs[0]) if isinstance(node.op, Captured) else None

@@ -19,7 +19,7 @@ from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.constants import Constants
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.frame import Frame
-from lightning_plugin.execute.streams import as_used
+from lightning_plugin.execute.streams import as_used, kind
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import Pieces
 from lightning_plugin.plan import SegmentPlan
@@ -53,6 +53,7 @@ class SegmentRun:
         the run itself.
         """
         self.program = program
+        self.kind = kind(program.targets[0].map)
         self.stored = [t.stored for t in program.targets if t.stored is not None]
         self.spreads = [v for v in program.reads if frame.ordinary(v) is not None]
         #: The images that are read box by box. One that a kept segment has made whole is an ordinary tensor: counted
@@ -168,14 +169,6 @@ class SegmentRun:
         """The inputs of a narrowed run, given this one's."""
         vectors, spreads, _ = self.by_value(inputs)
         return [*(vectors[v] for v in part.program.vectors), *spreads.values()]
-
-    @property
-    def kind(self) -> str:
-        """The device type the segment runs on."""
-        for t in self.program.targets:
-            kind = t.map.device.type
-            return kind if torch.amp.is_autocast_available(kind) else "cpu"
-        return "cpu"
 
     def constants(self, v: Value, frame: Frame) -> Constants | None:
         """New cells in which a stored map may be noted as constant, where it may be and a later segment asks."""

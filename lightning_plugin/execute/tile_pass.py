@@ -76,6 +76,8 @@ class TilePass:
             compiler = None
         self.tapes = Tapes(program, grid, run.step.library, tiles, compiler, run.ledger, run.see)
         self.watched = True
+        #: True if something of a tile may be there when the next begins.
+        self.lasts = bool(run.plan.ahead or run.team is not None or program.announced)
 
     def __iter__(self) -> Iterator[Tiles]:
         """The tiles that this process evaluates, each with those that are identical to it."""
@@ -251,11 +253,6 @@ class TilePass:
         if ledger is None or ledger.allocator:
             return nullcontext()
         return watched(ledger if fresh or self.lasts else None)
-
-    @property
-    def lasts(self) -> bool:
-        """True if something of a tile may be there when the next begins."""
-        return bool(self.run.plan.ahead or self.run.team is not None or self.run.program.announced)
 
 
 def outline(program: Program, grid: Grid) -> list[tuple[Mapping[Value, Box], Owned]]:
