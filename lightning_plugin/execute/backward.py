@@ -34,12 +34,11 @@ class Evaluation:
 
     Attributes:
         tiles: The tile, and those that it stands for.
-        sums: The sums of their cotangents, by the serials of the stored targets' nodes; None where all are equal to
-            the tile's own.
+        sums: The sums of their cotangents, by target; None where all are equal to the tile's own.
     """
 
     tiles: Sequence[Owned]
-    sums: dict[int, Tensor] | None = None
+    sums: dict[Target, Tensor] | None = None
 
 
 class Backward:
@@ -49,8 +48,8 @@ class Backward:
         segment: The segment, as forward ran it.
         alive: The targets that have a cotangent.
         wanted: The maps that tiles read and whose gradient is asked for.
-        reduced: The cotangents and results of reductions, by the serial of their node.
-        maps: The cotangents of stored maps, by the serial of the node that makes the map.
+        reduced: The cotangents and results of reductions.
+        maps: The cotangents of stored maps.
         leaves: The inputs again, as leaves of each tile's graph.
         gradients: Sums of the gradients that tiles have given.
     """
@@ -83,8 +82,8 @@ class Backward:
         """Find the targets that have a cotangent, and it."""
         program = self.segment.program
         self.alive: list[Target] = []
-        self.reduced: dict[int, tuple[tuple[Tensor | None, ...], tuple[Tensor, ...]]] = {}
-        self.maps: dict[int, Cotangent | Recalled] = {}
+        self.reduced: dict[Target, tuple[tuple[Tensor | None, ...], tuple[Tensor, ...]]] = {}
+        self.maps: dict[Target, Cotangent | Recalled] = {}
         place = 0
         kept = dict(zip(self.segment.stored, self.ctx.cotangents, strict=True))
         for t in program.targets:
@@ -95,23 +94,22 @@ class Backward:
                 place += count
                 if any(g is not None for g in mine):
                     self.alive.append(t)
-                    self.reduced[t.node.serial] = (mine, results)
+                    self.reduced[t] = (mine, results)
                 continue
             cotangent = kept[t.stored]
             if cotangent.begun:
                 self.alive.append(t)
-                self.maps[t.node.serial] = cotangent
-        for serial, reductions in self.segment.recalls.items():
-            self.recall(serial, [t for t in reductions if t in self.alive])
+                self.maps[t] = cotangent
+        for t, reductions in self.segment.recalls.items():
+            self.recall(t, [r for r in reductions if r in self.reduced])
 
-    def recall(self, serial: int, reductions: Sequence[Target]) -> None:
+    def recall(self, target: Target, reductions: Sequence[Target]) -> None:
         """Pull reductions of a map back with the map's own cotangent; see [Note: recall] in `program.program`."""
         if not reductions:
             return
-        pulled = [Pulled(t, t.operands(self.vectors), *self.reduced.pop(t.node.serial)) for t in reductions]
-        self.maps[serial] = Recalled(self.ctx.recalled[serial], pulled)
-        alive = {t.node.serial for t in self.alive if t not in reductions} | {serial}
-        self.alive = [t for t in self.segment.program.targets if t.node.serial in alive]
+        pulled = [Pulled(t, t.operands(self.vectors), *self.reduced.pop(t)) for t in reductions]
+        self.maps[target] = Recalled(self.ctx.recalled[target], pulled)
+        self.alive = [t for t in self.segment.program.targets if t in self.maps or t in self.reduced]
 
     def run(self) -> tuple[Tensor | None, ...]:
         segment = self.segment
@@ -135,7 +133,7 @@ class Backward:
     def over_tiles(self, part: SegmentRun) -> None:
         """Pull back every tile of the part of the segment that has cotangents."""
         program = self.program = part.program
-        self.given = {i: self.maps[t.node.serial] for i, t in enumerate(program.targets) if t.node.serial in self.maps}
+        self.given = {i: self.maps[t] for i, t in enumerate(program.targets) if t in self.maps}
         self.operands = [self.vectors[v] for v in program.vectors]
         tiles = self.tiles = TilePass(part, self.segment.backward_grid, self.handles, self.given)
         with (
@@ -169,10 +167,7 @@ class Backward:
             handle = self.handles.get(v)
             begun = handle is not None and handle.cotangent.begun
             reads.append((v in self.wanted, begun))
-        given = tuple(
-            None if t.node.serial in self.maps else tuple(g is None for g in self.reduced[t.node.serial][0])
-            for t in self.alive
-        )
+        given = tuple(None if t in self.maps else tuple(g is None for g in self.reduced[t][0]) for t in self.alive)
         leaves = tuple(t.requires_grad for t in self.leaves)
         same = self.segment.plan.forward == self.segment.backward_grid
         sums = tuple(self.gradients.types.items())
@@ -206,10 +201,10 @@ class Backward:
         given = {i: c.cotangent if isinstance(c, Recalled) else c for i, c in self.given.items()}
         return all(torch.equal(c.read(one[i]), c.read(other[i])) for i, c in given.items() if c.begun)
 
-    def summed(self, tiles: Sequence[Owned]) -> dict[int, Tensor]:
+    def summed(self, tiles: Sequence[Owned]) -> dict[Target, Tensor]:
         """The sum of the tiles' cotangents of every stored target."""
         return {
-            self.program.targets[i].node.serial: cotangent.summed([owned[i] for owned in tiles])
+            self.program.targets[i]: cotangent.summed([owned[i] for owned in tiles])
             for i, cotangent in self.given.items()
             if not tiles[0][i].empty
         }
@@ -240,8 +235,8 @@ class Backward:
         segment, grid = self.segment, self.segment.backward_grid
         if segment.plan.forward == grid and not segment.alike:
             return  # forward's tiles were these
-        reducing = [t for t in self.alive if t.node.serial in self.reduced]
-        doubtful = [t for t in reducing if t.op.uncertain(self.reduced[t.node.serial][1], segment.alike)]
+        reducing = [t for t in self.alive if t in self.reduced]
+        doubtful = [t for t in reducing if t.op.uncertain(self.reduced[t][1], segment.alike)]
         if not doubtful:
             return
         part = segment.narrowed(doubtful)
@@ -250,8 +245,8 @@ class Backward:
         with torch.no_grad():
             found.evaluate(told=False)
         for i, t in enumerate(part.program.targets):
-            grads, _ = self.reduced[t.node.serial]
-            self.reduced[t.node.serial] = grads, t.finish(found.totals[i], self.vectors)
+            grads, _ = self.reduced[t]
+            self.reduced[t] = grads, t.finish(found.totals[i], self.vectors)
 
     # One tile
 
@@ -325,11 +320,10 @@ class Backward:
         self, target: Target, box: Box, made: Sequence[Tensor], evaluation: Evaluation
     ) -> Iterator[tuple[Tensor | None, Tensor | None]]:
         """The tensors of a tile that lead to a target, each with its cotangent."""
-        serial = target.node.serial
-        if serial in self.maps:
-            yield made[0], self.maps[serial].read(box) if evaluation.sums is None else evaluation.sums.get(serial)
-        elif serial in self.reduced:
-            grads, results = self.reduced[serial]
+        if target in self.maps:
+            yield made[0], self.maps[target].read(box) if evaluation.sums is None else evaluation.sums.get(target)
+        elif target in self.reduced:
+            grads, results = self.reduced[target]
             yield from zip(target.op.pulled(box, made, target.operands(self.vectors), results), grads, strict=True)
 
     def piecewise(self, v: Value) -> Callable[[Box, Tensor], None]:

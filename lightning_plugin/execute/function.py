@@ -118,7 +118,7 @@ class SegmentFunction(torch.autograd.Function):
         ctx.carried = made.carried
         ctx.handles = list(boundaries.values())
         ctx.cotangents = [handle.cotangent for handle in stored.values()]
-        ctx.recalled = {v.node.serial: stored[v] for v in stored if v.node and v.node.serial in run.recalls}
+        ctx.recalled = {t: stored[t.map] for t in run.recalls}
         results = [made.results[v] for v in (*run.outputs, *run.stored)]
         # Copies: the user may write to the results, and backward needs them as they were.
         ctx.results = [r.clone() for r in results[: len(run.outputs)]]

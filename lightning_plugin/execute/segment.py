@@ -63,8 +63,8 @@ class SegmentRun:
         self.images = [v for v, image in self.sources.items() if v.requires_grad and image.tensor is not None]
         self.boundaries = [v for v in program.reads if v in frame.stored and frame.ordinary(v) is None]
         self.outputs = [v for t in program.targets if t.stored is None for v in t.node.outputs]
-        #: The reductions of the maps that backward reads back, by the serial of the node that makes each.
-        self.recalls: Mapping[int, Sequence[Target]] = recallable(program) if self.plan.recall else {}
+        #: The reductions of each map that backward reads back.
+        self.recalls: Mapping[Target, Sequence[Target]] = recallable(program) if self.plan.recall else {}
         #: The boundaries that tiles read piece by piece.
         self.strips = strips(program, self.boundaries) if self.plan.pieces > 1 else {}
         self.trains = any(v.requires_grad for v in (*self.outputs, *self.stored))

@@ -306,18 +306,18 @@ def parts_of(program: Program) -> Sequence[Program]:
     return [program.narrow(targets) for targets in groups]
 
 
-def recallable(program: Program) -> Mapping[int, tuple[Target, ...]]:
-    """The reductions of each stored map that may be recalled, by the serial of the node that makes it."""
+def recallable(program: Program) -> Mapping[Target, tuple[Target, ...]]:
+    """The reductions of each stored map that may be recalled."""
     reductions = {t.node.serial: t for t in program.targets if t.stored is None}
     readers: dict[Value, list[Node]] = {}
     for node in program.steps:
         for v in node.maps:
             readers.setdefault(v, []).append(node)
-    found: dict[int, tuple[Target, ...]] = {}
+    found: dict[Target, tuple[Target, ...]] = {}
     for t in program.targets:
         nodes = readers.get(t.stored, ()) if t.stored is not None else ()
         if nodes and t.requires_grad and is_unread(t.node) and all(map(looks_alone, nodes)):
-            found[t.node.serial] = tuple(reductions[n.serial] for n in nodes)
+            found[t] = tuple(reductions[n.serial] for n in nodes)
     return found
 
 
@@ -344,8 +344,7 @@ class InBackward:
     @staticmethod
     def of(whole: Program) -> InBackward:
         reductions = tuple(t for found in recallable(whole).values() for t in found)
-        gone = {t.node.serial for t in reductions}
-        return InBackward(whole.narrow([t for t in whole.targets if t.node.serial not in gone]), reductions)
+        return InBackward(whole.narrow([t for t in whole.targets if t not in reductions]), reductions)
 
     @property
     def maps(self) -> tuple[Value, ...]:
