@@ -37,6 +37,8 @@ from lightning_plugin.units import exact_bytes, format_bytes
 WORKSPACE_SHARE = 0.125
 #: More than any network needs.
 PLENTY = 1 << 62
+#: Cuts that a segment spans in the first search, and the part of its seconds that a plan of longer ones has to save.
+SPANNED, GAIN = 4, 0.05
 #: Searches for one limit.
 ROUNDS = 4
 #: A plan that a reserve made smaller is searched for again if it leaves more than this share of the limit.
@@ -78,7 +80,7 @@ class Chooser:
         reserve = self.reserve(budget)
         limit = usable(budget) - reserve
         self.refuse_barriers(limit)
-        best = self.shares(limit) or self.smallest_plan
+        best = self.widened(limit) or self.smallest_plan
         if best.peak_bytes > limit:
             raise self.refusal(budget)
         return self.with_reserve(self.recalling(best, limit), budget)
@@ -110,12 +112,12 @@ class Chooser:
         fitting = [p for p in (self.choose(low), smallest_plan) if self.together(p) <= usable(budget)]
         if not fitting:
             raise self.refusal(budget)
-        best = min(fitting, key=lambda p: p.seconds)
+        best = min(fitting, key=by_seconds)
         for _ in range(HALVINGS):
             middle = (low + high) // 2
             plan = self.choose(middle)
             if self.together(plan) <= usable(budget):
-                low, best = middle, min(plan, best, key=lambda p: p.seconds)
+                low, best = middle, min(plan, best, key=by_seconds)
             else:
                 high = middle
         return best
@@ -161,6 +163,22 @@ class Chooser:
         """Bytes that lie on the device all the time if as many parameters as possible live below."""
         return self.network.fixed_bytes - Copies(self.network, self.placements[-1], self.rates).freed
 
+    def widened(self, limit: int) -> Plan | None:
+        """The fastest plan. Its segments may span twice as many cuts as before until that makes it no faster: there are
+        as many long segments as short ones, each takes as long to cost as it is long, and few plans have any."""
+        best: Plan | None = None
+        self.search.spanned, self.search.shortened = SPANNED, True
+        while self.search.shortened:
+            self.search.shortened = False
+            found = self.shares(limit)
+            enough = best is not None and found is not None and found.seconds >= (1 - GAIN) * best.seconds
+            best = min((plan for plan in (best, found) if plan is not None), key=by_seconds, default=None)
+            if enough:
+                break
+            self.search.spanned *= 2
+        self.search.spanned = math.inf
+        return best
+
     def shares(self, limit: int) -> Plan | None:
         """The faster of two plans: with as many parameters on the device as any plan allows, and with a share fewer.
         Copies are fetched ahead if that fits."""
@@ -174,7 +192,7 @@ class Chooser:
                     break
             if len(found) == 2 or (found and not placed.all):
                 break
-        return min(found, key=lambda plan: plan.seconds, default=None)
+        return min(found, key=by_seconds, default=None)
 
     def fastest(self, limit: int, rounds: int = ROUNDS) -> Plan | None:
         """A plan whose rehearsal keeps a limit: everything kept, or tiles if that does not fit or they are faster."""
@@ -312,6 +330,10 @@ def ways_of_link(rates: Rates, lower: LowerTiers, policy: Policy, network: Netwo
         if not found or plan.seconds < found[-1].seconds:
             found.append(plan)
     return [Way.of(plan, network, body) for plan in found]
+
+
+def by_seconds(plan: Plan) -> float:
+    return plan.seconds
 
 
 def rehearsed(plan: Plan, found: RehearsedMemory) -> Plan:

@@ -13,6 +13,7 @@ than later ones are recomputed in passing, and cost their forward once more.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -38,8 +39,6 @@ from lightning_plugin.planner.search.partial import (
 from lightning_plugin.planner.search.policies import AUTO, Policy, changes, valleys, with_unread
 from lightning_plugin.planner.search.ways import Moves, Placement, Room, Site, Span, Tiled, Ways
 
-#: Cuts that a segment spans in the first search, and the part of its seconds that a plan of longer ones has to save.
-SPANNED, GAIN = 4, 0.05
 #: Numbers of pieces in which keys are read: a piece should be about as large as a tile of queries.
 PIECES = (4, 16, 64, 256)
 #: A bound is lower by this part: sums that are added up in another order differ in their last digits.
@@ -60,9 +59,8 @@ class Search:
         self.ways = Ways(self.intervals, policy)
         self.budget = 0
         self.depth = 0
-        self.spanned = 0
-        #: Some segment could have spanned more cuts.
-        self.shortened = False
+        #: Cuts that a segment may span, and whether some segment could have spanned more.
+        self.spanned, self.shortened = math.inf, False
         self.streaming = False
         self.copies = Copies(network, Placed(), rates)
         self._stored: dict[tuple[int, int], tuple[Placement, Placement | None]] = {}
@@ -364,25 +362,10 @@ class Search:
             if self.streaming and not self.network.key_cuts:
                 break
             self.depth = depth
-            best = self.widened()
-            if best is not None:
-                return self.finish(best)
+            found = self.through()
+            if found:
+                return self.finish(min(found, key=lambda p: (p.seconds, p.held)))
         return None
-
-    def widened(self) -> Partial | None:
-        """The fastest plan. Its segments may span twice as many cuts as before until that makes it no faster: there are
-        as many long segments as short ones, each takes as long to cost as it is long, and few plans have any."""
-        best: Partial | None = None
-        self.spanned, self.shortened = SPANNED, True
-        while self.shortened:
-            self.shortened = False
-            found = min(self.through(), key=quickest, default=None)
-            enough = best is not None and found is not None and found.seconds >= (1 - GAIN) * best.seconds
-            best = min((p for p in (best, found) if p is not None), key=quickest, default=None)
-            if enough:
-                break
-            self.spanned *= 2
-        return best
 
     def whole(self, budget: int) -> Plan | None:
         """Everything kept, as plain PyTorch does; None if it does not fit."""
@@ -450,8 +433,3 @@ class Search:
                 traffic_bytes=self.copies.traffic(itertools.pairwise([0, *ends])),
             ),
         )
-
-
-def quickest(plan: Partial) -> tuple[float, int]:
-    """A key of the fastest plan; of equally fast ones, of that which holds least."""
-    return plan.seconds, plan.held
