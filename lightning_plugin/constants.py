@@ -1,4 +1,4 @@
-"""Constant parts of a map, on a lattice of cells.
+"""The contents of a map, as far as they are known: its constant parts, and its tiles that one computation has made.
 
 [Note: background] Most of a slide is *background* of one value. A source can say so without reading; a tensor, a
 padded batch say, is compared once in a step, where a plan counts on it. Of a boundary it is seen when its tiles are
@@ -7,12 +7,18 @@ most of its cells too. A cell is known to be constant when all of it was written
 takes time, so it ends with the last segment that a plan has share identical tiles. What is known serves identical tiles
 ([Note: identical tiles] in `execute.tile_pass`) and the search for a plan (`planner.analysis.background`); nothing else
 depends on it.
+
+[Note: stored once] Tiles that forward has made by one computation have one number: boxes that lie alike in them hold
+the same, to the bit. A lower tier is sent the first of the tiles that have one number, and no other. A box that is read
+is put together from the parts of it in tiles for which others stand, each from where the same lies, and the rest. That
+takes the room that the box takes anyway, so that a rehearsal, which knows of no numbers, counts it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 
 import numpy as np
@@ -218,3 +224,71 @@ def keys_of(rows: Tensor) -> list[bytes]:
     numbers = dense_bytes(rows)
     kind = str(rows.dtype).encode()
     return [kind + row for row in numbers.view(f"V{numbers.shape[1]}").ravel().tolist()]
+
+
+@dataclass(frozen=True, eq=False)
+class Numbered:
+    """The numbers of the tiles that a map is cut into, and where these end on each axis; ``first`` is the place of the
+    tile that stands for each. See [Note: stored once]."""
+
+    ends: tuple[np.ndarray, ...]
+    numbers: np.ndarray
+    first: np.ndarray
+
+    @staticmethod
+    def empty(ends: Sequence[Sequence[int]]) -> Numbered:
+        """Tiles without numbers, of which each stands for itself."""
+        numbers = np.zeros([len(e) - 1 for e in ends], dtype=np.int64)
+        return Numbered(tuple(map(np.asarray, ends)), numbers, np.arange(numbers.size).reshape(numbers.shape))
+
+    def number(self, boxes: Sequence[Box], number: int) -> None:
+        """Give the tiles of some boxes a number. The first stands for all of them."""
+        places = [tuple(s.start for s in self.over(box)) for box in boxes]
+        for place in places:
+            self.numbers[place] = number
+            self.first[place] = np.ravel_multi_index(places[0], self.first.shape)
+
+    def over(self, box: Box) -> tuple[slice, ...]:
+        """The places of the tiles that a box touches."""
+        return tuple(
+            slice(int(np.searchsorted(e, lo, "right")) - 1, int(np.searchsorted(e, hi, "left")))
+            for e, (lo, hi) in zip(self.ends, box.intervals(), strict=True)
+        )
+
+    def signature(self, box: Box) -> Hashable:
+        """Equal for boxes that lie alike in tiles of the same numbers."""
+        over = self.over(box)
+        axes = zip(self.ends, over, box.lo, strict=True)
+        edges = tuple(tuple((e[s.start : s.stop + 1] - lo).tolist()) for e, s, lo in axes)
+        return edges, self.numbers[over].tobytes()
+
+    def parts(self, box: Box) -> Iterator[tuple[Box, Box]]:
+        """The parts of a box that lie in tiles for which others stand, each with where the same is; and the rest."""
+        over = self.over(box)
+        shape, begin = self.first.shape, [s.start for s in over]
+        own = np.ravel_multi_index(np.ix_(*(np.arange(s.start, s.stop) for s in over)), shape)
+        if (self.first[over] == own).all():
+            yield box, box
+            return
+        for index, first in np.ndenumerate(self.first[over]):
+            place = tuple(b + i for b, i in zip(begin, index, strict=True))
+            lo, there = self.lo(place), self.lo(np.unravel_index(first, shape))
+            tile = Box(lo, self.lo([i + 1 for i in place])).intersect(box)
+            yield tile, tile.shift([b - a for a, b in zip(lo, there, strict=True)])
+
+    @property
+    def spared(self) -> int:
+        """The positions of all tiles for which others stand."""
+        count = self.first != np.arange(self.first.size).reshape(self.first.shape)
+        for ends in reversed(self.ends):
+            count = count @ np.diff(ends)
+        return int(count)
+
+    def lo(self, place: Sequence[int]) -> tuple[int, ...]:
+        """The beginning of the tile at a place."""
+        return tuple(int(e[i]) for e, i in zip(self.ends, place, strict=True))
+
+
+def parts_of(made: Numbered | None, box: Box) -> list[tuple[Box, Box]]:
+    """The parts of a box, each with where it lies."""
+    return [(box, box)] if made is None else list(made.parts(box))

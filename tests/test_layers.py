@@ -32,7 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("plan", "rules", "chain"),  # decisions; operators; links
     ("graph",),  # what is to be run
     ("ops", "plan_views"),
-    ("constants",),  # where a map is known to be constant
+    ("constants",),  # contents of maps, as far as they are known
     ("layout", "source", "team"),
     ("ledger",),
     (

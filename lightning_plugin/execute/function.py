@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_plugin.constants import Numbered
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.backward import Backward
 from lightning_plugin.execute.forward import Forward
@@ -42,7 +43,6 @@ from lightning_plugin.program.program import parts_of
 from lightning_plugin.program.scan import scanned
 from lightning_plugin.progress import ranged
 from lightning_plugin.residency.boundary import Boundary
-from lightning_plugin.residency.numbered import Numbered
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
-from lightning_plugin.constants import Constants
+from lightning_plugin.constants import Constants, Numbered
 from lightning_plugin.layout import Layout
 from lightning_plugin.ledger import Ledger, watched
 from lightning_plugin.ops import accumulation_dtype
 from lightning_plugin.plan import DEEPEST
 from lightning_plugin.private import current_pass
-from lightning_plugin.residency.numbered import Numbered
 from lightning_plugin.residency.tiers import DeviceMemory, Home, LowerMap
 
 

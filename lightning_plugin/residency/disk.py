@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
+from lightning_plugin.constants import Numbered, parts_of
 from lightning_plugin.errors import DiskError, EngineError
 from lightning_plugin.layout import Axis, Layout, plain_strides
-from lightning_plugin.residency.numbered import Numbered, parts_of
 from lightning_plugin.residency.transfer import Lend, Transfer
 from lightning_plugin.units import format_bytes
 

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
+from lightning_plugin.constants import Numbered, parts_of
 from lightning_plugin.layout import Layout
 from lightning_plugin.residency.disk import DiskFile
-from lightning_plugin.residency.numbered import Numbered, parts_of
 from lightning_plugin.residency.transfer import (
     Arrivals,
     Lend,
@@ -171,18 +171,19 @@ class LowerMap:
         self.queue = queue
         self.sent: Pending | None = None
         self.fetched: Arrivals[Box] = Arrivals()
-        #: True if a tile for which another stands need not be written; see `numbered`.
+        #: True if a tile for which another stands need not be written; see [Note: stored once] in
+        #: `constants`.
         self.finds = there.made is not None
 
     def write(self, box: Box, tile: Tensor, ahead: bool = False) -> None:
-        self.settle()
-        self.sent = self.queue.send(self.there.sending(box, tile, self.queue.pool.lender(box, self.largest)), ahead)
-        if not ahead:
-            self.settle()
+        self.send(self.there.sending, box, tile, ahead)
 
     def add(self, box: Box, tile: Tensor, ahead: bool = False) -> None:
+        self.send(self.there.adding, box, tile, ahead)
+
+    def send(self, ready: Callable[[Box, Tensor, Lend], Transfer], box: Box, tile: Tensor, ahead: bool) -> None:
         self.settle()
-        self.sent = self.queue.send(self.there.adding(box, tile, self.queue.pool.lender(box, self.largest)), ahead)
+        self.sent = self.queue.send(ready(box, tile, self.queue.pool.lender(box, self.largest)), ahead)
         if not ahead:
             self.settle()
 

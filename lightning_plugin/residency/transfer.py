@@ -33,9 +33,9 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
+from lightning_plugin.constants import Numbered
 from lightning_plugin.layout import Layout
 from lightning_plugin.progress import Progress, ranged
-from lightning_plugin.residency.numbered import Numbered
 
 #: Lends memory for a transfer, by shape and dtype.
 Lend = Callable[[Sequence[int], torch.dtype], Tensor]

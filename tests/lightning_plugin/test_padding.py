@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lightning_plugin import LazyImage, Plan, TiledModule, materialize
 from lightning_plugin.boxes import Box, Grid
-from lightning_plugin.constants import Constants
+from lightning_plugin.constants import Constants, Numbered
 from lightning_plugin.engine import Engine
 from lightning_plugin.graph import Image, Recording, background_of
 from lightning_plugin.layout import Layout
@@ -24,7 +24,6 @@ from lightning_plugin.plans import Planner
 from lightning_plugin.program.program import Program, Target
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.residency.disk import UnnamedFile
-from lightning_plugin.residency.numbered import Numbered
 from lightning_plugin.residency.tiers import Home
 from lightning_plugin.residency.transfer import TransferQueue
 from lightning_plugin.source import TensorSource

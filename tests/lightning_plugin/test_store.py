@@ -17,6 +17,7 @@ from torch import nn
 
 from lightning_plugin import LazyImage
 from lightning_plugin.boxes import Box, Grid
+from lightning_plugin.constants import Numbered
 from lightning_plugin.engine import Engine
 from lightning_plugin.errors import EngineError
 from lightning_plugin.layout import Axis, Layout
@@ -25,7 +26,6 @@ from lightning_plugin.plan import SegmentPlan
 from lightning_plugin.plans import Planner
 from lightning_plugin.residency.boundary import Boundary, Cotangent
 from lightning_plugin.residency.disk import DiskFile, rearranged
-from lightning_plugin.residency.numbered import Numbered
 from lightning_plugin.residency.tiers import Home, LowerMap
 from lightning_plugin.residency.transfer import TransferQueue
 from tests.exactness import asked, assert_exact

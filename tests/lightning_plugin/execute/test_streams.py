@@ -12,7 +12,7 @@ from torch import nn
 
 from lightning_plugin import Plan, TiledModule, make_plan
 from lightning_plugin.boxes import Box, Grid
-from lightning_plugin.residency.numbered import Numbered
+from lightning_plugin.constants import Numbered
 from tests.exactness import TOLERANCE, difference
 from tests.lightning_plugin.streams import MAIN, SIDE, Recorder, recorded_device
 
