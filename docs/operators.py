@@ -12,8 +12,9 @@ HEAD = """# Operators
 
 Every operator that runs tile by tile, the kind of its rule, and the test files in which the rule has answered. All of
 these tests compare with plain PyTorch in float64. *Functions* are recorded as the user calls them, *operators* as
-PyTorch's dispatcher sees them, where the many spellings of an operator have become one. What is not in the table is a
-barrier: it runs whole, exactly, and the plan names it.
+PyTorch's dispatcher sees them, where the many spellings of an operator have become one. A function that is not in the
+table is recorded as the operators that it is made of. Where one of them has no rule for the call, the whole function is
+a barrier: it runs whole, exactly, and the plan names it.
 
 This page is made from the tables of rules and from `benchmarks/results/operators.json`, which
 `pytest --operators tests/lightning_plugin` writes.

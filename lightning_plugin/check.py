@@ -137,7 +137,7 @@ class _Step:
         if isinstance(total, Tensor) and total.requires_grad:
             total.backward()
         gradients = {**{name: p.grad for name, p in module.named_parameters()}, "input": x.grad}
-        barriers = () if tiled is None else tiled.engine.barriers
+        barriers = () if tiled is None or tiled.plan is None else tiled.plan.barriers
         return _Step([o.detach() for o in outputs], gradients, dict(module.named_buffers()), barriers)
 
     def distance(self, truth: _Step) -> float:

@@ -23,7 +23,6 @@ from lightning_plugin.execute.run import run_plan
 from lightning_plugin.graph import Recording, Value, drawn
 from lightning_plugin.ledger import Ledger, with_gradients
 from lightning_plugin.memory import Heap
-from lightning_plugin.ops import Barrier
 from lightning_plugin.options import Options
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.costs.lower import lower_tiers
@@ -59,7 +58,6 @@ class Engine:
         planner: Decides, by the user's options.
         plan: The last plan that ran.
         ledger: Counts the bytes of the step on the device.
-        barriers: The operators of the last recording that ran whole.
         progress: Tells of steps while they last.
         library: Programs of tiles that earlier steps have made.
         homes: Where streamed tensors live.
@@ -71,7 +69,6 @@ class Engine:
     planner: Planner = field(default_factory=Planner)
     plan: Plan | None = field(default=None, init=False)
     ledger: Ledger | None = field(default=None, init=False)
-    barriers: tuple[str, ...] = field(default=(), init=False)
     progress: Progress = field(default_factory=Progress, init=False)
     library: Library = field(default_factory=Library, init=False)
     homes: Homes = field(default_factory=Homes, init=False)
@@ -135,7 +132,6 @@ class Engine:
         if self.listener is not None:
             self.listener.runs(plan, 1 if self.planner.team is None else self.planner.team.size)
         before, self.plan = self.plan, plan
-        self.barriers = tuple(n.label for n in recording.nodes if isinstance(n.op, Barrier))
         device = images[0].device if images else torch.device("cpu")
         if self.ledger is None or self.ledger.device != device:
             self.ledger = Ledger(device)

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from lightning_plugin.boxes import Grid
 from lightning_plugin.graph import Node, Value
-from lightning_plugin.ops import Gather, ReduceOp, Source, Spread, TileOp
+from lightning_plugin.ops import Barrier, Gather, ReduceOp, Source, Spread, TileOp
 from lightning_plugin.plan import Plan, SegmentPlan
 from lightning_plugin.program.program import programs
 from lightning_plugin.program.scan import shareable
@@ -89,7 +89,8 @@ def fixed(
         if more == stored:
             break
         stored = more
-    plan = by_stage(nodes, stored, stage, grid, backward, alike)
+    barriers = tuple(n.label for n in nodes if isinstance(n.op, Barrier))
+    plan = replace(by_stage(nodes, stored, stage, grid, backward, alike), barriers=barriers)
     return sharing(plan, nodes) if halo == "share" else plan
 
 

@@ -27,6 +27,9 @@ def test_the_plan_names_barriers() -> None:
     plan = make_plan(net(), (1, 3, 256, 256), budget="64MiB")
     assert plan.barriers == ("sort in '2'",)
     assert "sort in '2'" in str(plan)
+    tiled = TiledModule(net(), tiles=(2, 2))
+    tiled(torch.zeros(1, 3, 32, 32))
+    assert tiled.plan is not None and tiled.plan.barriers == plan.barriers and "sort in '2'" in str(tiled.plan)
 
 
 def test_a_barrier_that_does_not_fit_is_refused_with_its_name_and_the_way_out() -> None:

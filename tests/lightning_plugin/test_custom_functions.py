@@ -164,7 +164,7 @@ def test_custom_functions_have_the_derivative_that_they_say(name: str) -> None:
         for p, q in zip(plain.parameters(), module.parameters(), strict=True):
             assert (p.grad is None) == (q.grad is None)
             assert p.grad is None or q.grad is None or difference(q.grad, p.grad, 1e-3) < TOLERANCE
-    assert bool(tiled.engine.barriers) == (name in WHOLE)
+    assert bool(tiled.plan.barriers) == (name in WHOLE)
 
 
 def test_what_does_not_fit_whole_says_how_to_declare_it() -> None:
