@@ -8,23 +8,19 @@ from lightning_plugin.rules import (
     carried,
     channels,
     contract,
-    enlarge,
     instances,
     interpolate,
     loss,
     norm,
-    pad,
     picking,
     pointwise,
     pooling,
-    positions,
     random,
     rearrange,
     reduce,
     replaced,
     slices,
     transposed,
-    unfold,
     views,
     window,
 )
@@ -43,20 +39,17 @@ ORDER = (
     axes,  # over some of the axes: the others are still tiled
     adaptive,  # to more than the one position that `reduce` makes
     transposed,  # what `window` declines
-    slices,  # parts of space, where `channels` found no part of the channels
+    slices,  # parts of space, where `channels` found no part of the channels; its borders
     rearrange,  # space put together or turned round, likewise
-    positions,  # a softmax over all of space, where `axes` had no axis left to tile
     ranking,  # the best and the picked of all positions
     pooling,  # windows of space, likewise
-    unfold,  # windows of space, likewise
-    pad,  # the borders of space, likewise
     interpolate,  # space made larger or smaller, likewise
     carried,  # plain dimensions that windows slide over, where the families above found no space
     spellings,  # rarer spellings, put down to the operators above
 )
 #: These have their functions for themselves.
 ALONE = (
-    attention, blocks, contract, enlarge, loss, norm, pointwise, random, replaced, views, by_hand, patchwork,
+    attention, blocks, contract, loss, norm, pointwise, random, replaced, views, by_hand, patchwork,
 )  # fmt: skip
 
 for _table in (API, ATEN):

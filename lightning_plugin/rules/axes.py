@@ -1,9 +1,12 @@
-"""Operators along some of the axes of space: sums of rows, running sums down columns, a softmax along each
-row.
+"""Operators along some of the axes of space: sums of rows, running sums down columns, a softmax over positions.
 
-A reduction over *some* of the axes has results that still lie in space: each tile adds to its slice of them.
-Where the result has more than one axis left it is a map itself, and the operator reads the reduced axes
-whole, as one that mixes positions along an axis does.
+A reduction over *some* of the axes has results that still lie in space: each tile adds to its slice of them. Where the
+result has more than one axis left it is a map itself, and the operator reads the reduced axes whole, as one that mixes
+positions along an axis does.
+
+    softmax(x) = exp(x - m) / s        m = max x,   s = Σ exp(x - m)
+
+so a softmax over all positions is one reduction, to (s, m), and one broadcast.
 """
 
 from __future__ import annotations
@@ -19,10 +22,12 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Dim, Layout
-from lightning_plugin.ops import Call, ReduceOp, Reduction, TileOp
-from lightning_plugin.rules.channels import REDUCTIONS, dim_of, name_of, reduced
-from lightning_plugin.rules.reductions import SpaceOp, covers
+from lightning_plugin.ops import Call, ReduceOp, Reduction, TileOp, accumulation_dtype
+from lightning_plugin.rules.channels import REDUCTIONS, dim_of, name_of, plain, reduced
+from lightning_plugin.rules.pointwise import broadcast, local
+from lightning_plugin.rules.reductions import ExpSum, SpaceOp, covers
 from lightning_plugin.rules.table import ATEN, Recorder
+from lightning_plugin.rules.uncut import axes_under
 
 aten = torch.ops.aten
 
@@ -84,14 +89,7 @@ def along_axis(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[
     return rec.emit(op, [x], outs, x.space, name_of(func))
 
 
-@ATEN.rule(
-    aten.cumsum,
-    aten.cumprod,
-    aten.logcumsumexp,
-    aten._softmax,
-    aten._log_softmax,
-    aten._safe_softmax,
-)
+@ATEN.rule(aten.cumsum, aten.cumprod, aten.logcumsumexp, aten._safe_softmax)
 def accumulate(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Running sums along one axis; along all of space they are a barrier."""
     return along_axis(rec, func, args, kwargs, outs, [dim_of(args, kwargs, 1, -1) % len(args[0].shape)])
@@ -242,3 +240,42 @@ def to_map(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tens
     _, new_args, new_kwargs = rec.template(args, kwargs)
     op = Strip(Call(func, new_args, new_kwargs), x.space.extent, tuple(axes), layout)
     return rec.emit(op, [x], outs, layout, name_of(func))
+
+
+# A softmax over positions ---------------------------------------------------------------------------------
+
+
+def apply_softmax(x: Tensor, total: Tensor, top: Tensor, dtype: torch.dtype) -> Tensor:
+    return ((x.to(total.dtype) - top).exp() / total).to(dtype)
+
+
+def apply_log_softmax(x: Tensor, total: Tensor, top: Tensor, dtype: torch.dtype) -> Tensor:
+    return (x.to(total.dtype) - top - total.log()).to(dtype)
+
+
+def left(x: Value, dim: int) -> set[int]:
+    """The axes of a map that lie in other dimensions."""
+    return axes_under(x, [d for d in range(len(x.shape)) if d != dim])
+
+
+@ATEN.rule(aten._softmax, aten._log_softmax)
+def softmax(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """Along one axis; or over a dimension that holds all of space, of all images together or of each."""
+    found = accumulate(rec, func, args, kwargs, outs)
+    if found is not NotImplemented:
+        return found
+    x, dim = args[0], args[1] % len(args[0].shape)
+    apart = not covers(x, [dim])
+    if apart and (plain(x, dim) or any(a not in rec.session.instances for a in left(x, dim))):
+        return NotImplemented
+    dtype = accumulation_dtype(outs[0].dtype)
+    shape = [1 if d == dim else size for d, size in enumerate(x.shape)]
+    sums = ExpSum((dim,), True, dtype, x.shape[dim])
+    total, top = over(rec, sums, x, [rec.fake(shape, dtype, x.device) for _ in range(2)], "softmax sum")
+    if apart:
+        found = broadcast(rec, [x, total, top], x.shape)
+        if found is None:
+            return NotImplemented
+        x, total, top = found[0]
+    apply = apply_softmax if func is aten._softmax.default else apply_log_softmax
+    return local(rec, apply, [x, total, top, outs[0].dtype], {}, outs[0], x.space, name=name_of(func))

@@ -29,7 +29,6 @@ from lightning_plugin.rules.axes import over, projected
 from lightning_plugin.rules.channels import plain
 from lightning_plugin.rules.pointwise import local, pointwise
 from lightning_plugin.rules.reductions import VarMean, covers
-from lightning_plugin.rules.running import move, norm_of_vectors
 from lightning_plugin.rules.table import API, Recorder
 from lightning_plugin.rules.views import Reshape
 
@@ -385,3 +384,60 @@ def train_norm(
     mean: Tensor, var: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:  # fmt: skip
     return F.batch_norm(x, mean, var, weight, bias, True, 1.0, eps)
+
+
+# Running statistics ---------------------------------------------------------------------------------------
+
+
+def moved(running: Tensor, value: Tensor, momentum: float) -> None:
+    """Move a running statistic towards a batch's."""
+    running.mul_(1 - momentum).add_(value.to(running.dtype), alpha=momentum)
+
+
+def move(
+    rec: Recorder,
+    running: Value | None,
+    values: Sequence[Value],
+    momentum: float,
+    new: Callable[[Sequence[Tensor]], Tensor] = lambda tensors: tensors[0],
+) -> None:
+    """Have a running statistic moved, where there is one, when the values that say where are known."""
+    if running is None:
+        return
+    buffer = rec.session.tensor(running)
+
+    def write(tensors: Sequence[Tensor]) -> None:
+        moved(buffer, new(tensors), momentum)
+
+    rec.update([running], values, write)
+
+
+#: A norm in train mode that moves the statistics it is given first, of operands, all the way to the batch's.
+Norm = Callable[..., Tensor]
+
+
+def norm_of_vectors(
+    rec: Recorder,
+    norm: Norm,
+    operands: Sequence[Any],
+    running: Sequence[Value],
+    momentum: float,
+    out: Tensor,
+    **how: Any,
+) -> Value:
+    """A norm on vectors alone is run as a whole, and would move its buffers when it runs: it is given statistics of
+    its own to move, and the buffers move in the order of the user's code, as where others share them."""
+    (channels,), dtype = running[0].shape, running[0].dtype
+    fakes = [rec.fake([channels], dtype, out.device) for _ in running]
+    given = [norm, channels, dtype, *operands]
+    result, *found = rec.vector(with_statistics, given, {}, [out, *fakes], name="batch_norm", **how)
+    for target, value in zip(running, found, strict=True):
+        move(rec, target, [value], momentum)
+    made: Value = result
+    return made
+
+
+def with_statistics(norm: Norm, channels: int, dtype: torch.dtype, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    """A norm's result, and the statistics by which running ones move."""
+    mean, var = torch.zeros(2, channels, dtype=dtype, device=x.device)
+    return norm(mean, var, x, *rest), mean, var

@@ -5,6 +5,9 @@ from output to input that consists of a few straight *runs*. A tile reads the hu
 a run is an interval, and takes slices of it. (A tile that holds both ends of a roll or of a circular padding reads
 its whole axis: a box has no hole.)
 
+A vector that is interpolated, expanded or repeated back to the size of a map belongs to that map: as a vector it would
+be held whole, and so would its gradient; as a map, each tile makes its own part of it.
+
 Slices, single rows and splits are crops; putting a part into a map (what a write through a view comes to, see
 [Note: views] in `capture.alias`) is a row of such parts.
 """
@@ -18,14 +21,16 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.ops import Along
-from lightning_plugin.rules.channels import dim_of, plain
-from lightning_plugin.rules.table import ATEN, Recorder, filled
+from lightning_plugin.rules.channels import dim_of, name_of, plain, resized
+from lightning_plugin.rules.pointwise import local
+from lightning_plugin.rules.table import API, ATEN, Recorder, filled
 from lightning_plugin.rules.views import Reshape
 
 aten = torch.ops.aten
@@ -228,3 +233,107 @@ def joined(x: Tensor, part: Tensor, dim: int, start: int, stop: int) -> Tensor:
     if after:
         pieces.append(x.narrow(dim, stop, after))
     return torch.cat(pieces, dim) if len(pieces) > 1 else part.clone()
+
+
+# Padding --------------------------------------------------------------------------------------------------
+
+
+def padded(mode: str, size: int, before: int, after: int) -> Runs | None:
+    """The index map of one axis, or None where the padding crops all of it away."""
+    start = max(-before, 0)
+    kept = size - start + min(after, 0)
+    if kept < 1:
+        return None
+    before_from, after_from, step = {
+        "constant": (None, None, 1),
+        "reflect": (before, size - 2, -1),
+        "replicate": (0, size - 1, 0),
+        "circular": (start + kept - before, start, 1),  # PyTorch crops first, and wraps what is left
+    }[mode]
+    lead, trail = max(before, 0), max(after, 0)
+    runs = [
+        Run(0, lead, before_from, step),
+        Run(lead, lead + kept, start),
+        Run(lead + kept, lead + kept + trail, after_from, step),
+    ]
+    return tuple(run for run in runs if run.hi > run.lo)
+
+
+def pad(rec: Recorder, x: Value, pads: Sequence[int], mode: str, fill: float, out: Tensor, name: str) -> Any:
+    """``pads`` is in PyTorch's order, last dimension first."""
+    rank = len(x.shape)
+    pairs = {rank - 1 - i: (pads[2 * i], pads[2 * i + 1]) for i in range(len(pads) // 2)}
+    pairs = {d: pair for d, pair in pairs.items() if any(pair)}
+    maps = {d: padded(mode, x.shape[d], *pair) for d, pair in pairs.items() if spatial(x, d)}
+    others = {d: pair for d, pair in pairs.items() if d not in maps}
+    if out.dtype != x.dtype or (others and mode != "constant") or any(runs is None for runs in maps.values()):
+        return NotImplemented
+    found = remap(rec, x, {d: runs for d, runs in maps.items() if runs is not None}, name, fill)
+    if found is None or not others:
+        return NotImplemented if found is None else found
+    flat = [n for d in reversed(range(rank)) for n in others.get(d, (0, 0))]
+    return local(
+        rec, aten.constant_pad_nd.default, [found, flat, fill], {}, out, resized(found.space, out.shape), name=name
+    )
+
+
+@ATEN.rule(aten.constant_pad_nd.default, kind="layout")
+def constant_pad(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    fill = kwargs.get("value", args[2] if len(args) > 2 else 0.0)
+    return pad(rec, args[0], args[1], "constant", fill, outs[0], "constant_pad")
+
+
+@ATEN.rule(
+    aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default,
+    aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default,
+    kind="layout",
+)  # fmt: skip
+def mirrored_pad(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    mode = "reflect" if name_of(func).startswith("reflection") else "replicate"
+    return pad(rec, args[0], args[1], mode, 0.0, outs[0], f"{mode}_pad")
+
+
+@API.rule(F.pad, kind="layout")
+def circular_pad(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """PyTorch pads circularly with copies into an empty tensor, which cannot be read off its operators."""
+    given = dict(zip(("input", "pad", "mode", "value"), args, strict=False)) | kwargs
+    x = given["input"]
+    if given.get("mode", "constant") != "circular" or not x.is_map:
+        return NotImplemented
+    return pad(rec, x, given["pad"], "circular", 0.0, outs[0], "circular_pad")
+
+
+# Vectors made as large as a map ---------------------------------------------------------------------------
+
+
+def small_map(rec: Recorder, vector: Value) -> Value:
+    """A vector ``(N, C, *space)`` as a map of that space."""
+    found: Value = rec.spread(vector, Layout.channels_first(vector.shape))
+    return found
+
+
+@ATEN.enlarging(
+    aten.upsample_nearest1d.default, aten.upsample_nearest2d.default, aten.upsample_nearest3d.default,
+    aten._upsample_nearest_exact1d.default, aten._upsample_nearest_exact2d.default,
+    aten._upsample_nearest_exact3d.default, aten.upsample_linear1d.default, aten.upsample_bilinear2d.default,
+    aten.upsample_trilinear3d.default, aten.upsample_bicubic2d.default, aten.repeat.default,
+)  # fmt: skip
+def as_on_maps(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """Apply the operator's own rule to the vector as a map."""
+    rule = ATEN.get(func)
+    if rule is None or len(args[0].shape) != len(outs[0].shape):
+        return NotImplemented
+    return rule(rec, func, [small_map(rec, args[0]), *args[1:]], kwargs, outs)
+
+
+@ATEN.enlarging(aten.expand.default)
+def expand(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    x, shape = args[0], tuple(outs[0].shape)
+    if len(x.shape) != len(shape):
+        return NotImplemented
+    maps = {d: (Run(0, shape[d], 0, 0),) for d in range(2, len(shape)) if shape[d] != x.shape[d]}
+    found = remap(rec, small_map(rec, x), maps, "expand")
+    rule = ATEN.get(func)
+    if found is None or rule is None:
+        return NotImplemented
+    return found if found.shape == shape else rule(rec, func, [found, shape], {}, outs)

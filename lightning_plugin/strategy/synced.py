@@ -30,9 +30,8 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from lightning_plugin.graph import Value
 from lightning_plugin.private import BatchNormBase, FakeTensor, InstanceNormBase, first_order
-from lightning_plugin.rules.norm import Normalization, normalize, statistics
+from lightning_plugin.rules.norm import Normalization, move, moved, norm_of_vectors, normalize, statistics
 from lightning_plugin.rules.reductions import widen
-from lightning_plugin.rules.running import move, moved, norm_of_vectors
 from lightning_plugin.rules.table import API, Recorder
 
 
