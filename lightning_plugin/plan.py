@@ -95,7 +95,7 @@ class Forecast:
     traffic_bytes: int = 0
 
 
-#: Tiers of stored maps, from the fastest and smallest to the slowest and largest.
+#: Tiers of stored maps. The order in which they are filled is `costs.lower.tier_of`'s.
 TIERS = ("device", "host", "disk")
 #: No boundary is dropped so deep.
 DEEPEST = sys.maxsize

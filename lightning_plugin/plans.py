@@ -275,7 +275,9 @@ class Planner:
         former = state.get("options", state).get("budget")  # a checkpoint may be older than the options
         if not chosen and former is not None:
             self.options = replace(self.options, budget=former)
-        same = self._limits() == {name: state.get(name) for name in self._limits()}
+        kept = asdict(Options()) | state.get("options", {})  # which may be older than some options
+        said = {name: value for name, value in kept.items() if name != "plan"}
+        same = "options" in state and self._limits() == {"options": said, "device": state.get("device")}
         if same:
             try:
                 self.plans |= {key: [Plan.from_json(text) for text in texts] for key, texts in state["plans"].items()}

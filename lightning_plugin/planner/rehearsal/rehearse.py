@@ -202,7 +202,7 @@ def rehearse(plan: Plan, network: Network) -> RehearsedMemory:
         )
 
     def away(layout: Layout, dtype: torch.dtype, device: torch.device, tier: str) -> Any:
-        return FakeDiskFile(layout, dtype, device) if tier == "disk" else FakeHostMap(layout, dtype, device)
+        return FakeHostMap(layout, dtype, device) if tier == "host" else FakeDiskFile(layout, dtype, device)
 
     step = Step(ledger, rehearsal=Rehearsal(tiles, away, network.repeats.program_key, network.passes))
     with without_gc(), torch.inference_mode(False), MODES.planning:

@@ -92,6 +92,7 @@ def test_a_resumed_run_keeps_its_plans(tmp_path: Path) -> None:
     changed = torch.load(tmp_path / "step=1.ckpt", weights_only=False)
     changed["lightning_plugin"]["plans"][key] = [edited]
     changed["lightning_plugin"]["roomy"] = []
+    del changed["lightning_plugin"]["options"]["halo"]  # as from a version that had no such option
     torch.save(changed, tmp_path / "changed.ckpt")
     strategy = SFTStrategy(budget="1GiB", tile_over=1)
     fit(Slides(0.4), loader(2, 2), strategy, max_epochs=3, ckpt_path=tmp_path / "changed.ckpt")
