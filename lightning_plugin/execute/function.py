@@ -122,7 +122,8 @@ class SegmentFunction(torch.autograd.Function):
         results = [made.results[v] for v in (*run.outputs, *run.stored)]
         # Copies: the user may write to the results, and backward needs them as they were.
         ctx.results = [r.clone() for r in results[: len(run.outputs)]]
-        ctx.versions = Inputs.of(inputs, frame.streams).versions
+        # Without copies, PyTorch looks after what it saved itself; or the user's hooks do, as in `checkpoint`.
+        ctx.versions = None if frame.streams is None else Inputs.of(inputs, frame.streams).versions
         ctx.save_for_backward(*inputs)
         ctx.set_materialize_grads(False)
         dead = [r for r, v in zip(results, [*run.outputs, *run.stored], strict=True) if not v.requires_grad]
@@ -133,7 +134,8 @@ class SegmentFunction(torch.autograd.Function):
     @first_order
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         inputs = ctx.saved_tensors
-        Inputs(inputs, ctx.versions).tensors()
+        if ctx.versions is not None:
+            Inputs(inputs, ctx.versions).tensors()
         ctx.run.check_images()
         ledger = ctx.run.ledger
         if ledger is not None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_plugin import (
@@ -447,3 +448,33 @@ def test_a_column_of_a_transposed_image_is_an_image(how: dict[str, object]) -> N
     assert column.is_contiguous() and column.stride(-1) > 1
     tiled = TiledModule(copy.deepcopy(net), **how)  # type: ignore[arg-type]
     assert_same_step(net, tiled.module, net(column).square().sum(), tiled(column).square().sum())
+
+
+class Checkpointed(nn.Module):
+    """Reads a value within a region that PyTorch recomputes in backward: there it is planned and run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1))
+
+    def region(self, x: Tensor) -> Tensor:
+        y: Tensor = self.body(x)
+        return y if bool(y.sum() < 100) else y.tanh()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.region, x, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("budget", [8000, 60000])
+def test_a_value_may_be_read_within_a_checkpointed_region(budget: int) -> None:
+    net = Checkpointed().double()
+    tiled = TiledModule(copy.deepcopy(net), budget=budget)
+    x = torch.randn(1, 3, 12, 12, dtype=torch.float64)
+    net(x).square().sum().backward()
+    tiled(x).square().sum().backward()
+    assert tiled.plan is not None and tiled.plan.segments[0].keep == (budget == 60000)
+    for p, q in zip(net.parameters(), tiled.parameters(), strict=True):
+        torch.testing.assert_close(q.grad, p.grad)
+    norms = [m for n in (net, tiled.module) for m in n.modules() if isinstance(m, nn.BatchNorm2d)]
+    torch.testing.assert_close(norms[1].running_mean, norms[0].running_mean)
+    torch.testing.assert_close(norms[1].running_var, norms[0].running_var)

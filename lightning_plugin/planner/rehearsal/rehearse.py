@@ -205,7 +205,9 @@ def rehearse(plan: Plan, network: Network) -> RehearsedMemory:
         return FakeHostMap(layout, dtype, device) if tier == "host" else FakeDiskFile(layout, dtype, device)
 
     step = Step(ledger, rehearsal=Rehearsal(tiles, away, network.repeats.program_key, network.passes))
-    with without_gc(), torch.inference_mode(False), MODES.planning:
+    # A step may be planned while the user's code has hooks on saved tensors, as in `torch.utils.checkpoint`.
+    own = torch.autograd.graph.saved_tensors_hooks(as_it_is, as_it_is)
+    with without_gc(), torch.inference_mode(False), MODES.planning, own:
         frame = fake_frame(plan, network, step)
         given = list(frame.vectors.values())  # a step's parameters stay when its results go
         with ledger.watcher:
@@ -221,6 +223,10 @@ def rehearse(plan: Plan, network: Network) -> RehearsedMemory:
             found = RehearsedMemory(ledger.peak, ledger.left, ledger.turns)
         del given
     return found
+
+
+def as_it_is(t: Tensor) -> Tensor:
+    return t
 
 
 def device_of(network: Network) -> torch.device | None:
