@@ -320,6 +320,11 @@ def retains_graph() -> bool:
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
+def saved_by_hooks() -> bool:
+    """True if hooks decide what is saved for backward, as in `torch.utils.checkpoint`."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+
+
 def will_run(node: Any) -> bool:
     """True if the pass under way runs a node of autograd's graph."""
     return node is not None and bool(torch._C._will_engine_execute_node(node))

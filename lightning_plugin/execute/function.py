@@ -37,7 +37,7 @@ from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.execute.streams import Saved, Streams, lasting
 from lightning_plugin.graph import Value
 from lightning_plugin.ledger import Ledger
-from lightning_plugin.private import Version, first_order, retains_graph, version, written
+from lightning_plugin.private import Version, first_order, retains_graph, saved_by_hooks, version, written
 from lightning_plugin.program.findings import Owned
 from lightning_plugin.program.program import parts_of
 from lightning_plugin.program.scan import scanned
@@ -122,8 +122,9 @@ class SegmentFunction(torch.autograd.Function):
         results = [made.results[v] for v in (*run.outputs, *run.stored)]
         # Copies: the user may write to the results, and backward needs them as they were.
         ctx.results = [r.clone() for r in results[: len(run.outputs)]]
-        # Without copies, PyTorch looks after what it saved itself; or the user's hooks do, as in `checkpoint`.
-        ctx.versions = None if frame.streams is None else Inputs.of(inputs, frame.streams).versions
+        # What the user's hooks save may come back as other tensors: they look after it themselves.
+        theirs = frame.streams is None and saved_by_hooks()
+        ctx.versions = None if theirs else Inputs.of(inputs, frame.streams).versions
         ctx.save_for_backward(*inputs)
         ctx.set_materialize_grads(False)
         dead = [r for r, v in zip(results, [*run.outputs, *run.stored], strict=True) if not v.requires_grad]
