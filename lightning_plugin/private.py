@@ -172,7 +172,7 @@ def add_each(totals: list[Tensor], others: list[Tensor], times: int) -> None:
 
 def checkpointed() -> weakref.ref[Any] | None:
     """The block that `torch.utils.checkpoint` without reentry is running, which it runs again in backward."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)
     if hooks is None or not hooks[0].__qualname__.startswith("_checkpoint_hook."):  # type: ignore[redundant-expr]
         return None
     return weakref.ref(hooks[0])
@@ -320,9 +320,15 @@ def retains_graph() -> bool:
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
+def unchanged(t: Tensor) -> Tensor:
+    """A hook on saved tensors that changes nothing. PyTorch does not look then whether they were written to."""
+    return t
+
+
 def saved_by_hooks() -> bool:
-    """True if hooks decide what is saved for backward, as in `torch.utils.checkpoint`."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+    """True if hooks of the user decide what is saved for backward, as in `torch.utils.checkpoint`."""
+    hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    return hooks is not None and hooks[0] is not unchanged
 
 
 def will_run(node: Any) -> bool:

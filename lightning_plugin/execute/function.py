@@ -37,7 +37,7 @@ from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.execute.streams import Saved, Streams, lasting
 from lightning_plugin.graph import Value
 from lightning_plugin.ledger import Ledger
-from lightning_plugin.private import Version, first_order, retains_graph, saved_by_hooks, version, written
+from lightning_plugin.private import Version, first_order, retains_graph, saved_by_hooks, unchanged, version, written
 from lightning_plugin.program.findings import Owned
 from lightning_plugin.program.program import parts_of
 from lightning_plugin.program.scan import scanned
@@ -98,7 +98,10 @@ def seen(ledger: Ledger | None, results: Iterable[Tensor | None]) -> None:
 
 def connect(run: SegmentRun, frame: Frame, made: Evaluated) -> None:
     """Put a part's backward behind its results."""
-    with torch.enable_grad():
+    theirs = frame.streams is not None or saved_by_hooks()
+    # Some writes are allowed that PyTorch refuses, and others refused that it does not see: `Inputs` looks.
+    hooks = nullcontext() if theirs else torch.autograd.graph.saved_tensors_hooks(unchanged, unchanged)
+    with torch.enable_grad(), hooks:
         results = SegmentFunction.apply(run, frame, made, *run.inputs(frame))
     made.results.update(zip((*run.outputs, *run.stored), results, strict=True))
     if run.ledger is not None and results and results[0].grad_fn is not None:

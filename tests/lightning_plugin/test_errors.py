@@ -251,7 +251,7 @@ def test_a_parameter_changed_between_forward_and_backward() -> None:
     loss = materialize(model(lazy()).sum())
     with torch.no_grad():
         model.out.weight.mul_(2)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):  # in PyTorch's own words
+    with pytest.raises(RuntimeError, match="changed in place before backward"):
         loss.backward()
 
 

@@ -27,6 +27,7 @@ from lightning_plugin.plan import Plan
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.overhead import without_gc
 from lightning_plugin.planner.rehearsal.representative import effort, representative
+from lightning_plugin.private import unchanged
 from lightning_plugin.program.program import Program
 from lightning_plugin.residency.disk import DiskFile
 from lightning_plugin.residency.transfer import Lend, Transfer
@@ -206,7 +207,7 @@ def rehearse(plan: Plan, network: Network) -> RehearsedMemory:
 
     step = Step(ledger, rehearsal=Rehearsal(tiles, away, network.repeats.program_key, network.passes))
     # A step may be planned while the user's code has hooks on saved tensors, as in `torch.utils.checkpoint`.
-    own = torch.autograd.graph.saved_tensors_hooks(as_it_is, as_it_is)
+    own = torch.autograd.graph.saved_tensors_hooks(unchanged, unchanged)
     with without_gc(), torch.inference_mode(False), MODES.planning, own:
         frame = fake_frame(plan, network, step)
         given = list(frame.vectors.values())  # a step's parameters stay when its results go
@@ -223,10 +224,6 @@ def rehearse(plan: Plan, network: Network) -> RehearsedMemory:
             found = RehearsedMemory(ledger.peak, ledger.left, ledger.turns)
         del given
     return found
-
-
-def as_it_is(t: Tensor) -> Tensor:
-    return t
 
 
 def device_of(network: Network) -> torch.device | None:
