@@ -378,7 +378,7 @@ def refuse_transforms() -> None:
 
 
 class _Old(threading.local):
-    """Of each thread a node of autograd's that is older than those of its steps; autograd counts them by thread."""
+    """A node of autograd's for each thread, older than those of the thread's steps; autograd counts them by thread."""
 
     def __init__(self) -> None:
         with torch.inference_mode(False), torch.enable_grad():

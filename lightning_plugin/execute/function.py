@@ -98,9 +98,10 @@ def seen(ledger: Ledger | None, results: Iterable[Tensor | None]) -> None:
 
 def connect(run: SegmentRun, frame: Frame, made: Evaluated) -> None:
     """Put a part's backward behind its results."""
-    theirs = frame.streams is not None or saved_by_hooks()
-    # Some writes are allowed that PyTorch refuses, and others refused that it does not see: `Inputs` looks.
-    hooks = nullcontext() if theirs else torch.autograd.graph.saved_tensors_hooks(unchanged, unchanged)
+    # Some writes are allowed that PyTorch refuses, and others refused that it does not see: `Inputs` looks. Hooks of
+    # streams stay, and the user's.
+    hooked = frame.streams is not None or saved_by_hooks()
+    hooks = nullcontext() if hooked else torch.autograd.graph.saved_tensors_hooks(unchanged, unchanged)
     with torch.enable_grad(), hooks:
         results = SegmentFunction.apply(run, frame, made, *run.inputs(frame))
     made.results.update(zip((*run.outputs, *run.stored), results, strict=True))
