@@ -24,7 +24,7 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.constants import LEAST, SHORTEST, Constants, value_key
 from lightning_plugin.layout import Layout
 from lightning_plugin.ops import Gather, Op
-from lightning_plugin.private import Version, version
+from lightning_plugin.private import BatchNormBase, Version, version
 from lightning_plugin.source import TensorSource, TileSource, instances_of, read_part, understood
 
 #: So many numbers, less one, are free behind each node's.
@@ -120,16 +120,16 @@ class Effect:
 
     ``writes`` are the buffers that it moves. Where the run that was to bring its values about has failed, it is
     *dormant*: nobody asks for its sake, and it happens if its values are computed after all. Where ``torch.utils.
-    checkpoint`` computes it again in backward, ``block`` says in which block, ``count`` is what the module adds one to
-    besides, ``tensors`` are its values, and ``repeated`` is the last backward pass in which it happened again.
+    checkpoint`` computes it again in backward, ``block`` says in which block, ``norm`` is the module, which counts its
+    batches, ``tensors`` are its values, and ``repeated`` is the last backward pass in which it happened again.
     """
 
     values: tuple[Value, ...]
-    run: Callable[[Sequence[Tensor]], None]
+    run: Callable[..., None]
     writes: tuple[Tensor, ...] = ()
     dormant: bool = False
     block: Hashable = None
-    count: Tensor | None = None
+    norm: BatchNormBase | None = None
     tensors: Sequence[Tensor] = ()
     repeated: int = -1
 

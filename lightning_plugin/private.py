@@ -172,10 +172,23 @@ def add_each(totals: list[Tensor], others: list[Tensor], times: int) -> None:
 
 def checkpointed() -> weakref.ref[Any] | None:
     """The block that `torch.utils.checkpoint` without reentry is running, which it runs again in backward."""
-    hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)
-    if hooks is None or not hooks[0].__qualname__.startswith("_checkpoint_hook."):  # type: ignore[redundant-expr]
+    pack = _innermost_pack_hook("_checkpoint_hook.")
+    if pack is None:
         return None
-    return weakref.ref(hooks[0])
+    block = weakref.ref(pack)
+    hash(block)  # so that it can be a key when the block is gone
+    return block
+
+
+def recomputing() -> bool:
+    """True while `torch.utils.checkpoint` without reentry runs a block again."""
+    return _innermost_pack_hook("_recomputation_hook.") is not None
+
+
+def _innermost_pack_hook(owner: str) -> Any:
+    """The hook that packs what is saved now, if it belongs to a context manager of this name."""
+    hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    return hooks[0] if hooks is not None and hooks[0].__qualname__.startswith(owner) else None
 
 
 def profiles() -> bool:

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_plugin.capture.alias import (
     IN_PLACE,
@@ -51,6 +51,7 @@ from lightning_plugin.private import (
     checkpointed,
     custom_function,
     operator_name,
+    recomputing,
     storage_key,
     tree_leaves,
     tree_map,
@@ -88,6 +89,8 @@ class Recorder:
         self.autocast = autocast
         self.grad = torch.is_grad_enabled()
         self.module, self.path = calling()
+        #: The block of `torch.utils.checkpoint` in which the call is made.
+        self.block = checkpointed() if self.grad else None
         self.effects: list[tuple[Effect, Sequence[Value]]] = []
 
     @property
@@ -103,8 +106,13 @@ class Recorder:
         self, buffers: Sequence[Value], values: Sequence[Value], run: Callable[[Sequence[Tensor]], None]
     ) -> None:
         """Have a module's buffers written, once, when the values are known; see [Note: buffers] in `run`."""
+        norm = self.module if isinstance(self.module, BatchNormBase) else None
+        if recomputing():  # the backward pass does it, and counts; see [Note: checkpoint] in `run`
+            if norm is not None and norm.num_batches_tracked is not None:
+                norm.num_batches_tracked.sub_(1)
+            return
         writes = tuple(map(self.session.tensor, buffers))
-        self.effects.append((Effect(tuple(values), run, writes), buffers))
+        self.effects.append((Effect(tuple(values), run, writes, block=self.block, norm=norm), buffers))
 
     def then(self, values: Sequence[Value], run: Callable[[Sequence[Tensor]], None]) -> None:
         """Have something happen, once, when the values are known."""
@@ -118,19 +126,10 @@ class Recorder:
 
     def commit(self) -> None:
         """The call is recorded: what it does besides takes hold."""
-        block = checkpointed() if self.grad else None
-        norm = self.module if block is not None else None
         for effect, buffers in self.effects:
             for v in buffers:
                 await_update(self.session.written(v), self.session)
-            if isinstance(norm, BatchNormBase) and self.computed_again(effect, norm):
-                effect.block, effect.count = block, norm.num_batches_tracked if effect is self.effects[0][0] else None
             self.session.effects.append(effect)
-
-    @staticmethod
-    def computed_again(effect: Effect, norm: nn.Module) -> bool:
-        """True where backward comes to a norm."""
-        return any(v.requires_grad for v in effect.values) or any(p.requires_grad for p in norm.parameters())
 
     def emit(
         self,
@@ -147,6 +146,8 @@ class Recorder:
         if layouts is None or isinstance(layouts, Layout):
             layouts = [layouts] * len(fakes)
         needs = grad and self.grad and any(v.requires_grad for v in inputs)
+        if needs and self.block is not None:
+            self.session.recomputed.add(self.block)
         outputs = tuple(
             Value(f, layout, needs and (f.is_floating_point() or f.is_complex()))
             for f, layout in zip(fakes, layouts, strict=True)
@@ -322,7 +323,8 @@ def write_back(recorder: Recorder, targets: Sequence[Tensor], before: Mapping[in
         own = before[id(f)]
         if own in recorder.session.bindings.captures:
             new = recorder.gather(current(f, recorder))
-            recorder.update([own], [new], partial(overwrite, recorder.session.tensor(own)))
+            tensor = recorder.session.tensor(own)
+            recorder.effects.append((Effect((new,), partial(overwrite, tensor), (tensor,)), [own]))
 
 
 def overwrite(tensor: Tensor, new: Sequence[Tensor]) -> None:

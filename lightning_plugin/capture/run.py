@@ -14,12 +14,13 @@ update has happened, or the run of the recording has failed, the very same tenso
 [Note: checkpoint] A block in `torch.utils.checkpoint` runs again in backward, so that plain PyTorch moves the running
 statistics of a BatchNorm within it twice. What is recorded of it does not run again. So a backward pass that comes to a
 result which was computed from the statistics has them moved once more, by the values that they were moved by before:
-block by block from the last one, in a block in the order of the user's code.
+block by block from the last one, in a block in the order of the user's code. Where PyTorch runs a block again all the
+same, since a value was read within it, that moves nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Hashable, Iterable, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -188,19 +189,22 @@ def again_in_backward(session: Session, values: Sequence[Value]) -> None:
     for v in values if session.repeats else ():
         if (result := session.vectors[v]).grad_fn is not None:
             behind = {made for node in ancestors([v]) for made in node.outputs}
-            result.register_hook(partial(repeat, [e for e in session.repeats if e.values[0] in behind]))
+            effects = [e for e in session.repeats if e.values[0] in behind]
+            result.register_hook(partial(repeat, effects, session.recomputed))
 
 
 @torch.no_grad()
-def repeat(effects: Sequence[Effect], gradient: Tensor) -> None:
+def repeat(effects: Sequence[Effect], recomputed: Container[Hashable], gradient: Tensor) -> None:
     """Have effects behind a result happen again, once in a pass."""
     now = current_pass()
-    blocks = [list(block) for _, block in groupby(effects, lambda e: e.block)]
+    blocks = [list(group) for block, group in groupby(effects, lambda e: e.block) if block in recomputed]
     for effect in (e for block in reversed(blocks) for e in block if e.repeated != now):
         effect.repeated = now
-        effect.run(effect.tensors)
-        if effect.count is not None:
-            effect.count.add_(1)
+        how: dict[str, float] = {}
+        if (norm := effect.norm) is not None and norm.num_batches_tracked is not None:
+            count = float(norm.num_batches_tracked.add_(1))
+            how = {"momentum": 1 / count} if norm.momentum is None else {}
+        effect.run(effect.tensors, **how)
 
 
 def run_recording(recording: Recording, session: Session) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -96,6 +96,8 @@ class Session:
     calls: list[Call] = field(default_factory=list, init=False)
     effects: list[Effect] = field(default_factory=list, init=False)
     repeats: list[Effect] = field(default_factory=list, init=False)
+    #: Blocks of `torch.utils.checkpoint` that backward comes to.
+    recomputed: set[Hashable] = field(default_factory=set, init=False)
     pending: list[Any] = field(default_factory=list, init=False)
     tensors: list[weakref.ref[Any]] = field(default_factory=list, init=False)
     random_calls: int = field(default=0, init=False)
@@ -144,7 +146,8 @@ class Session:
         reached = {*values, *(v for node in needed for v in (*node.inputs, *node.outputs))}
         self.vectors = {v: t for v, t in self.vectors.items() if v in reached}
         self.bindings = self.bindings.among(reached)
-        self.repeats = [e for e in self.repeats if e.values[0] in reached]
+        behind = {v for node in ancestors(values) for v in node.outputs} if self.repeats else ()
+        self.repeats = [e for e in self.repeats if e.values[0] in behind]
         self.captured.clear()
         self.calls = [call for call in self.calls if call.end is None or any(node in call for node in needed)]
         kept = {s: [f for f in known if id(f) in fakes] for s, known in self.storages.items()}
@@ -185,6 +188,7 @@ class Session:
         self.calls += [call for call in other.calls if call not in self.calls]
         self.effects += other.effects
         self.repeats += other.repeats
+        self.recomputed |= other.recomputed
         self.pending += other.pending
         self.tensors += other.tensors
         other.effects = []

@@ -235,17 +235,16 @@ def normalize(
 
 def running(rec: Recorder, a: dict[str, Any], mean: Value, var: Value, size: int, momentum: float) -> None:
     """Update running statistics when the batch's are known; the running variance is the unbiased one."""
-    for target, value, scale in (
-        (a["running_mean"], mean, 1.0),
-        (a["running_var"], var, size / max(1, size - 1)),
-    ):
-        channels = 1 if target is None else target.shape[0]
-        move(rec, target, [value], momentum, partial(each_channel, channels=channels, scale=scale))
+    targets = a["running_mean"], a["running_var"]
+    if targets[0] is not None:
+        how = partial(of_channels, channels=targets[0].shape[0], size=size)
+        move(rec, targets, [mean, var], momentum, how)
 
 
-def each_channel(tensors: Sequence[Tensor], channels: int, scale: float) -> Tensor:
-    """A statistic of each channel, the mean of those of images."""
-    return tensors[0].view(-1, channels).mean(0) * scale
+def of_channels(found: Sequence[Tensor], channels: int, size: int) -> list[Tensor]:
+    """Mean and unbiased variance of each channel: the mean of those of images."""
+    mean, var = (t.view(-1, channels).mean(0) for t in found)
+    return [mean, var * (size / max(1, size - 1))]
 
 
 def given(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
@@ -341,10 +340,11 @@ def instance_norm(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequen
     if not x.is_map or not batched_channels(x):
         return NotImplemented
     if not a["use_input_stats"]:
-        names = ("running_mean", "running_var", "weight", "bias")
-        values = [x, *(a[k] for k in names)]
-        rec.settled(v for v in values[1:] if v is not None)
-        return with_given(rec, [*values, a["eps"]], outs[0], "instance_norm")
+        vectors = [a[k] for k in ("running_mean", "running_var", "weight", "bias")]
+        rec.settled(v for v in vectors if v is not None)
+        # Copies, as PyTorch makes of them: the user may write over the vectors before backward.
+        copies = [v and rec.vector(Tensor.clone, [v], {}, [rec.fake(v.shape, v.dtype, x.device)])[0] for v in vectors]
+        return with_given(rec, [x, *copies, a["eps"]], outs[0], "instance_norm")
     y, mean, var, size = grouped(rec, x, x.shape[1], a["weight"], a["bias"], a["eps"], outs[0])
     running(rec, a, mean, var, size, a["momentum"])
     return y
@@ -389,27 +389,28 @@ def train_norm(
 # Running statistics ---------------------------------------------------------------------------------------
 
 
-def moved(running: Tensor, value: Tensor, momentum: float) -> None:
-    """Move a running statistic towards a batch's."""
-    running.mul_(1 - momentum).add_(value.to(running.dtype), alpha=momentum)
+def moved(running: Sequence[Tensor], values: Sequence[Tensor], momentum: float) -> None:
+    """Move running statistics towards a batch's."""
+    for target, value in zip(running, values, strict=True):
+        target.mul_(1 - momentum).add_(value.to(target.dtype), alpha=momentum)
 
 
 def move(
     rec: Recorder,
-    running: Value | None,
+    running: Sequence[Value | None],
     values: Sequence[Value],
     momentum: float,
-    new: Callable[[Sequence[Tensor]], Tensor] = lambda tensors: tensors[0],
+    new: Callable[[Sequence[Tensor]], Sequence[Tensor]] = lambda found: found,
 ) -> None:
-    """Have a running statistic moved, where there is one, when the values that say where are known."""
-    if running is None:
-        return
-    buffer = rec.session.tensor(running)
+    """Have running statistics moved, where there are any, when the values that say where are known."""
+    targets = [v for v in running if v is not None]
+    buffers = [rec.session.tensor(v) for v in targets]
 
-    def write(tensors: Sequence[Tensor]) -> None:
-        moved(buffer, new(tensors), momentum)
+    def write(found: Sequence[Tensor], momentum: float = momentum) -> None:
+        moved(buffers, new(found), momentum)
 
-    rec.update([running], values, write)
+    if buffers:
+        rec.update(targets, values, write)
 
 
 #: A norm in train mode that moves the statistics it is given first, of operands, all the way to the batch's.
@@ -431,8 +432,7 @@ def norm_of_vectors(
     fakes = [rec.fake([channels], dtype, out.device) for _ in running]
     given = [norm, channels, dtype, *operands]
     result, *found = rec.vector(with_statistics, given, {}, [out, *fakes], name="batch_norm", **how)
-    for target, value in zip(running, found, strict=True):
-        move(rec, target, [value], momentum)
+    move(rec, running, found, momentum)
     made: Value = result
     return made
 

@@ -174,15 +174,15 @@ def synced_batch_norm(
     var, mean = torch.var_mean(widen(x), dims, correction=0)
     mean, var, total, _ = Merge.apply(mean, var, torch.zeros((), requires_grad=mean.requires_grad), count, group)
     with torch.no_grad():
-        for running, value in ((running_mean, mean), (running_var, unbiased(var, total))):
-            if running is not None:
-                moved(running, value, momentum)
+        if running_mean is not None and running_var is not None:
+            moved([running_mean, running_var], with_unbiased([mean, var, total]), momentum)
     return Normalization.apply(x, mean, var, weight, bias, eps)  # type: ignore[no-any-return]
 
 
-def unbiased(var: Tensor, total: Tensor) -> Tensor:
-    """The variance that running statistics take: by one element less."""
-    return var * (total / (total - 1).clamp(min=1)).to(var.dtype)
+def with_unbiased(found: Sequence[Tensor]) -> list[Tensor]:
+    """Mean, and the variance that running statistics take: by one element less."""
+    mean, var, total = found
+    return [mean, var * (total / (total - 1).clamp(min=1)).to(var.dtype)]
 
 
 @API.stand_in(synced_batch_norm)
@@ -201,8 +201,7 @@ def record_synced_batch_norm(rec: Recorder, func: Any, args: Any, kwargs: Any, o
     fakes += [rec.fake([], torch.float64, x.device), rec.fake([], before.dtype, x.device)]
     mean, var, total, after = rec.vector(Merge.apply, (mean, var, before, size, group), {}, fakes, name="merge ranks")
     _latest[rec.session] = after
-    move(rec, running_mean, [mean], momentum)
-    move(rec, running_var, [var, total], momentum, lambda t: unbiased(*t))
+    move(rec, [running_mean, running_var], [mean, var, total], momentum, with_unbiased)
     return normalize(rec, x, mean, var, weight, bias, eps, outs[0], False)
 
 

@@ -163,6 +163,49 @@ def test_a_checkpointed_block_moves_its_statistics_as_in_plain_pytorch(how: dict
             assert difference(net.state_dict()[name], value) < TOLERANCE, name
 
 
+NORMS = {
+    "batch": lambda: nn.BatchNorm2d(4),
+    "free of parameters": lambda: nn.BatchNorm2d(4, affine=False, momentum=None),
+    "instance": lambda: nn.InstanceNorm2d(4, track_running_stats=True),
+}
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("read", [None, 1, 2, 3])
+def test_a_value_read_within_a_checkpointed_block_counts_no_batch_twice(
+    norm: str, frozen: bool, read: int | None
+) -> None:
+    """PyTorch runs such a block again in backward, and what is recorded of it as well; a frozen block it does not."""
+    block = nn.Sequential(NORMS[norm](), nn.Conv2d(4, 4, 3), NORMS[norm](), nn.Tanh())
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block, self.head = block.requires_grad_(not frozen), nn.Linear(4, 2)
+
+        def run(self, x: Tensor) -> Tensor:
+            for i, layer in enumerate(self.block):
+                if i == read and float(x.detach().abs().mean()) < 0:
+                    x = -x
+                x = layer(x)
+            return x
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(checkpoint(self.run, x, use_reentrant=False).mean((2, 3)))  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    judge = Net().double()
+    net = copy.deepcopy(judge)
+    tiled = TiledModule(net, tiles=(2, 2))
+    for _ in range(2):
+        x = torch.randn(2, 4, 11, 12, dtype=torch.float64)
+        for one in (judge, tiled):
+            one(x).square().sum().backward()
+    for name, value in judge.state_dict().items():
+        assert difference(net.state_dict()[name], value) < TOLERANCE, name
+
+
 @pytest.mark.parametrize("momentum", [0.3, None])
 @pytest.mark.parametrize("flat", [False, True])
 def test_a_norm_of_pooled_features_moves_its_statistics(flat: bool, momentum: float | None) -> None:
@@ -172,3 +215,21 @@ def test_a_norm_of_pooled_features_moves_its_statistics(flat: bool, momentum: fl
     net = nn.Sequential(nn.Conv2d(3, 4, 3), *pool, norm, nn.Linear(4, 2) if flat else nn.Conv2d(4, 2, 1))
     assert_exact(net, (5, 3, 9, 7))
     assert norm.running_mean is not None and norm.running_mean.any()
+
+
+def test_statistics_of_an_instance_norm_may_be_reset_before_backward() -> None:
+    """In eval mode PyTorch copies them, as it copies the scale and the shift."""
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4, affine=True, track_running_stats=True)).double()
+    net(torch.randn(2, 3, 9, 8, dtype=torch.float64))
+    found = []
+    x = torch.randn(2, 3, 9, 8, dtype=torch.float64)
+    for one in (net, copy.deepcopy(net)):
+        one.eval()
+        y = (one if one is net else TiledModule(one, tiles=(2, 2)))(x).square().mean()
+        one[1].reset_running_stats()
+        with torch.no_grad():
+            one[1].weight.mul_(2)
+        y.backward()
+        found.append([p.grad for p in one.parameters()])
+    for own, other in zip(*found, strict=True):
+        assert difference(own, other) < TOLERANCE
