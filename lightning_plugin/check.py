@@ -87,7 +87,7 @@ def check(
         print(check(model, (1, 3, 300, 260)))
     """
     module = copy.deepcopy(module)
-    skipped = tuple(f"{name}: dropout is switched off for the comparison" for name in _quiet(module))
+    skipped = [f"{name}: dropout is switched off for the comparison" for name in _quiet(module)]
     torch.manual_seed(seed)
     x = small_input.detach() if isinstance(small_input, Tensor) else torch.randn(tuple(small_input))
     errors: dict[str, float] = {}
@@ -95,6 +95,11 @@ def check(
     barriers: tuple[str, ...] = ()
     for content, image in (("the image", x), ("repeated content", _repeated(x))):
         expected = _Step.of(module, image, torch.float64, None, seed)
+        if not expected.finite:
+            if image is x:
+                raise ValueError("plain PyTorch's own step on this image is not finite: check another image")
+            skipped.append(f"{content}: plain PyTorch's own step is not finite")
+            continue
         actual = _Step.of(module, image, torch.float64, tiles, seed)
         prefix = "" if content == "the image" else f"{content}: "
         found = _compared(actual, expected)
@@ -104,7 +109,7 @@ def check(
         near = [_Step.of(module, image, torch.float32, t, seed).distance(expected) for t in (tiles, None)]
         rounding[content] = near[0], near[1]
         barriers = actual.barriers
-    return Report(errors, barriers, skipped, rounding)
+    return Report(errors, barriers, tuple(skipped), rounding)
 
 
 def _repeated(x: Tensor) -> Tensor:
@@ -139,6 +144,11 @@ class _Step:
         gradients = {**{name: p.grad for name, p in module.named_parameters()}, "input": x.grad}
         barriers = () if tiled is None or tiled.plan is None else tiled.plan.barriers
         return _Step([o.detach() for o in outputs], gradients, dict(module.named_buffers()), barriers)
+
+    @property
+    def finite(self) -> bool:
+        """True if no output and no gradient has a NaN or an infinity."""
+        return all(bool(t.isfinite().all()) for t in (*self.outputs, *self.gradients.values()) if t is not None)
 
     def distance(self, truth: _Step) -> float:
         """The distance of all gradients of parameters together to the true ones, as a part of their length."""

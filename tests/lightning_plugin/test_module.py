@@ -165,6 +165,12 @@ def test_check_sees_a_difference() -> None:
     assert not report.exact and "differs" in str(report)
 
 
+def test_check_asks_for_another_image_where_plain_pytorch_finds_no_number() -> None:
+    net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3))
+    with pytest.raises(ValueError, match="not finite: check another image"):
+        check(net, torch.full((1, 2, 9, 9), torch.inf))
+
+
 @pytest.mark.parametrize("how", [{"tiles": 2}, {"budget": "4MiB"}])
 def test_inference_mode_needs_no_plain_tensors(how: dict[str, object]) -> None:
     with torch.inference_mode():
