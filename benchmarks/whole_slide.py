@@ -81,17 +81,17 @@ class Heard:
         self.plan: Plan | None = None
         self.on_disk, self.looked = 0, 0.0
 
-    def tile(self, count: int) -> None:
+    def on_tiles(self, count: int) -> None:
         self.tiles += count
         self.bar.update(self.row, advance=count)
         if time.monotonic() - self.looked > EVERY:
             self.looked = time.monotonic()
             self.on_disk = max(self.on_disk, sum(file.file.filled for file in list(OPEN)))
 
-    def alike(self, count: int) -> None:
+    def on_identical_tiles(self, count: int) -> None:
         self.shared += count
 
-    def spent(self, kind: Kind, seconds: float) -> None:
+    def on_wait(self, kind: Kind, seconds: float) -> None:
         self.waited[kind] += seconds
 
     @contextmanager

@@ -1,7 +1,7 @@
-"""The engine: has recordings run, and owns what outlives a step.
+"""The engine: runs recordings, and owns the state that outlives a step.
 
-Three owners: `Options` are the user's and never change; `Planner` decides, and remembers plans; `Engine` has the
-memory: the ledger, the homes of streamed tensors, the programs of tiles.
+State has three owners: `Options` are the user's and never change; `Planner` makes plans and remembers them; `Engine`
+holds the ledger, the homes of streamed tensors and the programs of tiles.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lightning_plugin.memory import Heap
 from lightning_plugin.options import Options
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.costs.lower import lower_tiers
-from lightning_plugin.plans import Occupied, Planner, tables_of, whole_call
+from lightning_plugin.plans import Occupancy, Planner, tables_of, whole_call
 from lightning_plugin.private import forget_failed
 from lightning_plugin.program.compiled import Compiler
 from lightning_plugin.program.findings import Library
@@ -36,18 +36,24 @@ from lightning_plugin.residency.tiers import make_room_for_pinned
 
 log = logging.getLogger("lightning_plugin")
 
-#: Bytes that may be left of a step that is over: losses and other numbers that somebody keeps.
-SCRAPS = 1024
+#: Bytes beside a recording that planning ignores: losses and other numbers that the user keeps from earlier steps.
+IGNORED_BYTES = 1024
 
 
 class PlanListener(Protocol):
-    """Hears of plans, before they run."""
+    """Listener of plans."""
 
-    def announce(self, plan: Plan, structure: str, alike: bool = False) -> None:
-        """A new plan, for a network's ``structure``. Plans that are ``alike`` differ in the splits of their step."""
+    def on_new_plan(self, plan: Plan, structure: str, random_splits: bool = False) -> None:
+        """Called with a new plan, before it runs.
 
-    def runs(self, plan: Plan, ranks: int = 1) -> None:
-        """A plan that runs, its tiles shared among so many ranks."""
+        Args:
+            plan: The plan.
+            structure: Digest of the network; equal for images of other sizes.
+            random_splits: The network is split at other places in each step, so that each step has a new plan.
+        """
+
+    def on_plan_run(self, plan: Plan, ranks: int = 1) -> None:
+        """Called before each run of a plan, with the number of ranks that share its tiles."""
 
 
 @dataclass(eq=False)
@@ -55,15 +61,15 @@ class Engine:
     """Runs the recordings of one module, or of one strategy.
 
     Attributes:
-        planner: Decides, by the user's options.
+        planner: Chooses plans by the user's options.
         plan: The last plan that ran.
         ledger: Counts the bytes of the step on the device.
-        progress: Tells of steps while they last.
-        library: Programs of tiles that earlier steps have made.
-        homes: Where streamed tensors live.
+        progress: Calls the listeners of running steps.
+        library: Programs of tiles from earlier steps.
+        homes: Memory of streamed tensors, on all tiers.
         compiler: Compiles tapes, if the user wants it.
-        owed: Bytes that optimizers keep for each tensor, by identity.
-        listener: Hears of plans.
+        optimizer_bytes: Bytes of optimizer state for each parameter, by the parameter's ``id``.
+        listener: Listener of plans.
     """
 
     planner: Planner = field(default_factory=Planner)
@@ -73,14 +79,13 @@ class Engine:
     library: Library = field(default_factory=Library, init=False)
     homes: Homes = field(default_factory=Homes, init=False)
     compiler: Compiler | None = field(default=None, init=False)
-    owed: dict[int, int] = field(default_factory=dict, init=False)
+    optimizer_bytes: dict[int, int] = field(default_factory=dict, init=False)
     listener: PlanListener | None = field(default=None, init=False)
     _non_finite: finite.NonFinite | None = field(default=None, init=False)
-    _looks: WeakSet[finite.Look] = field(default_factory=WeakSet, init=False)
+    _pending_looks: WeakSet[finite.Look] = field(default_factory=WeakSet, init=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Only what it was made of: all else is about tensors that a copy, a deep one or one in another process, has
-        not."""
+        """Return the constructor's arguments: all other state is about tensors that a copy does not have."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.init}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -93,23 +98,24 @@ class Engine:
     # Before a step
 
     def choose(self, recording: Recording) -> Plan:
-        """The plan by which a recording runs beside what the device holds."""
+        """Choose the plan for a recording, within the memory that the device has left: a known one, or a new one."""
         forget_failed()
-        occupied = Occupied() if self.options.budget is None else self.occupied(recording)
-        plan = self.planner.known(recording, occupied)
-        if plan is None and occupied.bytes:
-            gc.collect()  # bytes that only wait for it are not held
-            occupied = self.occupied(recording)
-            plan = self.planner.known(recording, occupied)
+        occupancy = Occupancy() if self.options.budget is None else self.occupancy(recording)
+        plan = self.planner.known(recording, occupancy)
+        if plan is None and occupancy.bytes:
+            gc.collect()  # some of the bytes may be garbage
+            occupancy = self.occupancy(recording)
+            plan = self.planner.known(recording, occupancy)
         if plan is None:
-            plan = self.planner.make(recording, occupied)
+            plan = self.planner.make(recording, occupancy)
             if self.listener is not None:
-                once = drawn(recording.nodes)
-                self.listener.announce(plan, plan.approximation if once else tables_of(recording), alike=once)
+                random_splits = drawn(recording.nodes)
+                structure = plan.approximation if random_splits else tables_of(recording)
+                self.listener.on_new_plan(plan, structure, random_splits)
         return plan
 
-    def occupied(self, recording: Recording) -> Occupied:
-        """The device as it is beside what a recording uses: of ranks that share an image, the one that holds most."""
+    def occupancy(self, recording: Recording) -> Occupancy:
+        """Measure the device's memory beside the tensors of a recording; the maximum of ranks that share an image."""
         ledger, team = self.ledger, self.planner.team
         tiers = {id(t): tier for t in recording.tensors if (tier := self.homes.tier(t)) is not None}
         if ledger is None:
@@ -117,35 +123,34 @@ class Engine:
         else:
             beside, excess = ledger.beside(recording.tensors), ledger.excess
         if team is not None:
-            beside, excess = (max(found) for found in zip(*team.gather((beside, excess)), strict=True))
-        return Occupied(beside if beside > SCRAPS else 0, excess, ledger, self.owed, tiers)
+            beside, excess = (max(ranks) for ranks in zip(*team.gather((beside, excess)), strict=True))
+        return Occupancy(beside if beside > IGNORED_BYTES else 0, excess, ledger, self.optimizer_bytes, tiers)
 
-    def places(self, tensor: Tensor) -> bool:
-        """True if a plan decides the tier of a tensor on the CPU: under a budget, a parameter need not be where the
-        image is."""
+    def can_move(self, tensor: Tensor) -> bool:
+        """True if a plan may move a tensor that lies on the CPU: a streamed one, or under a budget a parameter."""
         free = self.options.budget is not None and self.options.parameters != "device"
         return tensor in self.homes or (free and isinstance(tensor, nn.Parameter))
 
-    def begin(self, plan: Plan, recording: Recording) -> Step:
-        """Move parameters to where a plan has them, and open the step's page of the ledger."""
+    def begin_step(self, plan: Plan, recording: Recording) -> Step:
+        """Move parameters to the tiers of a plan, and prepare the ledger for the step."""
         options, images = self.options, recording.images
         if self.listener is not None:
-            self.listener.runs(plan, 1 if self.planner.team is None else self.planner.team.size)
-        before, self.plan = self.plan, plan
+            self.listener.on_plan_run(plan, 1 if self.planner.team is None else self.planner.team.size)
+        previous, self.plan = self.plan, plan
         device = images[0].device if images else torch.device("cpu")
         if self.ledger is None or self.ledger.device != device:
             self.ledger = Ledger(device)
         self.homes.folder = options.folder
         size = sum(segment.forecast.stored_bytes for segment in plan.segments if segment.tier == "host")
-        if size and device.type == "cuda" and before != plan:
+        if size and device.type == "cuda" and previous != plan:
             make_room_for_pinned(size, lower_tiers(device.type, options).host or 0)
-        self._place(plan, recording, self.ledger)
-        if not self.occupied(recording).bytes:
+        self._move_to_tiers(plan, recording, self.ledger)
+        if not self.occupancy(recording).bytes:
             self.ledger.begin()
         self.ledger.limit = options.budget
         if options.trim and options.budget is not None and device.type == "cpu":
             self.ledger.heap = self.ledger.heap or Heap(options.budget)
-            self.ledger.heap.budget = options.budget  # which may be another than the last step's
+            self.ledger.heap.budget = options.budget  # may differ from the last step's
         for image in images:
             for t in with_gradients([] if image.tensor is None else [image.tensor]):
                 self.ledger.ignore(t)
@@ -159,11 +164,13 @@ class Engine:
             compiler=self.compiler,
         )  # fmt: skip
         forecast = plan.forecast
-        self.ledger.calls[step] = whole_call(recording, forecast.plain_bytes, self.owed, forecast.reserve_bytes)
+        self.ledger.calls[step] = whole_call(
+            recording, forecast.plain_bytes, self.optimizer_bytes, forecast.reserve_bytes
+        )
         return step
 
-    def _place(self, plan: Plan, recording: Recording, ledger: Ledger) -> None:
-        """Have tensors live where a plan puts them, or where they live already."""
+    def _move_to_tiers(self, plan: Plan, recording: Recording, ledger: Ledger) -> None:
+        """Move captured tensors to the tiers of a plan; a tensor that is streamed already stays on its tier."""
         captures = recording.bindings.captures
         planned = dict.fromkeys(plan.on_host, "host") | dict.fromkeys(plan.on_disk, "disk")
         for place, node in enumerate(recording.nodes):
@@ -175,7 +182,7 @@ class Engine:
                 for t in with_gradients([capture.tensor]):
                     ledger.discount(t)
                 self.homes.settle(capture.tensor, tier, node.outputs[0].device)
-            elif self.places(capture.tensor):
+            elif self.can_move(capture.tensor):
                 move(capture.tensor, node.outputs[0].device)
         self.homes.rest()
 
@@ -183,34 +190,34 @@ class Engine:
 
     @property
     def peak_bytes(self) -> int:
-        """Bytes that the last step (from its forward on, until the next) held at its worst moment, with what optimizers
-        keep."""
+        """The measured peak of the last step (until the next one's forward), in bytes, with optimizer states."""
         if self.ledger is None:
             return 0
-        return self.ledger.peak_bytes + self.planner.reserved - sum(self.owed.get(id(t), 0) for t in self.homes)
+        streamed_state = sum(self.optimizer_bytes.get(id(t), 0) for t in self.homes)
+        return self.ledger.peak_bytes + self.planner.reserved - streamed_state
 
-    def look(self, recording: Recording, values: Sequence[Value], vectors: Mapping[Value, Tensor]) -> None:
-        """Have it found out in backward whether a loss is finite; see [Note: non-finite] in `execute.finite`."""
+    def watch_loss(self, recording: Recording, values: Sequence[Value], vectors: Mapping[Value, Tensor]) -> None:
+        """Hook losses, to check in backward that they are finite; see [Note: non-finite] in `execute.finite`."""
         results = finite.followed(values, vectors)
         if self._non_finite is not None or not results:
             return
         look = finite.Look(results, recording, vectors)
-        self._looks.add(look)
+        self._pending_looks.add(look)
         for t in results:
-            t.register_hook(lambda _: self._read(look))
+            t.register_hook(lambda _: self._check_loss(look))
 
     @property
     def non_finite(self) -> finite.NonFinite | None:
-        """The first operator whose result was not finite, in the first step whose loss was not."""
-        for look in list(self._looks):
-            self._read(look)
+        """The first operator with a non-finite result, in the first step whose loss was not finite."""
+        for look in list(self._pending_looks):
+            self._check_loss(look)
         return self._non_finite
 
-    def _read(self, look: finite.Look) -> None:
-        """Find the operator that was the first to make something that is not, once, and say so."""
-        if look not in self._looks:
+    def _check_loss(self, look: finite.Look) -> None:
+        """If the loss is not finite, find the first operator with a non-finite result, and log it."""
+        if look not in self._pending_looks:
             return
-        self._looks.discard(look)
+        self._pending_looks.discard(look)
         recording, known = look.taken()
         first = None
         if self._non_finite is None and look.non_finite():
@@ -218,33 +225,32 @@ class Engine:
         if first is None:
             return
         node, value, how = first
-        found, more = finite.at_once(recording.nodes, node, value, how), ""
+        found, note = finite.at_once(recording.nodes, node, value, how), ""
         if found is None and self.planner.team is not None:
-            more = " (its tiles lie on several ranks, and are not looked at)"
+            note = " (its tiles were computed by several ranks and are not searched)"
         elif found is None:
             try:
-                found = self._look_in_tiles(recording, value, known)
-            except EngineError as refused:
-                more = f" (its tiles are not looked at: {refused})"
+                found = self._search_tiles(recording, value, known)
+            except EngineError as error:
+                note = f" (its tiles are not searched: {error})"
         self._non_finite = found or finite.NonFinite(how, finite.named(node))
-        log.warning("what is trained for is not finite: %s%s", self._non_finite, more)
+        log.warning("the loss is not finite: %s%s", self._non_finite, note)
 
-    def _look_in_tiles(
+    def _search_tiles(
         self, recording: Recording, value: Value, vectors: Mapping[Value, Tensor]
     ) -> finite.NonFinite | None:
-        """Run the operators behind a vector that is not finite once more, within the rest of the step's budget, and
-        look at each tile."""
-        again, known = finite.in_tiles(recording, value, vectors)
-        watch, given = finite.Watch(), self.options.plan
-        budget = self.options.budget if given is None else given.budget or given.peak_bytes
+        """Recompute a non-finite vector within the rest of the step's budget, and check each operator on each tile."""
+        rerun, known = finite.in_tiles(recording, value, vectors)
+        watch, user_plan = finite.Watch(), self.options.plan
+        budget = self.options.budget if user_plan is None else user_plan.budget or user_plan.peak_bytes
         if budget is None:
-            plan = self.planner.on_tiles(again)
+            plan = self.planner.on_tiles(rerun)
         else:
-            occupied = self.occupied(again)
-            plan = self.planner.search(again, max(1, budget - occupied.bytes), occupied)
+            occupancy = self.occupancy(rerun)
+            plan = self.planner.search(rerun, max(1, budget - occupancy.bytes), occupancy)
         if self.ledger is not None:
-            self._place(plan, again, self.ledger)
+            self._move_to_tiers(plan, rerun, self.ledger)
         step = Step(self.ledger, None, self.options.folder, homes=self.homes, watch=watch)
         with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
-            run_plan(plan, again.nodes, Frame(again.bindings, known, step))
+            run_plan(plan, rerun.nodes, Frame(rerun.bindings, known, step))
         return watch.found()

@@ -16,7 +16,7 @@ from lightning_plugin.engine import Engine
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.finite import NonFinite
 from lightning_plugin.graph import next_serial
-from lightning_plugin.options import Options, Words
+from lightning_plugin.options import ModuleOptions, Options
 from lightning_plugin.plan import Plan
 from lightning_plugin.plans import Planner
 from lightning_plugin.private import never_compiled, tree_map
@@ -24,8 +24,8 @@ from lightning_plugin.residency.homes import Initialize, build
 from lightning_plugin.source import channels_lie_last
 
 
-class Signed:
-    """A method of a `TiledModule` with the signature of the wrapped module's `forward`, which trainers look at."""
+class WithForwardSignature:
+    """Descriptor of a `TiledModule` method that has the signature of the wrapped module's `forward`, for trainers."""
 
     def __init__(self, run: Callable[..., Any]) -> None:
         self.run = run
@@ -35,43 +35,43 @@ class Signed:
 
 
 class TiledModule(nn.Module):
-    """The same module, the same parameters, the same result, a tile at a time::
+    """Wrapper that runs a module tile by tile, with the module's own parameters and results::
 
         tiled = TiledModule(net, budget="2GiB")   # or tiles=(8, 8)
-        tiled(x).sum().backward()          # what net(x).sum().backward() computes
+        tiled(x).sum().backward()          # the values and gradients of net(x).sum().backward()
 
-    Tensors with at least one spatial axis ``(N, C, *spatial)`` go in tiled; arguments with fewer dimensions go in as
-    they are. Where the input was an ordinary tensor, so are the results; where it was a `LazyImage`, results are lazy,
-    so that a loss on a map is computed tile by tile too. What a call records is run by the options of its module, also
-    where several modules share an image; where one such module calls another, by those of the outer one.
+    Tensors with at least one spatial axis ``(N, C, *spatial)`` are tiled; arguments with fewer dimensions are passed on
+    unchanged. An ordinary tensor as input gives ordinary tensors as results. A `LazyImage` gives lazy results, so that
+    a loss on a map is computed tile by tile too. Each module's call runs by that module's options, also if several
+    modules share an image; if one `TiledModule` calls another, the outer one's options apply.
 
-    The options are those of `Options`; ``plan`` is a plan to run by, instead of a budget.
+    The options are those of `ModuleOptions`; ``plan`` is a plan to run by, in place of a budget.
 
     The module is wrapped, not changed: its parameters, hooks and modes are the user's own. ``state_dict`` of the
     wrapper is the module's, key for key.
     """
 
-    #: Paths in plans and messages are the wrapped module's own.
+    #: Leave the wrapper out of module paths in plans and messages.
     wraps_only = True
 
-    def __init__(self, module: nn.Module, *, plan: Plan | None = None, **options: Unpack[Words]) -> None:
+    def __init__(self, module: nn.Module, *, plan: Plan | None = None, **options: Unpack[ModuleOptions]) -> None:
         super().__init__()
-        found = replace(Options.parse(options), plan=plan)
+        parsed = replace(Options.parse(options), plan=plan)
         if scripted := [name for name, m in module.named_modules() if isinstance(m, torch.jit.ScriptModule)]:
             raise RecordingError(
                 f"the module {scripted[0]!r} was scripted or traced by torch.jit, which hides its operators: give "
                 "TiledModule the module itself, before torch.jit.script or torch.jit.trace"
             )
         self.module = module
-        self.engine = Engine(Planner(found))
+        self.engine = Engine(Planner(parsed))
 
-    #: Under `torch.compile` the module is called as ever, between two graphs.
+    #: `torch.compile` breaks the graph at this call and leaves it uncompiled.
     __call__ = never_compiled(nn.Module.__call__)
 
-    @Signed
+    @WithForwardSignature
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        gather = not lazies((args, kwargs))
-        args, kwargs = tree_map(self._lazy, (args, kwargs))
+        is_eager = not lazies((args, kwargs))
+        args, kwargs = tree_map(self._make_lazy, (args, kwargs))
         call = Call(self.engine)
         for lazy in lazies((args, kwargs)):
             lazy._session.root().enter(call)
@@ -80,12 +80,12 @@ class TiledModule(nn.Module):
                 out = self.module(*args, **kwargs)
         finally:
             call.end = next_serial()
-        return materialize_all(out) if gather else out
+        return materialize_all(out) if is_eager else out
 
-    def _lazy(self, a: Any) -> Any:
-        # A tensor of whole numbers with three dimensions is a target (N, H, W), not an image of H channels.
-        image = isinstance(a, Tensor) and (a.dim() > 3 or (a.dim() == 3 and a.is_floating_point()))
-        if image and not isinstance(a, LazyTensor):
+    def _make_lazy(self, a: Any) -> Any:
+        # An integer tensor with three dimensions is a target (N, H, W), not an image with H channels.
+        is_image = isinstance(a, Tensor) and (a.dim() > 3 or (a.dim() == 3 and a.is_floating_point()))
+        if is_image and not isinstance(a, LazyTensor):
             if not a.requires_grad and channels_lie_last(a.shape):
                 return LazyImage.from_tensor(a.movedim(-1, 1), engine=self.engine).movedim(1, -1)
             return LazyImage.from_tensor(a, engine=self.engine)
@@ -96,10 +96,14 @@ class TiledModule(nn.Module):
         weights: Mapping[str, Tensor] | None = None,
         initialize: Initialize | None = None,
     ) -> None:
-        """Give memory to a module that was made on the meta device because it is too large, below the device: on the
-        tier that the option ``parameters`` names, the disk if it names none. Values come from ``weights``, by name (a
-        checkpoint that ``torch.load(..., mmap=True)`` maps is not held), else from ``initialize``, called module by
-        module, else from each module's ``reset_parameters``."""
+        """Allocate and initialise a module that was made on the meta device, since it is too large for memory.
+
+        The parameters live on the tier that the option ``parameters`` names, by default on the disk.
+
+        Args:
+            weights: Values by name; those of ``torch.load(..., mmap=True)`` are read one at a time.
+            initialize: Called module by module if there are no weights; by default ``reset_parameters`` of each module.
+        """
         options, homes = self.engine.options, self.engine.homes
         homes.folder = options.folder
         tier = "host" if options.parameters == "host" else "disk"
@@ -107,17 +111,17 @@ class TiledModule(nn.Module):
 
     @property
     def plan(self) -> Plan | None:
-        """The plan of the last execution."""
+        """The plan of the last step."""
         return self.engine.plan
 
     @property
     def non_finite(self) -> NonFinite | None:
-        """In the first step whose loss was not finite, what was the first not to be."""
+        """The first non-finite result in the first step whose loss was not finite; None if there was no such step."""
         return self.engine.non_finite
 
     @property
     def peak_bytes(self) -> int:
-        """Bytes that the last step (from its forward on, until the next) held on the device at its worst moment."""
+        """The measured peak of the last step (from its forward until the next one's) on the device, in bytes."""
         return self.engine.peak_bytes
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The engine's options: what a user may say about memory and tiles, wherever it is said."""
+"""The engine's options about memory and tiles, for modules, plans and strategies alike."""
 
 from __future__ import annotations
 
@@ -17,36 +17,37 @@ Halo = Literal["auto", "recompute", "share", "split", "stochastic_split"]
 Chains = Literal["auto", "always", "never"]
 Compile = Literal["never", "tiles", "graphs"]
 HomeTier = Literal["auto", "device", "host", "disk"]
-#: Those that split the network: approximations.
-SPLITS = ("split", "stochastic_split")
+#: Values of ``halo`` that split the network: approximations.
+SPLIT_HALOS = ("split", "stochastic_split")
 
 
-class RankWords(TypedDict, total=False):
-    """Options as a user gives them, wherever there may be several processes.
+class RankOptions(TypedDict, total=False):
+    """Options of each process, where there may be several.
 
     Args:
-        budget: Device memory that a step may use, such as ``"8GiB"``; it leaves the tiles to the planner.
-        tiles: Into how many tiles to cut each spatial axis, instead of a budget.
-        backward_tiles: The same for the backward pass, where it should differ.
-        host_budget: Host memory for what does not fit the device, where the device is not the CPU: none if 0, 64 GiB if
-            not given, and on this machine's own devices no more than half of its memory.
-        disk: Whether what fits neither may go to temporary files, or the folder for them.
-        halo: What neighbouring tiles do about the rows between them: both compute them ("recompute"), one hands them
-            on ("share"), or "auto", which is faster. Two are approximations: "split" has the windows of the first
-            operators see nothing beyond their own split of the image while a module trains, and "stochastic_split" cuts
-            it at other places in each step.
-        splits: Into how many splits to cut each spatial axis, where ``halo`` says that it is split.
-        split_depth: Up to where: a share of the network's window operators, or the path of a module.
-        wobble: How far "stochastic_split" moves each cut at most, as a part of a split's side, below 0.5.
+        budget: Device memory that a step may use, such as ``"8GiB"``; the planner then chooses the tiles.
+        tiles: Number of tiles along each spatial axis, in place of a budget.
+        backward_tiles: Number of tiles in the backward pass, if it differs.
+        host_budget: Host memory for maps and parameters that do not fit an accelerator: 0 is none; by default 64 GiB,
+            and at most half of this machine's memory for its own devices.
+        disk: True lets maps and parameters that fit neither device nor host go to temporary files; a path is the folder
+            for them.
+        halo: Rows that two neighbouring tiles both need: "recompute" has both tiles compute them, "share" has one hand
+            them to the other, and "auto" is the faster of the two. Two approximations for training: "split" has windows
+            of the first operators see nothing beyond their own split of the image, and "stochastic_split" moves the
+            splits in each step.
+        splits: Number of splits along each spatial axis, with ``halo="split"`` or ``"stochastic_split"``.
+        split_depth: Depth to which the network is split: a share of its window operators, or the path of a module.
+        wobble: Largest distance by which "stochastic_split" moves a cut, as a part of a split's side, below 0.5.
         half: Keep maps that leave the device as bfloat16. An approximation: gradients lose digits.
-        chains: Whether long runs of equal layers are planned as one: as a chain of links, of which few maps are stored
-            at a time and the others made again by divide and conquer. "auto" does so in networks of thousands of
+        chains: "always" plans a long run of equal layers as a chain of links, which stores a few of their maps and
+            recomputes the others by divide and conquer; "never" does not; "auto" does in networks of thousands of
             operators.
-        compile: Whether tiles that are the same computation are compiled when they have come often: "never"; "tiles",
-            by `torch.compile`; or "graphs", which replays them as CUDA graphs besides. Compiling takes seconds for each
-            kind of tile, and a budget counts what tiles hold as if they were not compiled.
-        trim: Whether the process gives freed memory back to the system where it keeps much more than a budget counts,
-            on a CPU. False leaves that to the C library.
+        compile: Compilation of tiles that are the same computation and have come often: "never"; "tiles", by
+            `torch.compile`; "graphs", which replays them as CUDA graphs besides. Compiling takes seconds for each kind
+            of tile, and a budget counts the memory of tiles as if they were not compiled.
+        trim: On a CPU, give freed memory back to the system when the process keeps much more than the budget counts.
+            False leaves that to the C library.
     """
 
     budget: Size
@@ -64,44 +65,45 @@ class RankWords(TypedDict, total=False):
     trim: bool
 
 
-class StrategyWords(RankWords, total=False):
-    """Options as a user gives them to a strategy for one device.
+class StrategyOptions(RankOptions, total=False):
+    """Options of a strategy for one device.
 
     Args:
-        parameters: Where parameters live that do not fit the device, with their gradients and optimizer's state: on
-            the "host", on the "disk", or "auto", the first of the two that has room; "device" lets none leave. On a CPU
-            the host's memory is the device's: there "auto" is the disk, and "host" memory beside the budget.
+        parameters: The tier for parameters that do not fit the device, with their gradients and optimizer states:
+            "host", "disk", or "auto", the first of the two that has room; "device" keeps all of them on the device.
+            On a CPU "auto" is the disk, and "host" is memory beside the budget.
     """
 
     parameters: HomeTier
 
 
-class Words(StrategyWords, total=False):
-    """Options as a user gives them to a module or to a plan. A strategy plans all calls of a step together.
+class ModuleOptions(StrategyOptions, total=False):
+    """Options of a module or of a plan. (A strategy has no ``calls``: it plans all calls of a step together.)
 
     Args:
-        calls: How many calls wait for one backward, each under a plan of its own: the first then leave room in the
-            budget for the others.
+        calls: Number of calls of the module before one backward. Each has a plan of its own, and the first ones leave
+            room in the budget for the others.
     """
 
     calls: int
 
 
-def documented(*words: Any) -> None:
-    """Have words say what those mean that they have of the ones before them: command lines look no further."""
-    said = ""
-    for each in words:
-        first, _, own = (each.__doc__ or "").partition("    Args:\n")
-        said += own.rstrip(" ")
-        each.__doc__ = f"{first}    Args:\n{said}    "
+def inherit_argument_docs(*kinds: Any) -> None:
+    """Add the documented arguments of each class to the docstrings of the ones after it, for command lines' help."""
+    inherited = ""
+    for kind in kinds:
+        summary, _, own = (kind.__doc__ or "").partition("    Args:\n")
+        inherited += own.rstrip(" ")
+        kind.__doc__ = f"{summary}    Args:\n{inherited}    "
 
 
-documented(RankWords, StrategyWords, Words)
+inherit_argument_docs(RankOptions, StrategyOptions, ModuleOptions)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The user's options: `Words` has the meaning of each option. ``plan`` is a plan to run by."""
+    """The user's options, parsed. `ModuleOptions` documents each of them; ``plan`` is a plan to run in place of both
+    ``budget`` and ``tiles``."""
 
     budget: int | None = None
     tiles: tuple[int, ...] | None = None
@@ -125,12 +127,12 @@ class Options:
             raise ValueError("give a budget or tiles, not both: a budget decides about tiles itself")
         if self.budget is not None and self.plan is not None:
             raise ValueError("give a budget, or tiles, or a plan: a budget decides about tiles itself")
-        if (self.splits is None) == (self.halo in SPLITS):
+        if (self.splits is None) == (self.halo in SPLIT_HALOS):
             raise ValueError(
                 f'halo={self.halo!r} with splits={self.splits}: splits are given with halo="split" or '
                 'halo="stochastic_split", such as splits=2, and with no other halo'
             )
-        _ = self.splitting  # which says what is wrong with it
+        _ = self.splitting  # validates itself
         if self.calls < 1:
             raise ValueError(f"calls={self.calls}: a step has one call or more")
         if self.parameters not in get_args(HomeTier):
@@ -146,63 +148,63 @@ class Options:
             )
 
     @staticmethod
-    def parse(words: RankWords, kind: type[Any] = Words) -> Options:
-        """Options from words of a kind that a user gave."""
-        unknown = words.keys() - kind.__annotations__.keys()
+    def parse(given: RankOptions, kind: type[Any] = ModuleOptions) -> Options:
+        """Parse options as a user gave them; one that the class ``kind`` does not have is an error."""
+        unknown = given.keys() - kind.__annotations__.keys()
         if unknown:
-            raise TypeError(f"{min(unknown)!r} is no option; those are {', '.join(kind.__annotations__)}")
-        found: dict[str, Any] = {name: READ[name](given) if name in READ else given for name, given in words.items()}
-        return Options(**found)
+            raise TypeError(f"{min(unknown)!r} is no option; the options are {', '.join(kind.__annotations__)}")
+        parsed: dict[str, Any] = {n: PARSERS[n](value) if n in PARSERS else value for n, value in given.items()}
+        return Options(**parsed)
 
     def __str__(self) -> str:
-        """The options that are not the usual ones."""
-        usual = Options()
-        given = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "plan"}
-        words = [f"{name}={value!r}" for name, value in given.items() if value != getattr(usual, name)]
-        return ", ".join(words if self.plan is None else ["plan=...", *words]) or "no options"
+        """The options that differ from the defaults."""
+        defaults = Options()
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "plan"}
+        texts = [f"{name}={value!r}" for name, value in values.items() if value != getattr(defaults, name)]
+        return ", ".join(texts if self.plan is None else ["plan=...", *texts]) or "no options"
 
     @property
     def chaining(self) -> Chains:
-        """The word for when long runs of equal links become chains: for a budget, or for a plan that has some."""
+        """The value of ``chains`` in effect: the user's under a budget, else the plan's."""
         if self.plan is not None:
             return "always" if self.plan.chains else "never"
         return self.chains if self.budget is not None else "never"
 
     @property
     def approximation(self) -> str:
-        """The approximation in words, for a checkpoint and for people; nothing where there is none."""
+        """The approximation in words, for checkpoints and logs; empty if there is none."""
         return "" if self.splitting is None else str(self.splitting)
 
     @property
     def splitting(self) -> Rewriting | None:
-        """The split of the network, if it is split."""
+        """The split of the network; None if it is not split."""
         if self.splits is None:
             return None
-        from lightning_plugin.split import Splitting  # an approximation, which is there for who asks for it
+        from lightning_plugin.split import Splitting  # imported only by those who ask for this approximation
 
         return Splitting(self.splits, self.split_depth, self.wobble if self.halo == "stochastic_split" else None)
 
     @property
     def folder(self) -> str | None:
-        """The folder of maps on the disk; None is the system's folder of temporary files."""
+        """The folder of temporary files; None is the system's."""
         return self.disk if isinstance(self.disk, str) else None
 
 
-def size(given: Size) -> int | None:
-    return None if given is None else parse_bytes(given)
+def parse_size(size: Size) -> int | None:
+    return None if size is None else parse_bytes(size)
 
 
-def grid(tiles: Tiles) -> tuple[int, ...] | None:
-    if tiles is None:
+def parse_counts(counts: Tiles) -> tuple[int, ...] | None:
+    if counts is None:
         return None
-    return (tiles,) if isinstance(tiles, int) else tuple(tiles)
+    return (counts,) if isinstance(counts, int) else tuple(counts)
 
 
-#: Readers of options that may be given in other words: sizes as texts, one number of tiles for every axis.
-READ: Mapping[str, Callable[[Any], Any]] = {
-    "budget": size,
-    "host_budget": lambda given: 0 if given == 0 else size(given),
-    "tiles": grid,
-    "backward_tiles": grid,
-    "splits": grid,
+#: Parsers of options with several notations: sizes as texts, one number of tiles for all axes.
+PARSERS: Mapping[str, Callable[[Any], Any]] = {
+    "budget": parse_size,
+    "host_budget": lambda size: 0 if size == 0 else parse_size(size),
+    "tiles": parse_counts,
+    "backward_tiles": parse_counts,
+    "splits": parse_counts,
 }

@@ -53,21 +53,21 @@ DIFFERENT = (
 
 
 @dataclass(frozen=True, eq=False)
-class Occupied:
+class Occupancy:
     """The device as a plan finds it.
 
     Attributes:
         bytes: Live beside what the recording uses.
         excess: Bytes by which the step before has exceeded its budget.
         ledger: Knows the calls that wait for backward.
-        owed: Bytes that optimizers keep for each tensor, by identity.
+        optimizer_bytes: Bytes of optimizer state for each parameter, by the parameter's ``id``.
         tiers: The tiers of tensors that live below the device, by identity.
     """
 
     bytes: int = 0
     excess: int = 0
     ledger: Ledger | None = None
-    owed: Mapping[int, int] = field(default_factory=dict)
+    optimizer_bytes: Mapping[int, int] = field(default_factory=dict)
     tiers: Mapping[int, str] = field(default_factory=dict)
 
 
@@ -98,7 +98,7 @@ class Planner:
     plans: dict[str, list[Plan]] = field(default_factory=dict, init=False)
     _recipes: dict[Any, list[Recipe]] = field(default_factory=dict, init=False)
 
-    def known(self, recording: Recording, occupied: Occupied) -> Plan | None:
+    def known(self, recording: Recording, occupancy: Occupancy) -> Plan | None:
         """The fastest plan that was made before and fits beside what the device holds; see [Note: step] in `ledger`."""
         given, budget = self.options.plan, self.options.budget
         if given is not None:
@@ -109,19 +109,19 @@ class Planner:
                     "splits and split_depth it was made with, or make a plan without them"
                 )
             return marked(given, recording)
-        if self.workspaces is not None and not occupied.bytes:
-            self.workspaces += occupied.excess
-        room = None if budget is None else usable(budget - (self.workspaces or 0) - occupied.bytes)
+        if self.workspaces is not None and not occupancy.bytes:
+            self.workspaces += occupancy.excess
+        room = None if budget is None else usable(budget - (self.workspaces or 0) - occupancy.bytes)
         fitting = [plan for plan in self._kept(recording) if room is None or plan.peak_bytes <= room]
         return min(fitting, key=lambda plan: plan.seconds, default=None)
 
-    def make(self, recording: Recording, occupied: Occupied) -> Plan:
+    def make(self, recording: Recording, occupancy: Occupancy) -> Plan:
         """A new plan, which is known from now on."""
         budget = self.options.budget
         if budget is None:
             plan = self.on_tiles(recording)
         else:
-            plan = replace(self._with_workspaces(recording, budget, occupied), budget=budget)
+            plan = replace(self._with_workspaces(recording, budget, occupancy), budget=budget)
         self._kept(recording).append(plan)
         if self.team is not None:
             self.team.agree(plan.to_json(), DIFFERENT)
@@ -145,32 +145,32 @@ class Planner:
         alike = forward is not None and bool(background(recording))
         return marked(fixed(recording.nodes, forward, backward, halo=options.halo, alike=alike), recording)
 
-    def _with_workspaces(self, recording: Recording, budget: int, occupied: Occupied) -> Plan:
+    def _with_workspaces(self, recording: Recording, budget: int, occupancy: Occupancy) -> Plan:
         """A plan that leaves room for what steps were found to take beyond their budget, or, where none does, one
         without, from now on."""
         if self.workspaces:
             try:
-                return self._beside_others(recording, budget - self.workspaces, occupied)
+                return self._beside_others(recording, budget - self.workspaces, occupancy)
             except BudgetError:
                 self.workspaces = None
-        return self._beside_others(recording, budget, occupied)
+        return self._beside_others(recording, budget, occupancy)
 
-    def _beside_others(self, recording: Recording, budget: int, occupied: Occupied) -> Plan:
+    def _beside_others(self, recording: Recording, budget: int, occupancy: Occupancy) -> Plan:
         """A plan within the rest of a budget: if it can be, of a little less."""
-        held, ledger = occupied.bytes, occupied.ledger
+        held, ledger = occupancy.bytes, occupancy.ledger
         if not held:
-            return self.search(recording, budget, occupied, self.options.calls)
+            return self.search(recording, budget, occupancy, self.options.calls)
         calls = 0 if ledger is None else len(ledger.calls)
         left = max(1, self.options.calls - calls)
         rounded = -(-held * STEPS // budget) * budget // STEPS
         try:
-            return self.search(recording, max(1, budget - rounded), occupied, left)
+            return self.search(recording, max(1, budget - rounded), occupancy, left)
         except BudgetError as refused:
             if refused.smallest <= budget - held:
-                return self.search(recording, budget - held, occupied, left)
+                return self.search(recording, budget - held, occupancy, left)
             smallest = refused.smallest + held
             if ledger is not None:
-                whole = whole_call(recording, Network(recording).plain_bytes, occupied.owed)
+                whole = whole_call(recording, Network(recording).plain_bytes, occupancy.optimizer_bytes)
                 smallest = max(smallest, budget_for(ledger.whole_step(whole)))
             raise type(refused)(
                 f"no plan keeps {format_bytes(budget)}, of which the step holds {format_bytes(held)} already for other "
@@ -181,12 +181,12 @@ class Planner:
                 refused.operator,
             ) from refused
 
-    def search(self, recording: Recording, budget: int, occupied: Occupied, calls: int = 1) -> Plan:
+    def search(self, recording: Recording, budget: int, occupancy: Occupancy, calls: int = 1) -> Plan:
         """A plan for so many calls that wait for one backward, within what optimizers leave of a budget that keep
         something for parameters which are no part of this recording."""
-        others = self.reserved - sum(occupied.owed.get(id(t), 0) for t in recording.tensors)
+        others = self.reserved - sum(occupancy.optimizer_bytes.get(id(t), 0) for t in recording.tensors)
         try:
-            plan = self._search(recording, max(1, budget - others), occupied, calls)
+            plan = self._search(recording, max(1, budget - others), occupancy, calls)
         except BudgetError as refused:
             if not others:
                 raise
@@ -203,13 +203,13 @@ class Planner:
         # Ranks that share an image may know its size from a recipe or from a search: they go by the first.
         return plan if self.team is None else Plan.from_json(self.team.gather(plan.to_json())[0])
 
-    def _search(self, recording: Recording, budget: int, occupied: Occupied, calls: int) -> Plan:
+    def _search(self, recording: Recording, budget: int, occupancy: Occupancy, calls: int) -> Plan:
         images = recording.images
         device = self.device or (images[0].device.type if images else "cpu")
         self.rates = self.rates or local_rates(device)
         lower = lower_tiers(device, self.options)
         policy = with_halo(AUTO, self.options.halo)
-        network = Network(recording, self.accumulates, dict(occupied.owed), dict(occupied.tiers))
+        network = Network(recording, self.accumulates, dict(occupancy.optimizer_bytes), dict(occupancy.tiers))
         shape = tuple(images[0].source.shape) if images else ()
         if drawn(recording.nodes) or any(chains(recording.nodes)):
             plan = choose_plan(network, self.rates, budget, lower, policy, calls)
@@ -289,10 +289,10 @@ class Planner:
         return same
 
 
-def whole_call(recording: Recording, plain: int, owed: Mapping[int, int], workspaces: int = 0) -> CallBytes:
+def whole_call(recording: Recording, plain: int, optimizer_bytes: Mapping[int, int], workspaces: int = 0) -> CallBytes:
     """Bytes of a call that is run whole, where plain PyTorch saves ``plain`` bytes, images included."""
     tensors = recording.tensors
-    weights = {id(t): t.nbytes * (2 if t.requires_grad else 1) + owed.get(id(t), 0) for t in tensors}
+    weights = {id(t): t.nbytes * (2 if t.requires_grad else 1) + optimizer_bytes.get(id(t), 0) for t in tensors}
     here = sum(t.nbytes for image in recording.images if (t := image.here) is not None)
     return CallBytes(weights, max(0, plain - here), image_gradient_bytes(recording), workspaces)
 

@@ -1,6 +1,6 @@
-"""Progress of a step, told while it runs: tiles that are done, seconds spent on pixels and on lower tiers.
+"""Progress of a step while it runs: tiles that are done, and seconds spent waiting for pixels and for lower tiers.
 
-Backward may run in a thread of autograd: listeners are told from whichever thread the work is done in.
+Backward may run in a thread of autograd: listeners are called from the thread that does the work.
 """
 
 from __future__ import annotations
@@ -15,44 +15,46 @@ from torch.profiler import record_function
 
 from lightning_plugin.private import profiles
 
-#: Context of a block that no profiler looks at: opening a range takes as long as an operator.
-UNSEEN: AbstractContextManager[Any] = nullcontext()
+#: Context without a profiler range: opening a range takes as long as an operator.
+NO_RANGE: AbstractContextManager[Any] = nullcontext()
 
 Kind = Literal["input", "spill"]
 
 
-def ranged(*words: object) -> AbstractContextManager[Any]:
-    """A block that PyTorch's profilers show by a name."""
-    return record_function(" ".join(("lightning_plugin:", *map(str, words)))) if profiles() else UNSEEN
+def profiler_range(*words: object) -> AbstractContextManager[Any]:
+    """Name a block for PyTorch's profilers; without a running profiler nothing is done."""
+    return record_function(" ".join(("lightning_plugin:", *map(str, words)))) if profiles() else NO_RANGE
 
 
 class Listener(Protocol):
-    """Hears of every tile that is done, of how many were identical to another and cost nothing, and of time that a
-    step waited for something else than computing."""
+    """Listener of steps."""
 
-    def tile(self, count: int) -> None: ...
+    def on_tiles(self, count: int) -> None:
+        """Called after every tile; ``count`` is that tile and the ones identical to it."""
 
-    def alike(self, count: int) -> None: ...
+    def on_identical_tiles(self, count: int) -> None:
+        """Called with the number of tiles that were not computed, since they are identical to another."""
 
-    def spent(self, kind: Kind, seconds: float) -> None: ...
+    def on_wait(self, kind: Kind, seconds: float) -> None:
+        """Called after waiting for the source ("input") or for a lower tier ("spill")."""
 
 
 @dataclass(frozen=True, eq=False)
 class Progress:
-    """Tells listeners of the steps of one module or strategy."""
+    """Calls the listeners of one module's or one strategy's steps."""
 
     listeners: list[Listener] = field(default_factory=list)
 
-    def done(self, tiles: int) -> None:
-        """Tell of a tile that is done, with those that are identical to it: so many together."""
+    def report_tiles(self, count: int) -> None:
+        """Report a tile, and the ones identical to it, as done; ``count`` is all of them."""
         for listener in self.listeners:
-            listener.tile(tiles)
-            if tiles > 1:
-                listener.alike(tiles - 1)
+            listener.on_tiles(count)
+            if count > 1:
+                listener.on_identical_tiles(count - 1)
 
     @contextmanager
-    def spending(self, kind: Kind) -> Iterator[None]:
-        """A block whose time goes to the source ("input") or to a lower tier ("spill")."""
+    def waiting(self, kind: Kind) -> Iterator[None]:
+        """Report the time of a block that waits for the source ("input") or for a lower tier ("spill")."""
         if not self.listeners:
             yield
             return
@@ -62,4 +64,4 @@ class Progress:
         finally:
             seconds = time.perf_counter() - begin
             for listener in self.listeners:
-                listener.spent(kind, seconds)
+                listener.on_wait(kind, seconds)

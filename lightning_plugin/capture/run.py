@@ -35,7 +35,7 @@ from lightning_plugin.execute.run import run_plan
 from lightning_plugin.graph import Effect, Node, Recording, Value, ancestors, gathered
 from lightning_plugin.private import current_pass, tree_leaves
 from lightning_plugin.program.fixed import fixed
-from lightning_plugin.progress import ranged
+from lightning_plugin.progress import profiler_range
 
 
 class AwaitingBuffer(Tensor):
@@ -146,7 +146,7 @@ def run(session: Session, wanted: Sequence[Value] = ()) -> list[Tensor]:
     values = [v for v in dict.fromkeys((*pending, *wanted)) if v not in session.vectors]
     values += [v for e in session.effects if not e.dormant for v in e.values]
     ordinary(session.effects)
-    with torch.inference_mode(False), ranged("step"):
+    with torch.inference_mode(False), profiler_range("step"):
         default, more = session.engine, bool(values)
         try:
             while more:
@@ -154,7 +154,7 @@ def run(session: Session, wanted: Sequence[Value] = ()) -> list[Tensor]:
                 recording = session.recorded(now)
                 run_recording(recording, session)
                 if session.engine is not None:
-                    session.engine.look(recording, now, session.vectors)
+                    session.engine.watch_loss(recording, now, session.vectors)
         except BaseException:
             for effect in session.effects:  # as in PyTorch, where a forward that failed has moved nothing
                 effect.dormant = True
@@ -211,9 +211,9 @@ def run_recording(recording: Recording, session: Session) -> None:
     """Run what was recorded in the order of a plan."""
     check_versions(recording)
     engine = session.engine
-    with ranged("plan"):
+    with profiler_range("plan"):
         plan = fixed(recording.nodes, None) if engine is None else engine.choose(recording)
-    step = Step() if engine is None else engine.begin(plan, recording)
+    step = Step() if engine is None else engine.begin_step(plan, recording)
     run_plan(plan, recording.nodes, Frame(recording.bindings, session.vectors, step))
 
 

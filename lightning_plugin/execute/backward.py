@@ -20,7 +20,7 @@ from lightning_plugin.ops import Pieces
 from lightning_plugin.private import will_run
 from lightning_plugin.program.findings import Owned
 from lightning_plugin.program.program import Target
-from lightning_plugin.progress import ranged
+from lightning_plugin.progress import profiler_range
 from lightning_plugin.residency.boundary import Boundary, Cotangent
 from lightning_plugin.team import Team
 
@@ -151,7 +151,7 @@ class Backward:
                 with tiles.watching(identical[0]):
                     for evaluation in self.evaluations(identical):
                         if not all(owned in zero for owned in evaluation.tiles):
-                            with ranged("tile"):
+                            with profiler_range("tile"):
                                 self.tile(evaluation)
                 self.segment.step.done(len(identical))
             for handle in self.handles.values():

@@ -13,7 +13,7 @@ from lightning_plugin.execute.tile_pass import TilePass, Tiles
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import Pieces, Reduction
 from lightning_plugin.program.findings import Owned
-from lightning_plugin.progress import ranged
+from lightning_plugin.progress import profiler_range
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.team import Team
 
@@ -85,7 +85,7 @@ class Forward:
             self._parts.append({})
         if run.scans and run.trains:
             self.carried[first] = self._handed_on
-        with self.tiles.watching(first), ranged("tile"):
+        with self.tiles.watching(first), profiler_range("tile"):
             self._handed_on = self.tiles.tapes.run(first, self.read, self.operands, emit, False, self._handed_on)
         if told:
             run.step.done(len(tiles))

@@ -77,7 +77,7 @@ class Step:
 
     def done(self, tiles: int) -> None:
         """Tell listeners of so many identical tiles that are done."""
-        self.progress.done(tiles)
+        self.progress.report_tiles(tiles)
         self.settle()
 
     def settle(self) -> None:

@@ -41,7 +41,7 @@ from lightning_plugin.private import Version, first_order, retains_graph, saved_
 from lightning_plugin.program.findings import Owned
 from lightning_plugin.program.program import parts_of
 from lightning_plugin.program.scan import scanned
-from lightning_plugin.progress import ranged
+from lightning_plugin.progress import profiler_range
 from lightning_plugin.residency.boundary import Boundary
 
 
@@ -148,7 +148,7 @@ class SegmentFunction(torch.autograd.Function):
         # Saved tensors come back as new ones: whose gradients are collected, autograd's own nodes know.
         leaves = [f.variable for f, _ in ctx.next_functions if hasattr(f, "variable")]
         make_room(ctx.run, ctx.handles, leaves)
-        with ranged("segment", ctx.run.place, ctx.run.plan.path, "backward"):
+        with profiler_range("segment", ctx.run.place, ctx.run.plan.path, "backward"):
             found = Backward(ctx, inputs, grads).run()
         if not retains_graph():
             ctx.handles, ctx.recalled = [], {}
@@ -215,7 +215,7 @@ class Recompute:
             torch.no_grad(),
             torch.autocast(run.kind, enabled=False),
             nullcontext() if run.ledger is None else run.ledger.during((run.place, "recompute")),
-            ranged("segment", run.place, run.plan.path, "recompute"),
+            profiler_range("segment", run.place, run.plan.path, "recompute"),
         ):
             Forward(run, self.run.inputs_of(run, inputs), {**self.boundaries, **missing}).run()
         for handle in passing:

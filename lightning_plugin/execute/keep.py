@@ -144,7 +144,7 @@ def whole(v: Value, frame: Frame) -> Tensor:
         if image.here is not None:
             found = as_used(image.here, v.requires_grad)
         else:
-            with frame.step.progress.spending("input"):
+            with frame.step.progress.waiting("input"):
                 found = image.read(Box.whole(v.space.extent))
         if frame.step.watch is not None and v.node is not None:
             frame.step.watch.see(v.node, found)

@@ -26,7 +26,7 @@ from lightning_plugin.plan import ChainPlan, Plan, SegmentPlan
 from lightning_plugin.private import tree_leaves
 from lightning_plugin.program.fixed import kept_segments
 from lightning_plugin.program.program import Program, Target, programs
-from lightning_plugin.progress import ranged
+from lightning_plugin.progress import profiler_range
 from lightning_plugin.residency.tiers import Home
 from lightning_plugin.residency.transfer import TransferQueue
 
@@ -51,7 +51,7 @@ def run_stages(stages: Sequence[Stage], nodes: Sequence[Node], frame: Frame) -> 
         for stage in stages:
             if ledger is not None:
                 ledger.enter((stage.place, "forward"))
-            with ranged("segment", stage.place, stage.plan.path, "forward"):
+            with profiler_range("segment", stage.place, stage.plan.path, "forward"):
                 stage.run(frame, uses)
             frame.step.settle()
             for node in gathers:

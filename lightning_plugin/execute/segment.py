@@ -159,7 +159,7 @@ class SegmentRun:
             return handle.read(box) if strip is None else in_pieces(handle, strip, box, self.plan.pieces, give)
         if v in spreads:
             return v.space.narrow(spreads[v], Box.whole(v.space.extent), box)
-        with self.step.progress.spending("input"):
+        with self.step.progress.waiting("input"):
             tile = self.sources[v].read(box)
         if self.see is not None and v.node is not None:
             self.see(v.node, tile, [box])

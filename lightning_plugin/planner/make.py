@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lightning_plugin.errors import BudgetError
 from lightning_plugin.graph import approximation
 from lightning_plugin.memory import budget_for
-from lightning_plugin.options import Options, Words
+from lightning_plugin.options import ModuleOptions, Options
 from lightning_plugin.plan import Plan
 from lightning_plugin.plan_views import draw_sweep, sweep_table
 from lightning_plugin.planner.analysis.network import Network
@@ -33,7 +33,7 @@ def make_plan(
     dtype: torch.dtype = torch.float32,
     optimizer: str | None = None,
     policy: Policy = AUTO,
-    **options: Unpack[Words],
+    **options: Unpack[ModuleOptions],
 ) -> Plan:
     """The plan for one training step (or, in ``torch.no_grad``, one evaluation) of ``module`` on an image.
 
@@ -107,7 +107,7 @@ def sweep(
     dtype: torch.dtype = torch.float32,
     optimizer: str | None = None,
     tell: Callable[[range], Iterable[int]] = iter,
-    **options: Unpack[Words],
+    **options: Unpack[ModuleOptions],
 ) -> Sweep:
     """Plan one network under ``count`` budgets, evenly spaced on a logarithmic scale.
 

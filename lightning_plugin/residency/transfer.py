@@ -35,7 +35,7 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.constants import Numbered
 from lightning_plugin.layout import Layout
-from lightning_plugin.progress import Progress, ranged
+from lightning_plugin.progress import Progress, profiler_range
 
 #: Lends memory for a transfer, by shape and dtype.
 Lend = Callable[[Sequence[int], torch.dtype], Tensor]
@@ -204,7 +204,7 @@ class Pending:
     def wait(self) -> Tensor | None:
         """Wait until it is done, let its memory go, and give what it has fetched."""
         if self.future is not None:
-            with self.progress.spending("spill"):
+            with self.progress.waiting("spill"):
                 self.future.result()
         transfer, self.transfer = self.transfer, None
         assert transfer is not None, "a transfer is waited for once"
@@ -268,7 +268,7 @@ class TransferQueue:
             return Pending(transfer, None, self.progress)
         if self.thread is not None and ahead:
             return Pending(transfer, self.thread.submit(transfer.run), self.progress)
-        with self.progress.spending("spill"), ranged("transfer"):
+        with self.progress.waiting("spill"), profiler_range("transfer"):
             transfer.run()
         return Pending(transfer, None, self.progress)
 

@@ -1,6 +1,6 @@
 """Lightning strategies: the engine under any `Trainer`.
 
-Importing this package imports Lightning, which the engine itself does not need, and registers the names of `NAMES` for
+Importing this package imports Lightning, which the engine itself does not need, and registers the names in `NAMES` for
 ``Trainer(strategy=...)``.
 """
 
@@ -16,7 +16,7 @@ from lightning_plugin.strategy.tiling import SFTStrategy
 
 __all__ = ["NAMES", "SFTDDPStrategy", "SFTStrategy", "StepMonitor", "WholeCheckpoints"]
 
-#: The strategies by name, with the options that each name stands for.
+#: Registered names: the strategy class of each, and its preset options.
 NAMES: dict[str, tuple[type, dict[str, Any]]] = {
     "sft": (SFTStrategy, {}),
     "sft_ddp": (SFTDDPStrategy, {}),

@@ -1,7 +1,7 @@
-"""Lightning's classes that ours are made of.
+"""Lightning's base classes, from the distribution of Lightning in use.
 
-They come from the one package of Lightning that is imported already, else from the one that is installed:
-``pytorch_lightning`` where both are.
+It is ``pytorch_lightning`` or ``lightning.pytorch``: the one that is imported already; if none is, the one that is
+installed; if both are, ``pytorch_lightning``.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 PACKAGES = ("pytorch_lightning", "lightning.pytorch")
 
-_found = [name for name in PACKAGES if name in sys.modules] or [n for n in PACKAGES if find_spec(n.partition(".")[0])]
-if not _found:
+_packages = [p for p in PACKAGES if p in sys.modules] or [p for p in PACKAGES if find_spec(p.partition(".")[0])]
+if not _packages:
     raise ImportError(
         "the strategies need PyTorch Lightning: pip install pytorch-lightning (or lightning). "
         "TiledModule works without it."
     )
 
-if TYPE_CHECKING or _found[0] == "pytorch_lightning":
+if TYPE_CHECKING or _packages[0] == "pytorch_lightning":
     from pytorch_lightning.callbacks import Callback
     from pytorch_lightning.plugins.io import TorchCheckpointIO
     from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy, StrategyRegistry

@@ -1,11 +1,11 @@
-"""Batches, whose large images become lazy.
+"""Transfer of batches to the device: large images become lazy instead of being copied.
 
 A tensor is an image if it is large and has spatial dimensions. PyTorch does not say which dimension holds channels, so
-it is read off the shape; a wrong guess costs tiling (an operator then runs whole), never exactness.
+it is guessed from the shape; a wrong guess costs tiling (an operator then runs whole), never exactness.
 
-A user's batch is moved by the user's hooks, by the ``to`` of the user's own batch class, or by Lightning. All of them
-end in ``Tensor.to``. So the hooks run as they are, and there a large dense tensor becomes a lazy one instead of a copy.
-A batch is gone through twice besides: before the hooks (`begin`) and after them (`Moving.finish`).
+A batch is moved by the user's hooks, by the ``to`` of the user's own batch class, or by Lightning. All of them call
+``Tensor.to``. The hooks therefore run unchanged, and `LazyTransfer` intercepts that call. The batch is traversed twice
+besides: before the hooks (`prepare_batch`) and after them (`LazyTransfer.finish`).
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from lightning_plugin.source import COLOURS, TensorSource
 
 @dataclass(frozen=True)
 class Arrangement:
-    """Dimensions of a tensor: those before ``channel`` are batch, all others are space.
+    """Meaning of a tensor's dimensions: batch before ``channel``, space elsewhere.
 
-    ``channel`` is None where there are no channels.
+    ``channel`` is None for a tensor without channels.
     """
 
     channel: int | None
 
     @staticmethod
     def of(shape: Sequence[int], dtype: torch.dtype) -> Arrangement | None:
-        """The arrangement of a tensor, or None where it has no space to tile."""
+        """Guess the arrangement from the shape; None for a tensor without space to tile."""
         rank = len(shape)
         if rank < 3 or 0 in shape:
             return None
@@ -54,7 +54,7 @@ class Arrangement:
 
 
 def lazy_image(tensor: Tensor, arrangement: Arrangement, device: torch.device, engine: Engine) -> Any:
-    """A dense tensor, left where it is, as a lazy tensor of the same shape whose tiles go to ``device``."""
+    """Wrap a dense tensor in a lazy one of the same shape; its tiles are copied to ``device`` as they are needed."""
     channel = arrangement.channel
     if channel is None:
         return LazyImage.from_tensor(tensor.unsqueeze(1), device=device, engine=engine).squeeze(1)
@@ -66,66 +66,71 @@ def lazy_image(tensor: Tensor, arrangement: Arrangement, device: torch.device, e
     return LazyImage.from_tensor(tensor, device=device, engine=engine)
 
 
-def is_image(tensor: Tensor, least: int) -> Arrangement | None:
-    """The arrangement of an ordinary tensor of at least ``least`` bytes, if it is an image."""
+def arrangement_of_image(tensor: Tensor, min_bytes: int) -> Arrangement | None:
+    """Return the arrangement of an ordinary tensor of ``min_bytes`` or more; None if it is no image."""
     if type(tensor) is not Tensor or tensor.layout is not torch.strided:
         return None
-    if tensor.is_complex() or tensor.is_quantized or tensor.numel() * tensor.element_size() < least:
+    if tensor.is_complex() or tensor.is_quantized or tensor.numel() * tensor.element_size() < min_bytes:
         return None
     return Arrangement.of(tensor.shape, tensor.dtype)
 
 
-def begin(batch: Any, device: torch.device, engine: Engine, least: int) -> tuple[Any, str]:
-    """A batch whose lazy images have a recording of their own for this step, and a description of its dense images, as
-    far as memory goes: nothing where an image is lazy from the start.
+def prepare_batch(batch: Any, device: torch.device, engine: Engine, min_bytes: int) -> tuple[Any, str]:
+    """Give the lazy images of a batch a new recording, and describe its dense images.
 
-    A dataset may give the same `LazyImage` again in every epoch; what was recorded from it must not pile up.
+    A dataset may return the same `LazyImage` in every epoch; recordings of earlier steps must not pile up.
+
+    Returns:
+        The batch.
+        The shapes and types of its dense images, which decide the memory of the step; empty if any image is lazy.
     """
-    found: list[str] = []
+    descriptions: list[str] = []
 
     def renew(tensor: Tensor) -> Tensor:
         if isinstance(tensor, LazyImage):
-            found.append("")
+            descriptions.append("")
             return LazyImage(tensor.source, device=device, requires_grad=tensor.requires_grad, engine=engine)
         if isinstance(tensor, LazyTensor):
-            found.append("")
+            descriptions.append("")
             session = tensor._session.root()  # recorded from an image before the step, by a conversion of its type say
             session.captured.clear()
             session.key, session.random_calls = None, 0
-        elif is_image(tensor, least):
-            found.append(f"{tuple(tensor.shape)} {tensor.dtype}")
+        elif arrangement_of_image(tensor, min_bytes):
+            descriptions.append(f"{tuple(tensor.shape)} {tensor.dtype}")
         return tensor
 
     batch = apply_to_collection(batch, Tensor, renew)
-    return batch, "; ".join(found) if all(found) else ""
+    return batch, "; ".join(descriptions) if all(descriptions) else ""
 
 
-class Moving(TorchFunctionMode):
-    """While it is active, large dense images become lazy where they would be moved.
+class LazyTransfer(TorchFunctionMode):
+    """Mode in which ``Tensor.to`` and ``Tensor.cuda`` of a large dense image return a lazy tensor.
 
-    ``least`` is the size in bytes from which on a dense image is tiled, ``images`` are the lazy tensors of the batch.
+    Attributes:
+        min_bytes: Size from which on a dense image is tiled.
+        images: Lazy tensors of the batch.
     """
 
-    def __init__(self, device: torch.device, engine: Engine, least: int) -> None:
+    def __init__(self, device: torch.device, engine: Engine, min_bytes: int) -> None:
         super().__init__()
         self.device = device
         self.engine = engine
-        self.least = least
+        self.min_bytes = min_bytes
         self.images: list[LazyTensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is Tensor.to or func is Tensor.cuda:
-            lazy = self.lazy(args[0])
+            lazy = self.make_lazy(args[0])
             if lazy is not None:
                 known = {k: v for k, v in kwargs.items() if k != "copy"}
                 dtype = parse_to(*args[1:], **known)[1] if func is Tensor.to else None
                 return lazy if dtype is None or dtype == lazy.dtype else lazy.to(dtype)
         return func(*args, **kwargs)
 
-    def lazy(self, tensor: Any) -> Tensor | None:
-        """The lazy form of a large dense image, None for anything else."""
-        arrangement = is_image(tensor, self.least) if isinstance(tensor, Tensor) else None
+    def make_lazy(self, tensor: Any) -> Tensor | None:
+        """Return the lazy form of a large dense image; None for anything else."""
+        arrangement = arrangement_of_image(tensor, self.min_bytes) if isinstance(tensor, Tensor) else None
         if arrangement is None:
             return None
         lazy = lazy_image(tensor, arrangement, self.device, self.engine)
@@ -133,14 +138,14 @@ class Moving(TorchFunctionMode):
         return lazy
 
     def finish(self, batch: Any) -> Any:
-        """The batch, with what the hooks left dense lazy too, and every lazy tensor run by this strategy's engine."""
+        """Make images lazy that the hooks did not move, and have all lazy tensors run by this strategy's engine."""
 
-        def settle(tensor: Tensor) -> Tensor:
+        def adopt(tensor: Tensor) -> Tensor:
             if isinstance(tensor, LazyTensor):
                 tensor._session.root().engine = self.engine
                 self.images.append(tensor)
                 return tensor
-            lazy = self.lazy(tensor)
+            lazy = self.make_lazy(tensor)
             return tensor if lazy is None else lazy
 
-        return apply_to_collection(batch, Tensor, settle)
+        return apply_to_collection(batch, Tensor, adopt)

@@ -1,8 +1,8 @@
-"""Checkpoints: written from where their tensors lie, with all that makes a resumed run the same run to the last bit.
+"""Checkpoints: streamed to the disk tensor by tensor, with the state that a bit-identical resume needs.
 
-Lightning saves no generator of random numbers; dropout and shuffling draw from them. A plan decides in which order sums
-are taken, and so does the number of threads. All of it is kept in plain types: the checkpoint can be read without this
-package, with ``weights_only=True`` too.
+Lightning saves no random generators; dropout and shuffling draw from them. The order of sums depends on the plan and on
+the number of threads. These are saved as plain types, so that a checkpoint can be read without this package, with
+``weights_only=True`` too.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from lightning_plugin.strategy.bases import TorchCheckpointIO
 
 log = logging.getLogger(__name__)
 
-#: Key in a checkpoint.
+#: Key of this package's state in a checkpoint.
 KEY = "lightning_plugin"
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
-    """The state of every generator a step may draw from."""
+    """Return the state of every random generator that a step may draw from."""
     version, internal, gauss = random.getstate()
-    name, keys, place, has_gauss, cached = np.random.get_state()
+    name, keys, position, has_gauss, cached = np.random.get_state()
     state: dict[str, Any] = {
         "torch": torch.get_rng_state(),
         "python": [version, list(internal), gauss],
-        "numpy": [name, [int(k) for k in keys], int(place), int(has_gauss), float(cached)],
+        "numpy": [name, [int(k) for k in keys], int(position), int(has_gauss), float(cached)],
     }
     if device.type == "cuda":
         state["device"] = torch.cuda.get_rng_state(device)
@@ -41,12 +41,12 @@ def random_state(device: torch.device) -> dict[str, Any]:
     return state
 
 
-def restore_random(state: dict[str, Any], device: torch.device) -> None:
+def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
     torch.set_rng_state(state["torch"].cpu())
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
-    name, keys, place, has_gauss, cached = state["numpy"]
-    np.random.set_state((name, np.array(keys, dtype=np.uint32), place, has_gauss, cached))
+    name, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
     if "device" in state and device.type == "cuda":
         torch.cuda.set_rng_state(state["device"].cpu(), device)
     elif "device" in state and device.type == "mps":
@@ -54,7 +54,7 @@ def restore_random(state: dict[str, Any], device: torch.device) -> None:
 
 
 def restore_threads(count: int) -> None:
-    """Sums over threads depend on how many there are."""
+    """Set the number of threads to a checkpoint's: it decides how sums round. Warn if the machine has fewer."""
     if count == torch.get_num_threads():
         return
     if count <= (os.cpu_count() or 1):
@@ -69,45 +69,45 @@ def restore_threads(count: int) -> None:
 
 
 class WholeCheckpoints(TorchCheckpointIO):
-    """Checkpoints that are written whole or not at all, tensor by tensor from where each lies.
+    """Writer of checkpoints: atomic, and without a second copy in memory.
 
-    Lightning makes a second copy of a checkpoint in memory and writes that to the folder for temporary files, which
-    may have less room than where the checkpoint is to be. Paths that are no files of this machine are left to it.
+    Lightning serialises a checkpoint in memory first, and writes it to the system's folder of temporary files, which
+    may have less room than the target. Remote paths (``s3://...``) are left to Lightning.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Write the file under its name once it is safe on the disk."""
+        """Write the checkpoint to a partial file beside ``path``, then rename it."""
         if storage_options is not None or "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)  # type: ignore[misc]
         else:
-            write(checkpoint, Path(path))
+            write_atomically(checkpoint, Path(path))
 
 
 @dataclass
 class Writer:
-    """A file that is written to, and what has gone wrong there: PyTorch tells of it in words of its own."""
+    """File for `torch.save` that remembers an `OSError`: PyTorch raises a `RuntimeError` without its cause instead."""
 
     file: BinaryIO
-    failed: OSError | None = None
+    error: OSError | None = None
 
     def write(self, data: Any) -> int:
         try:
             return self.file.write(data)
         except OSError as error:
-            self.failed = error
+            self.error = error
             raise
 
     def flush(self) -> None:
         self.file.flush()
 
 
-def write(checkpoint: dict[str, Any], target: Path) -> None:
-    """Write a checkpoint beside its name, and give it the name when it is there; an error leaves what was before."""
+def write_atomically(checkpoint: dict[str, Any], target: Path) -> None:
+    """Write a checkpoint to a partial file, sync it and rename it; after an error the former file is still there."""
     partial = target.with_name(f"{target.name}.partial")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("wb") as file:
-            save(checkpoint, file)
+            save_to_file(checkpoint, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, target)
@@ -116,12 +116,12 @@ def write(checkpoint: dict[str, Any], target: Path) -> None:
         raise
 
 
-def save(checkpoint: dict[str, Any], file: BinaryIO) -> None:
-    """Write a checkpoint into a file."""
+def save_to_file(checkpoint: dict[str, Any], file: BinaryIO) -> None:
+    """Run `torch.save`, and raise the `OSError` behind its `RuntimeError`."""
     writer = Writer(file)
     try:
-        torch.save(checkpoint, writer)  # type: ignore[arg-type]  # it asks for no more than this
+        torch.save(checkpoint, writer)  # type: ignore[arg-type]  # it calls write and flush only
     except RuntimeError as error:
-        if writer.failed is None:
+        if writer.error is None:
             raise
-        raise writer.failed from error
+        raise writer.error from error

@@ -1,8 +1,8 @@
-"""The strategy for several devices and nodes.
+"""`SFTDDPStrategy`, the strategy for several devices and nodes.
 
-With ``split="image"`` the engine shares the tiles of one image (see `team`). It relies on ranks that do the same, on
-the same batch, with the same random numbers. Batches that differ are found before a step, by comparing fingerprints,
-and are an error on all ranks.
+With ``split="image"`` the ranks share the tiles of one image (see `team`). All of them have to run the same code on the
+same batch with the same random numbers. Before each step fingerprints of the batches are compared, and a difference is
+an error on all ranks.
 """
 
 from __future__ import annotations
@@ -19,45 +19,45 @@ from torch import Tensor, nn
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.capture.lazy import LazyTensor, materialize_all
-from lightning_plugin.options import Options, RankWords, Size, Words, documented
+from lightning_plugin.options import ModuleOptions, Options, RankOptions, Size, inherit_argument_docs
 from lightning_plugin.planner.calibrate import local_rates
 from lightning_plugin.plans import Planner
 from lightning_plugin.private import dense_bytes
 from lightning_plugin.strategy.bases import DDPStrategy
-from lightning_plugin.strategy.checkpoints import random_state, restore_random
-from lightning_plugin.strategy.synced import revert, synchronize
+from lightning_plugin.strategy.checkpoints import random_state, restore_random_state
+from lightning_plugin.strategy.synced import convert_sync_batchnorm, revert_sync_batchnorm
 from lightning_plugin.strategy.tiling import Tiling
 from lightning_plugin.team import Team
 
-#: Numbers of a tensor, or places of an image, that tell one batch from another.
+#: Number of places of an image that go into a batch's fingerprint.
 PROBES = 5
-#: Tensors up to this many elements are compared whole.
-SMALL = 4096
+#: Number of elements up to which a tensor goes into the fingerprint whole; of larger ones a sample does.
+MAX_WHOLE_ELEMENTS = 4096
 
 
-def join(device: torch.device, planner: Planner) -> None:
-    """Make a team of all ranks, and let them plan alike: for the budget that all can keep, with one rank's rates."""
+def form_team(device: torch.device, planner: Planner) -> None:
+    """Make a team of all ranks. They plan with the smallest of their budgets and the first rank's rates."""
     team = Team.of(device)
     budgets = team.gather(planner.options.budget)
     planner.team = team
     budget = None if None in budgets else min(b for b in budgets if b is not None)
-    # Tiles that hand rows on run one after the other, and cannot be shared.
+    # With halo="share" tiles depend on the one before and cannot run on several ranks at once.
     halo = planner.options.halo if planner.options.splitting else "recompute"
     planner.options = replace(planner.options, budget=budget, halo=halo)
     planner.rates = team.gather(local_rates(device.type))[0]
 
 
-def same_random_numbers(team: Team) -> None:
-    """Give every rank the first one's generators: masks, shuffles and augmentations are drawn alike."""
+def broadcast_random_state(team: Team) -> None:
+    """Set the random generators of all ranks to the first rank's state."""
     state = [random_state(team.device) if team.leads else None]
     dist.broadcast_object_list(state, group=team.group, group_src=0)
     if not team.leads:
         assert state[0] is not None
-        restore_random(state[0], team.device)
+        restore_random_state(state[0], team.device)
 
 
-def same_batch(team: Team, batch: Any) -> None:
-    """Refuse batches that are not the same on every rank."""
+def require_same_batch(team: Team, batch: Any) -> None:
+    """Raise an error on all ranks if their batches differ."""
     team.agree(
         fingerprint(batch),
         'with split="image" all ranks compute one batch together, and the ranks were given different batches. Leave '
@@ -67,49 +67,48 @@ def same_batch(team: Team, batch: Any) -> None:
 
 
 def fingerprint(batch: Any) -> str:
-    """A digest that tells one batch from another: small tensors and numbers whole, of images a few places. Text may
-    name a place on the machine, and tells nothing."""
-    found = hashlib.sha256()
+    """Digest the numbers, the tensors and a few places of each image of a batch. Texts may be local paths: ignored."""
+    digest = hashlib.sha256()
 
-    def note(thing: Any) -> Any:
-        if isinstance(thing, LazyTensor):
-            found.update(image_bytes(thing))
-        elif isinstance(thing, Tensor):
-            found.update(f"{tuple(thing.shape)}{thing.dtype}".encode() + tensor_bytes(thing))
+    def add(value: Any) -> Any:
+        if isinstance(value, LazyTensor):
+            digest.update(image_bytes(value))
+        elif isinstance(value, Tensor):
+            digest.update(f"{tuple(value.shape)}{value.dtype}".encode() + tensor_bytes(value))
         else:
-            found.update(str(thing).encode())
-        return thing
+            digest.update(str(value).encode())
+        return value
 
-    apply_to_collection(batch, (Tensor, int, float, bool), note)
-    return found.hexdigest()
+    apply_to_collection(batch, (Tensor, int, float, bool), add)
+    return digest.hexdigest()
 
 
 def tensor_bytes(tensor: Tensor) -> bytes:
     flat = tensor.detach().reshape(-1) if tensor.is_contiguous() else tensor.detach()[:1].reshape(-1)
-    if flat.numel() > SMALL:
-        flat = flat[:: flat.numel() // SMALL]
+    if flat.numel() > MAX_WHOLE_ELEMENTS:
+        flat = flat[:: flat.numel() // MAX_WHOLE_ELEMENTS]
     return dense_bytes(flat).tobytes()
 
 
 def image_bytes(lazy: LazyTensor) -> bytes:
-    """The values at a few places of an image that is read box by box."""
-    found = [f"{tuple(lazy.shape)}{lazy.dtype}".encode()]
+    """Read the values at a few places of a lazy image."""
+    parts = [f"{tuple(lazy.shape)}{lazy.dtype}".encode()]
     for image in lazy._session.root().recorded([lazy._value]).images:
         for i in range(1, PROBES + 1):
             extent, lead = image.layout.extent, image.instances
             space = len(image.source.shape) - lead - 1
-            place = (size * i // (PROBES + 1) for size in extent[:space])
-            box = Box.of([*((p, p + 1) for p in place), *((0, count) for count in extent[space:])])
-            found.append(tensor_bytes(image.read(box)))
-    return b"".join(found)
+            position = (size * i // (PROBES + 1) for size in extent[:space])
+            box = Box.of([*((p, p + 1) for p in position), *((0, count) for count in extent[space:])])
+            parts.append(tensor_bytes(image.read(box)))
+    return b"".join(parts)
 
 
-class DDPWords(RankWords, total=False):
+class DDPOptions(RankOptions, total=False):
     """Options of a strategy for several devices: the engine's, and Lightning's.
 
     Args:
         find_unused_parameters: As in `torch.nn.parallel.DistributedDataParallel`.
-        process_group_backend: ``"nccl"`` or ``"gloo"``; by default what suits the device.
+        process_group_backend: ``"nccl"`` or ``"gloo"``; by default the device's usual one.
         start_method: How processes are started: ``"popen"`` runs the script again, the others are those of
             `multiprocessing`.
         timeout: How long processes wait for each other.
@@ -145,11 +144,11 @@ class DDPWords(RankWords, total=False):
     precision_plugin: Any
 
 
-documented(RankWords, DDPWords)
+inherit_argument_docs(RankOptions, DDPOptions)
 
 
 class SFTDDPStrategy(Tiling, DDPStrategy):
-    """Train on images that do not fit, on several devices and nodes, exactly::
+    """Train exactly on images that do not fit the memory of a device, on several devices and nodes::
 
         Trainer(strategy="sft_ddp", devices=4)
         Trainer(strategy=SFTDDPStrategy(budget="8GiB"), devices=4, num_nodes=2)
@@ -158,18 +157,17 @@ class SFTDDPStrategy(Tiling, DDPStrategy):
     With ``split="batch"`` each process has its own images, as with Lightning's DDP: gradients are averaged over
     processes, and with ``sync_batchnorm=True`` BatchNorm statistics are those of all images together, on CPUs too.
 
-    With ``split="image"`` all processes have the same batch, of one slide usually, and share its tiles. The result is
-    that of one process: statistics are those of the whole image, in every BatchNorm. What a plan stores between
-    segments is exchanged, and each process holds it whole, on the tier of the plan: the budget of each process is what
-    one process alone would need. What fits the budget without tiles is computed by every process.
+    With ``split="image"`` all processes have the same batch, usually of one slide, and share its tiles. The result is
+    that of one process: BatchNorm statistics are those of the whole image. Maps that a plan stores between segments are
+    exchanged, and each process holds them whole, on the tier of the plan: each process needs the budget that one
+    process alone would need. Batches that fit the budget without tiles are computed by every process.
 
-    Without a budget and without tiles it is most of what is free on an accelerator, half of the machine's memory on a
-    CPU. The options are those of `RankWords`, of each process, and those of Lightning's ``DDPStrategy``.
+    Without ``budget`` and ``tiles``, the budget is most of the free memory of an accelerator, or half of the machine's
+    memory on a CPU. The options are those of `RankOptions`, for each process, and those of Lightning's ``DDPStrategy``.
 
     Args:
-        split: What the processes share: ``"batch"``, or the tiles of each ``"image"``.
-        tile_over: The size from which on a dense tensor of a batch is tiled; a small part of the budget if
-            not given.
+        split: ``"batch"``: each process has its own images. ``"image"``: the processes share the tiles of each image.
+        tile_over: The size from which on a dense tensor of a batch is tiled; by default a small part of the budget.
     """
 
     strategy_name = "sft_ddp"
@@ -181,51 +179,52 @@ class SFTDDPStrategy(Tiling, DDPStrategy):
         self,
         split: Literal["batch", "image"] = "batch",
         tile_over: Size = None,
-        **options: Unpack[DDPWords],
+        **options: Unpack[DDPOptions],
     ) -> None:
         if split not in ("batch", "image"):
             raise ValueError(f'split is "batch" or "image", not {split!r}')
         if split == "image" and options.get("halo") == "share":
             raise ValueError('tiles that hand rows on run one after the other: with split="image" use halo="recompute"')
-        words: Any = {name: given for name, given in options.items() if name in Words.__annotations__}
-        theirs: dict[str, Any] = {name: given for name, given in options.items() if name not in words}
-        super().__init__(**{"find_unused_parameters": False, **theirs})
-        Options.parse(words, RankWords)
-        words["parameters"] = "device"  # ranks add up gradients where their parameters are
-        self._tile(tile_over, words)
-        self._forward_redirection: Any = Settling(self._forward_redirection, self)
+        ours: Any = {name: value for name, value in options.items() if name in ModuleOptions.__annotations__}
+        lightnings: dict[str, Any] = {name: value for name, value in options.items() if name not in ours}
+        super().__init__(**{"find_unused_parameters": False, **lightnings})
+        Options.parse(ours, RankOptions)
+        ours["parameters"] = "device"  # DDP sums gradients on the device
+        self._init_tiling(tile_over, ours)
+        self._forward_redirection: Any = MaterializingRedirection(self._forward_redirection, self)
         self.split = split
 
     def setup_environment(self) -> None:
         super().setup_environment()
         if self.split == "image":
-            join(self.root_device, self.engine.planner)
-            self._least = self._least_bytes()
+            form_team(self.root_device, self.engine.planner)
+            self._min_bytes = self._compute_min_bytes()
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """For the sampler that Lightning puts in: which part of the data is this rank's."""
+        """Arguments of Lightning's sampler: with ``split="image"`` every rank samples all of the data."""
         if self.split == "image":
             return {"num_replicas": 1, "rank": 0}
         return super().distributed_sampler_kwargs  # type: ignore[misc,no-any-return]
 
     def setup(self, trainer: Any) -> None:
-        """As Lightning's, with layers that synchronise under tiles and on any device."""
-        asked, self._layer_sync = self._layer_sync, None
-        unshare(self.lightning_module)
+        """Set up as Lightning does, with BatchNorms that synchronise in tiled runs too, and on any device."""
+        layer_sync, self._layer_sync = self._layer_sync, None
+        unshare_memory(self.lightning_module)
         if trainer.state.fn == "fit":
-            synchronize(self.lightning_module, everything=asked is not None, alone=self.split == "image")
+            module, is_shared = self.lightning_module, self.split == "image"
+            convert_sync_batchnorm(module, convert_all=layer_sync is not None, same_batch=is_shared)
         super().setup(trainer)  # type: ignore[misc]
-        self._layer_sync = asked
+        self._layer_sync = layer_sync
         if (team := self.engine.planner.team) is not None:
-            same_random_numbers(team)
+            broadcast_random_state(team)
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
-        """As `Tiling`'s; ranks that share an image have to be given the same one."""
+        """Move a batch as `Tiling` does; with ``split="image"`` it has to be the same on all ranks."""
         batch = super().batch_to_device(batch, device, dataloader_idx)
         if (team := self.engine.planner.team) is not None:
-            same_batch(team, batch)
-            same_random_numbers(team)
+            require_same_batch(team, batch)
+            broadcast_random_state(team)
         return batch
 
     def on_train_start(self) -> None:
@@ -240,14 +239,14 @@ class SFTDDPStrategy(Tiling, DDPStrategy):
             )
 
     def teardown(self) -> None:
-        asked, self._layer_sync = self._layer_sync, None  # Lightning's way back is not ours
+        layer_sync, self._layer_sync = self._layer_sync, None  # Lightning would revert layers that it did not convert
         if self.lightning_module is not None:
-            revert(self.lightning_module)
+            revert_sync_batchnorm(self.lightning_module)
         super().teardown()
-        self._layer_sync = asked
+        self._layer_sync = layer_sync
 
-    def _own_state(self, states: list[dict[str, Any]]) -> dict[str, Any] | None:
-        return states[0] if self.split == "image" else super()._own_state(states)
+    def _state_of_rank(self, states: list[dict[str, Any]]) -> dict[str, Any] | None:
+        return states[0] if self.split == "image" else super()._state_of_rank(states)
 
     def _random_states(self) -> list[dict[str, Any]]:
         states: list[Any] = [None] * dist.get_world_size()
@@ -255,18 +254,20 @@ class SFTDDPStrategy(Tiling, DDPStrategy):
         return states
 
 
-def unshare(module: nn.Module) -> None:
-    """Give a process memory of its own for a module that came to it in shared memory: each rank would update the same
-    parameters. Lightning does so for processes that are spawned, and not for those of a fork server."""
+def unshare_memory(module: nn.Module) -> None:
+    """Copy parameters and buffers out of shared memory, where all ranks would update the same ones.
+
+    Lightning does so for spawned processes, but not for those of a fork server.
+    """
     for t in (*module.parameters(), *module.buffers()):
         if t.device.type == "cpu" and t.is_shared():
             t.data = t.data.clone()
 
 
-class Settling:
-    """Lightning's way of a step through the DDP wrapper, with the step settled before the wrapper sees its result.
+class MaterializingRedirection:
+    """Lightning's redirection of a step through the DDP wrapper, with results that are computed inside the wrapper.
 
-    The wrapper looks for the parameters that a result depends on, which a recording does not tell.
+    DDP searches the autograd graph of the results for unused parameters; a lazy tensor has no such graph.
     """
 
     def __init__(self, redirection: Any, strategy: Any) -> None:
@@ -274,16 +275,16 @@ class Settling:
         self.strategy = strategy
 
     def __call__(self, wrapper: nn.Module, module: nn.Module, name: str, *args: Any, **kwargs: Any) -> Any:
-        own = vars(module).get(name)
+        override = vars(module).get(name)
         step = getattr(module, name)
 
-        def settled(*args: Any, **kwargs: Any) -> Any:
+        def materialized(*args: Any, **kwargs: Any) -> Any:
             return materialize_all(step(*args, **kwargs), self.strategy._images)
 
-        vars(module)[name] = settled
+        vars(module)[name] = materialized
         try:
             return self.redirection(wrapper, module, name, *args, **kwargs)
         finally:
             vars(module).pop(name)
-            if own is not None:
-                vars(module)[name] = own
+            if override is not None:
+                vars(module)[name] = override

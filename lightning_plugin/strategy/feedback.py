@@ -1,5 +1,4 @@
-"""Feedback on a run: the plan before its first step, tiles while a step lasts, and a report of each step: its time and
-the reasons for it, the memory promised and used."""
+"""Feedback on a run: the plan before its first step, a bar of tiles during a step, and a report after each step."""
 
 from __future__ import annotations
 
@@ -21,23 +20,23 @@ from lightning_plugin.units import format_bytes, format_seconds
 
 log = logging.getLogger("lightning_plugin")
 
-#: From this share of a step's time on, waiting is named as the reason of its slowness.
-MOST = 0.3
-#: From this share on, waiting for pixels is told whatever the main reason: where reading keeps up with the device, it
-#: is done while the device computes.
-STALL = 0.02
+#: Smallest share of a step's time for which waiting is reported as the step's bottleneck.
+BOTTLENECK_SHARE = 0.3
+#: Smallest share for which waiting for pixels is reported beside another bottleneck. Reading is done while the device
+#: computes, so that it takes no time as long as it keeps up.
+INPUT_SHARE = 0.02
 
-#: A step that takes longer says why, once for each stage and reason.
-SLOW = 10.0
-#: So many plans are told as tables, and left as files; all others are told in a line.
-MOST_TABLES = 16
-#: So many lines are remembered, in order not to be told again.
-MOST_LINES = 512
+#: Seconds from which on a step is reported in the log, once for each stage and bottleneck.
+SLOW_SECONDS = 10.0
+#: Number of plans that are logged as tables and written to files; later ones are logged as lines.
+MAX_TABLES = 16
+#: Number of logged lines that are remembered, in order not to be repeated.
+MAX_LINES = 512
 
-#: Steps that are over sooner need no bar of their own.
-PATIENCE = 2.0
-#: Seconds between two drawings of a bar.
-EVERY = 0.1
+#: Seconds after which a step gets a bar of tiles.
+BAR_DELAY = 2.0
+#: Seconds between two updates of a bar.
+BAR_INTERVAL = 0.1
 
 ADVICE = {
     "input": "more threads that read, a store with larger chunks or a faster disk would help",
@@ -48,7 +47,13 @@ ADVICE = {
 
 @dataclass
 class StepReport:
-    """One step. ``input_seconds`` waited for pixels, ``spill_seconds`` for maps on the disk."""
+    """Time, tiles and memory of one step.
+
+    Attributes:
+        input_seconds: Time spent waiting for pixels.
+        spill_seconds: Time spent waiting for maps on the disk.
+        planned_tiles: Tiles that the plans of the step evaluate, on this rank.
+    """
 
     began: float = field(default_factory=time.perf_counter)
     seconds: float = 0.0
@@ -63,13 +68,13 @@ class StepReport:
 
     @property
     def reason(self) -> str:
-        """The main use of the step's time: "input", "spill" or "compute"."""
+        """The bottleneck of the step: "input", "spill" or "compute"."""
         waits = {"input": self.input_seconds, "spill": self.spill_seconds}
         worst = max(waits, key=lambda kind: waits[kind])
-        return worst if waits[worst] > MOST * self.seconds else "compute"
+        return worst if waits[worst] > BOTTLENECK_SHARE * self.seconds else "compute"
 
     def metrics(self) -> dict[str, float]:
-        """The numbers for loggers."""
+        """Return the numbers that loggers get."""
         seconds = max(self.seconds, 1e-9)
         return {
             "predicted_peak_bytes": self.predicted_peak_bytes,
@@ -88,7 +93,7 @@ class StepReport:
         waits = {"input": self.input_seconds, "spill": self.spill_seconds}
         waits["compute"] = self.seconds - sum(waits.values())
         shares = {kind: 100 * waited / max(self.seconds, 1e-9) for kind, waited in waits.items()}
-        stalls = self.reason != "input" and shares["input"] > 100 * STALL
+        stalls = self.reason != "input" and shares["input"] > 100 * INPUT_SHARE
         pixels = f"; it is input-bound by {shares['input']:.0f} %: {ADVICE['input']}" if stalls else ""
         return (
             f"a step of {self.tiles} tiles took {format_seconds(self.seconds)} and at most "
@@ -98,56 +103,62 @@ class StepReport:
 
 
 class StepMonitor(Callback):
-    """Logs, for every step that was run tile by tile, to the Trainer's loggers: predicted and measured peak, the
-    share of work that was recomputed, seconds, those of them spent waiting for pixels and for the disk (and their
-    share), the number of tiles, and how many of them were identical to another and cost nothing::
+    """Callback that logs the memory, time and tiles of every tiled step to the Trainer's loggers::
 
         Trainer(strategy="sft", callbacks=[StepMonitor()])
 
+    Logged are the predicted and the measured peak, the share of recomputed work, the seconds of the step, the seconds
+    (and share) spent waiting for pixels and for the disk, the number of tiles, and the number of tiles that were
+    identical to another one and not computed again.
+
     Args:
-        prefix: What the names begin with.
+        prefix: Prefix of the metrics' names.
     """
 
     def __init__(self, prefix: str = "sft/") -> None:
         super().__init__()
         self.prefix = prefix
-        self.seen: Any = None
+        self._last_report: StepReport | None = None
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
         report = getattr(trainer.strategy, "report", None)
-        if report is None or report is self.seen:
+        if report is None or report is self._last_report:
             return
-        self.seen = report
+        self._last_report = report
         metrics = {self.prefix + name: value for name, value in report.metrics().items()}
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=trainer.global_step)
 
 
 class Feedback:
-    """Tells about the steps of one strategy: it hears of their plans, and listens to their progress.
+    """Listener of one strategy's steps: logs plans, draws the bar of tiles and fills in the step's report.
 
     Attributes:
         trainer: The Trainer; None outside of one.
-        ran: The plans of the step under way.
-        report: The report of the last step.
-        host: The Trainer's progress bar, if it shows one.
-        bar: The bar beside it that counts the tiles of the step under way, once that has lasted a while.
+        plans: Plans that the current step has run.
+        report: Report of the current or last step.
+        trainer_bar: The Trainer's progress bar; None if it shows none.
+        tile_bar: Bar of the current step's tiles; None until `BAR_DELAY` is over.
+        drawn_at: Time of the bar's last update.
+        logged_tables: Plans logged as tables, by stage and structure.
+        logged_lines: Plans logged as lines, by stage and text.
+        logged_reports: Slow steps reported, by stage and bottleneck.
     """
 
     def __init__(self, progress: Progress) -> None:
         self.listeners = progress.listeners
         self.trainer: Any = None
-        self.ran: list[Plan] = []
+        self.plans: list[Plan] = []
         self.report: StepReport | None = None
-        self.host: Any = None
-        self.bar: Rich | Tqdm | None = None
-        self.drawn = 0.0
-        self.tables: dict[tuple[str, str], None] = {}
-        self.lines: dict[tuple[str, str], None] = {}
-        self.explained: set[tuple[str, str]] = set()
+        self.trainer_bar: Any = None
+        self.tile_bar: RichBar | TqdmBar | None = None
+        self.drawn_at = 0.0
+        self.logged_tables: dict[tuple[str, str], None] = {}
+        self.logged_lines: dict[tuple[str, str], None] = {}
+        self.logged_reports: set[tuple[str, str]] = set()
 
     def connect(self, trainer: Any) -> None:
-        """A Trainer sets the strategy up. What is told is printed, unless the program has a logging of its own."""
+        """Attach the Trainer, and print this package's log unless the program has configured logging."""
         self.trainer = trainer
         if not log.hasHandlers():
             log.addHandler(logging.StreamHandler())
@@ -155,8 +166,7 @@ class Feedback:
         if log.level == logging.NOTSET:
             log.setLevel(logging.INFO)
 
-    def warn(self, approximation: str) -> None:
-        """Say, before anything runs, what is approximate in it."""
+    def warn_of_approximation(self, approximation: str) -> None:
         if approximation and self.trainer.is_global_zero:
             log.warning("training is an approximation: %s; evaluation is not split", approximation)
 
@@ -164,108 +174,107 @@ class Feedback:
     def stage(self) -> str:
         return "" if self.trainer is None else str(self.trainer.state.stage.value)
 
-    def announce(self, plan: Plan, structure: str, alike: bool = False) -> None:
-        """Tell of a new plan before it runs, on rank 0.
+    def on_new_plan(self, plan: Plan, structure: str, random_splits: bool = False) -> None:
+        """Log a new plan, on rank 0.
 
-        The first plan of a stage and of a network's ``structure`` is printed, and kept where the run's logs are. Plans
-        for other sizes take a line, those that are ``alike`` in all but the splits of their step one line together.
+        The first plan of a stage and a network's ``structure`` is logged as a table and written to the logger's folder.
+        Later ones, for other sizes, are logged as lines; those of ``random_splits``, another in each step, once.
         """
         if self.trainer is None or not self.trainer.is_global_zero:
             return
         stage, line = self.stage, summary(plan)
-        new = (stage, structure if alike else line) not in self.lines
-        put_last(self.lines, (stage, structure if alike else line), None, MOST_LINES)
-        if (stage, structure) in self.tables or len(self.tables) == MOST_TABLES:
-            if new:
+        key = stage, structure if random_splits else line
+        is_new = key not in self.logged_lines
+        put_last(self.logged_lines, key, None, MAX_LINES)
+        if (stage, structure) in self.logged_tables or len(self.logged_tables) == MAX_TABLES:
+            if is_new:
                 log.info("%s: %s", stage, line)
             return
-        self.tables[stage, structure] = None
+        self.logged_tables[stage, structure] = None
         log.info("%s: %s", stage, plan)
-        folder = folder_of(self.trainer.loggers[0]) if self.trainer.loggers else None
+        folder = log_folder(self.trainer.loggers[0]) if self.trainer.loggers else None
         if folder is not None and not self.trainer.fast_dev_run:
-            write_plan(plan, Path(folder), stage, sum(told == stage for told, _ in self.tables))
+            write_plan(plan, Path(folder), stage, sum(logged == stage for logged, _ in self.logged_tables))
         for logger in self.trainer.loggers:
             experiment: Any = getattr(logger, "experiment", None)
             if hasattr(experiment, "add_text"):  # TensorBoard's, and those that follow it
                 experiment.add_text("plan", f"<pre>{plan}</pre>", self.trainer.global_step)
 
-    def begin(self) -> None:
-        """A step begins."""
-        self.ran.clear()
+    def begin_step(self) -> None:
+        self.plans.clear()
         self.report = StepReport()
-        host = getattr(self.trainer, "progress_bar_callback", None)
-        self.host = host if host is not None and host.is_enabled else None
+        bar = getattr(self.trainer, "progress_bar_callback", None)
+        self.trainer_bar = bar if bar is not None and bar.is_enabled else None
         if self not in self.listeners:
             self.listeners.append(self)
 
-    def runs(self, plan: Plan, ranks: int = 1) -> None:
-        """A plan runs in the step, its tiles shared among so many ranks."""
-        self.ran.append(plan)
+    def on_plan_run(self, plan: Plan, ranks: int = 1) -> None:
+        """Add a plan that the step runs to its report; its tiles are shared among ``ranks``."""
+        self.plans.append(plan)
         report = self.report
         if report is not None:
-            report.planned_tiles += -(-tiles_of(plan, torch.is_grad_enabled()) // ranks)
+            report.planned_tiles += -(-count_tiles(plan, torch.is_grad_enabled()) // ranks)
             report.predicted_peak_bytes = max(report.predicted_peak_bytes, plan.peak_bytes)
             report.recompute_share = max(report.recompute_share, plan.recompute)
 
-    def tile(self, count: int) -> None:
+    def on_tiles(self, count: int) -> None:
         report, now = self.report, time.perf_counter()
         assert report is not None
         report.tiles += count
-        if self.host is None or now - report.began < PATIENCE or now - self.drawn < EVERY:
+        if self.trainer_bar is None or now - report.began < BAR_DELAY or now - self.drawn_at < BAR_INTERVAL:
             return
-        self.drawn = now
-        self.bar = self.bar or beside(self.host)
-        self.bar.show(report.tiles, report.planned_tiles)
+        self.drawn_at = now
+        self.tile_bar = self.tile_bar or make_tile_bar(self.trainer_bar)
+        self.tile_bar.show(report.tiles, report.planned_tiles)
 
-    def alike(self, count: int) -> None:
+    def on_identical_tiles(self, count: int) -> None:
         assert self.report is not None
         self.report.identical_tiles += count
 
-    def spent(self, kind: Kind, seconds: float) -> None:
+    def on_wait(self, kind: Kind, seconds: float) -> None:
         assert self.report is not None
         if kind == "input":
             self.report.input_seconds += seconds
         else:
             self.report.spill_seconds += seconds
 
-    def pause(self, peak: int) -> None:
-        """The step is over, or one of its backward passes: more may follow. ``peak`` is what it has held."""
+    def end_pass(self, peak_bytes: int) -> None:
+        """Update the report after the forward or a backward pass; further passes of the step may follow."""
         if self.report is not None:
             self.report.seconds = time.perf_counter() - self.report.began
-            self.report.measured_peak_bytes = max(self.report.measured_peak_bytes, peak)
+            self.report.measured_peak_bytes = max(self.report.measured_peak_bytes, peak_bytes)
 
-    def end(self) -> None:
-        """Nothing more comes of the step."""
+    def end_step(self) -> None:
+        """Stop listening, hide the bar and log the report of a slow step."""
         if self in self.listeners:
             self.listeners.remove(self)
-        if self.bar is not None:
-            self.bar.hide()
-            self.bar = None
+        if self.tile_bar is not None:
+            self.tile_bar.hide()
+            self.tile_bar = None
         report = self.report
-        if report is None or report.seconds < SLOW or (self.stage, report.reason) in self.explained:
+        if report is None or report.seconds < SLOW_SECONDS or (self.stage, report.reason) in self.logged_reports:
             return
-        self.explained.add((self.stage, report.reason))
+        self.logged_reports.add((self.stage, report.reason))
         if self.trainer is None or self.trainer.is_global_zero:
             log.info("%s", report)
 
 
-def folder_of(logger: Any) -> str | None:
-    """The folder that a logger writes to. `Trainer.log_dir` says so too, but asks all ranks, of which only one tells of
-    plans."""
+def log_folder(logger: Any) -> str | None:
+    """Return the folder that a logger writes to. `Trainer.log_dir` waits for all ranks, and only rank 0 logs plans."""
     folder = getattr(logger, "log_dir", None) or getattr(logger, "save_dir", None)
     return None if folder is None else str(folder)
 
 
 def write_plan(plan: Plan, folder: Path, stage: str, number: int) -> None:
-    """Leave a plan as a table and as JSON, under the stage and, from the second on, its number."""
+    """Write ``plan-STAGE.json`` and ``plan-STAGE.txt``, with the number in the name from the second plan on."""
     folder.mkdir(parents=True, exist_ok=True)
     name = f"plan-{stage}" + (f"-{number}" if number > 1 else "")
     (folder / f"{name}.json").write_text(plan.to_json(), encoding="utf-8")
     (folder / f"{name}.txt").write_text(f"{plan}\n", encoding="utf-8")
 
 
-class Rich:
-    """One more line in the Trainer's rich display. Lightning finds its lines by number, so ours stays when hidden."""
+class RichBar:
+    """Line of tiles in the Trainer's rich display. It is hidden, never removed: Lightning finds its lines by index."""
 
     def __init__(self, progress: Any) -> None:
         self.progress = progress
@@ -281,13 +290,13 @@ class Rich:
         self.progress.update(self.line, visible=False)
 
 
-class Tqdm:
-    """A line below the Trainer's tqdm bar."""
+class TqdmBar:
+    """Line of tiles below the Trainer's tqdm bar."""
 
-    def __init__(self, host: Any) -> None:
+    def __init__(self, trainer_bar: Any) -> None:
         from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
-        position = 2 * getattr(host, "process_position", 0) + 2
+        position = 2 * getattr(trainer_bar, "process_position", 0) + 2
         self.bar = tqdm(desc="tiles", total=1, position=position, leave=False, dynamic_ncols=True, file=sys.stdout)
 
     def show(self, done: int, total: int) -> None:
@@ -299,25 +308,24 @@ class Tqdm:
         self.bar.close()
 
 
-def beside(host: Any) -> Rich | Tqdm:
-    """A bar in the style of the Trainer's."""
-    progress = getattr(host, "progress", None)
-    return Tqdm(host) if progress is None else Rich(progress)
+def make_tile_bar(trainer_bar: Any) -> RichBar | TqdmBar:
+    """Make a bar in the style of the Trainer's."""
+    progress = getattr(trainer_bar, "progress", None)
+    return TqdmBar(trainer_bar) if progress is None else RichBar(progress)
 
 
-def tiles_of(plan: Plan, grad: bool) -> int:
-    """The number of tiles that a run of a plan evaluates, backward too if it will be asked for. A link that runs whole
-    is one."""
+def count_tiles(plan: Plan, grad: bool) -> int:
+    """Count the tiles that a run of a plan evaluates, with ``grad`` those of backward too. An untiled link is one."""
     tiles = sum(s.forward.tiles + grad * s.backward.tiles for s in plan.segments if not s.keep)
-    return tiles + sum(links_of(chain, grad) for chain in plan.chains)
+    return tiles + sum(count_chain_tiles(chain, grad) for chain in plan.chains)
 
 
-def links_of(chain: ChainPlan, grad: bool) -> int:
-    """The tiles of a chain: of the links forward, of those that run again, and of those that are pulled back."""
+def count_chain_tiles(chain: ChainPlan, grad: bool) -> int:
+    """Count the tiles of a chain: forward, recomputed and backward."""
     tiled = [s for s in chain.segments if not s.keep]
     forward, backward = sum(s.forward.tiles for s in tiled), sum(s.backward.tiles for s in tiled)
     unkept = chain.count - chain.kept
-    again = max(0, chain.forecast.forwards - unkept) if grad else 0
+    recomputed = max(0, chain.forecast.forwards - unkept) if grad else 0
     if not tiled:
-        return chain.count + again + grad * unkept
-    return (chain.count + again + grad * unkept) * forward + grad * chain.count * backward
+        return chain.count + recomputed + grad * unkept
+    return (chain.count + recomputed + grad * unkept) * forward + grad * chain.count * backward

@@ -1,19 +1,19 @@
-"""``sync_batchnorm=True``: BatchNorm with the statistics of all ranks' images together, on any device, tiled or not.
+"""``sync_batchnorm=True``: BatchNorm with statistics over the images of all ranks, on any device, tiled or not.
 
-A layer's class is changed and nothing else: parameters, buffers, hooks and the user's references to the layer stay.
-`torch.nn.SyncBatchNorm`, which the user may have put there, is taken over too: PyTorch's own knows neither tiles nor
-CPUs. The statistics are merged so:
+Only the class of a layer is changed: parameters, buffers, hooks and the user's references to the layer stay. A layer
+that the user made `torch.nn.SyncBatchNorm` is converted too: PyTorch's own supports neither tiles nor CPUs. With nᵣ
+elements, mean μᵣ and variance vᵣ on rank r, the merged statistics are
 
     n = Σ nᵣ      μ = Σ nᵣ μᵣ / n      v = Σ nᵣ (vᵣ + (μᵣ - μ)²) / n
 
-over ranks r. Each rank's own statistics are the ordinary reductions of a BatchNorm; only their merging communicates,
-and its gradient: with the cotangents of μ and v summed over ranks,
+A rank computes its own statistics by the ordinary reductions of a BatchNorm; only the merge communicates, and its
+gradient: with the cotangents ∂μ and ∂v summed over ranks,
 
     ∂μᵣ = (∂μ + 2 ∂v (μᵣ - μ)) nᵣ / n      ∂vᵣ = ∂v nᵣ / n
 
-[Note: merges] Ranks have to merge the same layers in the same order, forward and backward, also where their images
-differ and so their plans. In a recording each merge therefore takes a number from the one recorded before it. The
-number means nothing; it makes forward follow the recorded order, and backward its reverse.
+[Note: merges] Ranks have to merge the same layers in the same order, forward and backward, although their images may
+differ in size and have different plans. Each recorded merge therefore takes a token, an empty scalar, from the merge
+recorded before it: the dependency keeps forward in the recorded order, and backward in its reverse.
 """
 
 from __future__ import annotations
@@ -36,18 +36,20 @@ from lightning_plugin.rules.table import API, Recorder
 
 
 class Synced:
-    """Mixed into the class of a BatchNorm; ``original`` is what the layer was.
+    """Mixin of a converted BatchNorm's class.
 
-    ``alone`` where every rank sees all of the batch, so that its own statistics are those of all.
+    Attributes:
+        original: The layer's former class.
+        same_batch: All ranks have the same batch, so that there is nothing to merge.
     """
 
     original: type[BatchNormBase]
-    alone = False
+    same_batch = False
 
     def forward(self: Any, x: Tensor) -> Tensor:
         self._check_input_dim(x)
         group = getattr(self, "process_group", None)
-        if self.alone or not self.training or not dist.is_initialized() or dist.get_world_size(group) == 1:
+        if self.same_batch or not self.training or not dist.is_initialized() or dist.get_world_size(group) == 1:
             return BatchNormBase.forward(self, x)
         tracked = self.track_running_stats
         return synced_batch_norm(
@@ -56,13 +58,14 @@ class Synced:
             self.bias,
             self.running_mean if tracked else None,
             self.running_var if tracked else None,
-            self._momentum() if tracked else 0.0,
+            self._count_batch() if tracked else 0.0,
             self.eps,
             group,
         )
 
-    def _momentum(self: Any) -> float:
-        """The share by which running statistics move; counts the batch. Without a momentum they are a plain average."""
+    def _count_batch(self: Any) -> float:
+        """Count the batch, and return the weight of its statistics in the running ones: the momentum, or without one
+        the weight of a cumulative average."""
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
         if self.momentum is not None:
@@ -70,8 +73,11 @@ class Synced:
         return 1.0 / float(self.num_batches_tracked)
 
 
-class AnyRank(BatchNormBase):
-    """`torch.nn.SyncBatchNorm` without its own ways: DDP refuses that class itself on a CPU."""
+class AnyDimBatchNorm(BatchNormBase):
+    """Base of converted `torch.nn.SyncBatchNorm` layers, which take any number of dimensions.
+
+    It does not derive from `torch.nn.SyncBatchNorm`, since DDP refuses that class on a CPU.
+    """
 
     def _check_input_dim(self, x: Tensor) -> None:
         if x.dim() < 2:
@@ -79,14 +85,15 @@ class AnyRank(BatchNormBase):
 
 
 @cache
-def synced(kind: type[BatchNormBase], alone: bool = False) -> type[BatchNormBase]:
-    """The class that does what ``kind`` does over all ranks."""
-    base = AnyRank if issubclass(kind, nn.SyncBatchNorm) else kind
-    return type(f"Synced{kind.__name__}", (Synced, base), {"__module__": __name__, "original": kind, "alone": alone})
+def synced_class(kind: type[BatchNormBase], same_batch: bool = False) -> type[BatchNormBase]:
+    """Return the class that computes ``kind`` over all ranks."""
+    base = AnyDimBatchNorm if issubclass(kind, nn.SyncBatchNorm) else kind
+    attributes = {"__module__": __name__, "original": kind, "same_batch": same_batch}
+    return type(f"Synced{kind.__name__}", (Synced, base), attributes)
 
 
 def is_batch_norm(module: nn.Module) -> bool:
-    """True for a BatchNorm whose computation is known: PyTorch's, or a subclass that keeps its forward."""
+    """True for PyTorch's BatchNorms and for subclasses that do not override ``forward``."""
     known = (BatchNormBase.forward, nn.SyncBatchNorm.forward)
     return (
         isinstance(module, BatchNormBase)
@@ -95,64 +102,68 @@ def is_batch_norm(module: nn.Module) -> bool:
     )
 
 
-def synchronize(module: nn.Module, everything: bool, alone: bool = False) -> nn.Module:
-    """Change the BatchNorms of a module; without ``everything`` only those the user made `torch.nn.SyncBatchNorm`.
+def convert_sync_batchnorm(module: nn.Module, convert_all: bool, same_batch: bool = False) -> nn.Module:
+    """Convert the BatchNorms of a module in place.
 
-    ``alone``: every rank sees all of the batch.
+    Args:
+        module: The user's module.
+        convert_all: False converts only layers that are `torch.nn.SyncBatchNorm` already.
+        same_batch: All ranks have the same batch.
     """
     for layer in module.modules():
-        if is_batch_norm(layer) and (everything or isinstance(layer, nn.SyncBatchNorm)):
-            layer.__class__ = synced(type(layer), alone)  # type: ignore[arg-type]
+        if is_batch_norm(layer) and (convert_all or isinstance(layer, nn.SyncBatchNorm)):
+            layer.__class__ = synced_class(type(layer), same_batch)  # type: ignore[arg-type]
     return module
 
 
-def revert(module: nn.Module) -> nn.Module:
-    """Give the layers their own class back."""
+def revert_sync_batchnorm(module: nn.Module) -> nn.Module:
+    """Restore the original classes of converted layers."""
     for layer in module.modules():
         if isinstance(layer, Synced):
             layer.__class__ = layer.original  # type: ignore[assignment]
     return module
 
 
-#: The last merge of each recording; see [Note: merges].
-_latest: WeakKeyDictionary[Any, Value] = WeakKeyDictionary()
+#: The token of the last merge of each recording; see [Note: merges].
+_last_tokens: WeakKeyDictionary[Any, Value] = WeakKeyDictionary()
 
 
 class Merge(torch.autograd.Function):
-    """(mean, variance, elements) of all ranks, and a number for the next merge, from this rank's mean and variance."""
+    """(mean, variance, token) of this rank → (mean, variance, number of elements, token) of all ranks."""
 
     @staticmethod
     def forward(
-        ctx: Any, mean: Tensor, var: Tensor, before: Tensor, count: int, group: Any
+        ctx: Any, mean: Tensor, var: Tensor, token: Tensor, count: int, group: Any
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         ctx.group = group
-        ctx.pretended = mean.is_meta or isinstance(mean, FakeTensor)
-        if ctx.pretended:  # a plan is being rehearsed: the same shapes, and nothing is sent
+        ctx.is_fake = mean.is_meta or isinstance(mean, FakeTensor)
+        if ctx.is_fake:  # in a rehearsal of a plan nothing is sent
             total = torch.empty((), dtype=torch.float64, device=mean.device)
             ctx.mark_non_differentiable(total)
-            return torch.empty_like(mean), torch.empty_like(var), total, torch.zeros_like(before)
+            return torch.empty_like(mean), torch.empty_like(var), total, torch.zeros_like(token)
         mine = torch.stack([torch.full_like(mean, count, dtype=torch.float64), mean.double(), var.double()])
         ranks = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
         dist.all_gather(ranks, mine, group=group)
         counts, means, variances = torch.stack(ranks).unbind(1)
         total = counts.sum(0)
-        merged = (counts * means).sum(0) / total
-        spread = (counts * (variances + (means - merged).square())).sum(0) / total
-        ctx.save_for_backward(count / total, mean - merged)
+        merged_mean = (counts * means).sum(0) / total
+        merged_var = (counts * (variances + (means - merged_mean).square())).sum(0) / total
+        ctx.save_for_backward(count / total, mean - merged_mean)
         ctx.mark_non_differentiable(total)
-        return merged.to(mean.dtype), spread.to(var.dtype), total[0].clone(), torch.zeros_like(before)
+        return merged_mean.to(mean.dtype), merged_var.to(var.dtype), total[0].clone(), torch.zeros_like(token)
 
     @staticmethod
     @first_order
-    def backward(ctx: Any, d_mean: Tensor, d_var: Tensor, d_total: Tensor, d_next: Tensor) -> Any:
-        if ctx.pretended:
-            return torch.empty_like(d_mean), torch.empty_like(d_var), torch.zeros_like(d_next), None, None
+    def backward(ctx: Any, d_mean: Tensor, d_var: Tensor, d_total: Tensor, d_token: Tensor) -> Any:
+        if ctx.is_fake:
+            return torch.empty_like(d_mean), torch.empty_like(d_var), torch.zeros_like(d_token), None, None
         share, offset = ctx.saved_tensors
         cotangents = torch.stack([d_mean, d_var]).double()
         dist.all_reduce(cotangents, group=ctx.group)
-        d_merged, d_spread = cotangents
-        here = (d_merged + 2 * d_spread * offset) * share
-        return here.to(d_mean.dtype), (d_spread * share).to(d_var.dtype), torch.zeros_like(d_next), None, None
+        d_merged_mean, d_merged_var = cotangents
+        d_own_mean = (d_merged_mean + 2 * d_merged_var * offset) * share
+        d_own_var = d_merged_var * share
+        return d_own_mean.to(d_mean.dtype), d_own_var.to(d_var.dtype), torch.zeros_like(d_token), None, None
 
 
 def synced_batch_norm(
@@ -165,7 +176,7 @@ def synced_batch_norm(
     eps: float,
     group: Any = None,
 ) -> Tensor:
-    """A training-mode BatchNorm over this rank's batch and those of all others in the group."""
+    """Compute a training-mode BatchNorm over the batches of all ranks in the group."""
     if has_torch_function((x,)):
         options = (x, weight, bias, running_mean, running_var, momentum, eps, group)
         return handle_torch_function(synced_batch_norm, (x,), *options)  # type: ignore[no-any-return]
@@ -175,19 +186,19 @@ def synced_batch_norm(
     mean, var, total, _ = Merge.apply(mean, var, torch.zeros((), requires_grad=mean.requires_grad), count, group)
     with torch.no_grad():
         if running_mean is not None and running_var is not None:
-            moved([running_mean, running_var], with_unbiased([mean, var, total]), momentum)
+            moved([running_mean, running_var], with_unbiased_var([mean, var, total]), momentum)
     return Normalization.apply(x, mean, var, weight, bias, eps)  # type: ignore[no-any-return]
 
 
-def with_unbiased(found: Sequence[Tensor]) -> list[Tensor]:
-    """Mean, and the variance that running statistics take: by one element less."""
-    mean, var, total = found
+def with_unbiased_var(statistics: Sequence[Tensor]) -> list[Tensor]:
+    """Return mean and unbiased variance, for the running statistics, from mean, biased variance and element count."""
+    mean, var, total = statistics
     return [mean, var * (total / (total - 1).clamp(min=1)).to(var.dtype)]
 
 
 @API.stand_in(synced_batch_norm)
-def without_communication(x: Tensor, *rest: Any) -> Tensor:
-    """The result as a recording sees it: of the same shape, and nothing sent."""
+def fake_result(x: Tensor, *rest: Any) -> Tensor:
+    """Return the result on fake tensors, for the recording: nothing is sent."""
     return torch.empty_like(x)
 
 
@@ -196,22 +207,24 @@ def record_synced_batch_norm(rec: Recorder, func: Any, args: Any, kwargs: Any, o
     x, weight, bias, running_mean, running_var, momentum, eps, group = args
     dims = [d for d in range(len(x.shape)) if d != 1]
     mean, var, size = statistics(rec, x, dims, [x.shape[1]])
-    before = _latest.get(rec.session) or first(rec, x)
+    token = _last_tokens.get(rec.session) or first_token(rec, x)
     fakes = [rec.fake([x.shape[1]], mean.dtype, x.device), rec.fake([x.shape[1]], var.dtype, x.device)]
-    fakes += [rec.fake([], torch.float64, x.device), rec.fake([], before.dtype, x.device)]
-    mean, var, total, after = rec.vector(Merge.apply, (mean, var, before, size, group), {}, fakes, name="merge ranks")
-    _latest[rec.session] = after
-    move(rec, [running_mean, running_var], [mean, var, total], momentum, with_unbiased)
+    fakes += [rec.fake([], torch.float64, x.device), rec.fake([], token.dtype, x.device)]
+    mean, var, total, token = rec.vector(Merge.apply, (mean, var, token, size, group), {}, fakes, name="merge ranks")
+    _last_tokens[rec.session] = token
+    move(rec, [running_mean, running_var], [mean, var, total], momentum, with_unbiased_var)
     return normalize(rec, x, mean, var, weight, bias, eps, outs[0], False)
 
 
-def first(rec: Recorder, x: Value) -> Value:
-    """The number that the first merge of a recording takes."""
+def first_token(rec: Recorder, x: Value) -> Value:
+    """Capture the token that the first merge of a recording takes."""
     return rec.session.capture(torch.zeros((), device=x.device, requires_grad=True))  # type: ignore[no-any-return]
 
 
 @API.on_vectors(synced_batch_norm)
-def of_vectors(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def record_synced_batch_norm_of_vectors(
+    rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]
+) -> Any:
     x, weight, bias, running_mean, running_var, momentum, eps, group = args
     if running_mean is None:
         return NotImplemented

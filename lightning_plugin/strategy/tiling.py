@@ -1,9 +1,8 @@
-"""Tiling, the mixin of every strategy of this package: steps on images run tile by tile; and the strategy for one
-device.
+"""`Tiling`, the mixin of all strategies: steps on images run tile by tile. `SFTStrategy`, the strategy for one device.
 
-Lightning's hooks stay as they are. A batch's images become lazy when it is moved to the device; a step on
-them records; when it returns, what it recorded is computed under one plan. Everything after that (clipping,
-scaling, accumulation, logging, optimizers) sees ordinary tensors with ordinary gradients.
+Lightning's hooks stay as they are. A batch's images become lazy when it is moved to the device; a step on them is
+recorded; when it returns, the recording runs under one plan. Everything after that (clipping, scaling, accumulation,
+logging, optimizers) sees ordinary tensors with ordinary gradients.
 """
 
 from __future__ import annotations
@@ -22,115 +21,126 @@ from lightning_plugin.capture.lazy import LazyTensor, materialize, materialize_a
 from lightning_plugin.engine import Engine
 from lightning_plugin.execute.finite import NonFinite
 from lightning_plugin.memory import default_budget
-from lightning_plugin.options import Options, Size, StrategyWords
+from lightning_plugin.options import Options, Size, StrategyOptions
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.analysis.optimizers import held_bytes, state_bytes, state_of
 from lightning_plugin.plans import MOST_PLANS, Planner, put_last, shorten
 from lightning_plugin.strategy.bases import SingleDeviceStrategy
-from lightning_plugin.strategy.batch import Moving, begin
-from lightning_plugin.strategy.checkpoints import KEY, WholeCheckpoints, random_state, restore_random, restore_threads
+from lightning_plugin.strategy.batch import LazyTransfer, prepare_batch
+from lightning_plugin.strategy.checkpoints import (
+    KEY,
+    WholeCheckpoints,
+    random_state,
+    restore_random_state,
+    restore_threads,
+)  # fmt: skip
 from lightning_plugin.strategy.feedback import Feedback, StepReport
-from lightning_plugin.strategy.update import by_parameter, reasons, separable, within_backward
+from lightning_plugin.strategy.update import blockers, is_separable, patch_step, update_in_backward
 from lightning_plugin.units import parse_bytes
 
-#: Networks keep at most about this many bytes for each byte of their input, so smaller inputs need no tiles.
-MOST_BYTES_PER_INPUT_BYTE = 1024
-
+#: Upper estimate of the bytes that a network saves for backward for each byte of its input. Inputs smaller than this
+#: part of the budget need no tiles.
+MAX_BYTES_PER_INPUT_BYTE = 1024
 
 log = logging.getLogger(__name__)
 
 
 class Tiling:
-    """Mixed into a Lightning strategy; the methods are those of `pytorch_lightning.strategies.Strategy`."""
+    """Mixin of Lightning strategies; overrides methods of `pytorch_lightning.strategies.Strategy`."""
 
     engine: Engine
     _checkpoint_io: Any
-    #: True if the user chose a budget or tiles; a budget that was measured is another in a run that is resumed.
-    _chosen: bool
-    #: Batches whose step the planner left whole: they need no recording.
-    _roomy: dict[str, None]
+    #: True if the user set a budget or tiles. A measured budget is replaced by the checkpoint's when a run is resumed.
+    _has_user_limits: bool
+    #: Descriptions of batches whose steps the planner left untiled: they are not recorded again.
+    _untiled: dict[str, None]
     _tile_over: Size
-    _least: int
+    #: Size from which on a dense tensor is tiled.
+    _min_bytes: int
+    #: Lazy tensors of the current batch.
     _images: list[LazyTensor]
-    _batch: str
+    #: Description of the current batch; empty if any image of it is lazy from the start.
+    _description: str
+    #: This package's state in the checkpoint that is being resumed.
     _resumed: dict[str, Any] | None
-    #: True if streamed parameters are updated within backward; None before the first has been.
-    _fused: bool | None
+    #: True if streamed parameters are updated within backward; None until the first backward pass.
+    _updates_in_backward: bool | None
 
-    def _tile(self, tile_over: Size, words: StrategyWords) -> None:
-        """Keep the user's choices; called by the constructors."""
-        options = Options.parse(words, StrategyWords)
-        self.engine = Engine(Planner(options, accumulates=True))
-        self._chosen = options.budget is not None or options.tiles is not None
-        self._roomy = {}
+    def _init_tiling(self, tile_over: Size, options: StrategyOptions) -> None:
+        """Set the attributes; called by the constructors."""
+        parsed = Options.parse(options, StrategyOptions)
+        self.engine = Engine(Planner(parsed, accumulates=True))
+        self._has_user_limits = parsed.budget is not None or parsed.tiles is not None
+        self._untiled = {}
         self._tile_over = tile_over
-        self._least = 0
+        self._min_bytes = 0
         self._images = []
-        self._batch = ""
+        self._description = ""
         self._resumed = None
-        self._fused = None
+        self._updates_in_backward = None
 
     @property
     def checkpoint_io(self) -> Any:
-        """The writer of checkpoints: the user's, the one that the user has wrapped around Lightning's, or
-        `WholeCheckpoints`."""
-        found = self._checkpoint_io
-        if found is None:
-            found = self._checkpoint_io = WholeCheckpoints()
-        elif hasattr(found, "checkpoint_io"):
-            found.checkpoint_io = WholeCheckpoints()
-        return found
+        """The checkpoint writer: the user's own, or `WholeCheckpoints`, which also replaces the inner one of a wrapper
+        (such as `AsyncCheckpointIO`)."""
+        writer = self._checkpoint_io
+        if writer is None:
+            writer = self._checkpoint_io = WholeCheckpoints()
+        elif hasattr(writer, "checkpoint_io"):
+            writer.checkpoint_io = WholeCheckpoints()
+        return writer
 
     @checkpoint_io.setter
-    def checkpoint_io(self, given: Any) -> None:
-        self._checkpoint_io = given
+    def checkpoint_io(self, writer: Any) -> None:
+        self._checkpoint_io = writer
 
     @property
     def feedback(self) -> Feedback:
-        """Tells about steps. A copy of the strategy has one of its own, as it has an engine of its own."""
+        """The listener of this strategy's steps. A copy of the strategy gets its own, as it gets its own engine."""
         if not isinstance(self.engine.listener, Feedback):
             self.engine.listener = Feedback(self.engine.progress)
         return self.engine.listener
 
     @property
     def plan(self) -> Plan | None:
-        """The plan of the last step that was run tile by tile."""
+        """The plan of the last tiled step."""
         return self.engine.plan
 
     @property
     def peak_bytes(self) -> int:
-        """Bytes that the last step that was run tile by tile held on the device at its worst moment: parameters,
-        gradients, optimizers' state, and what the step made."""
+        """The measured peak of the last tiled step on the device, in bytes: parameters, gradients, optimizer states,
+        and all that the step allocated."""
         return self.engine.peak_bytes
 
     @property
     def non_finite(self) -> NonFinite | None:
-        """In the first step whose loss was not finite, what was the first not to be."""
+        """The first non-finite result in the first step whose loss was not finite; None if there was no such step."""
         return self.engine.non_finite
 
     @property
     def report(self) -> StepReport | None:
-        """The report of the last step that was run tile by tile: seconds, peak, waiting."""
+        """The report of the last tiled step: seconds, peak, waiting."""
         return self.feedback.report
 
     def setup_environment(self) -> None:
         super().setup_environment()  # type: ignore[misc]
         device: torch.device = self.root_device  # type: ignore[attr-defined]
-        if not self._chosen:
+        if not self._has_user_limits:
             self.engine.planner.options = replace(self.engine.options, budget=default_budget(device))
         self.engine.planner.device = self.engine.planner.device or device.type
-        self._least = self._least_bytes()
+        self._min_bytes = self._compute_min_bytes()
 
     def setup(self, trainer: Any) -> None:
         super().setup(trainer)  # type: ignore[misc]
         optimizers: Sequence[torch.optim.Optimizer] = self.optimizers  # type: ignore[attr-defined]
-        self.engine.owed = {key: size for o in filter(separable, optimizers) for key, size in state_of(o).items()}
+        states = map(state_of, filter(is_separable, optimizers))
+        self.engine.optimizer_bytes = {key: size for state in states for key, size in state.items()}
         self.engine.planner.reserve(sum(map(state_bytes, optimizers)), anew=True)
         self.feedback.connect(trainer)
-        self.feedback.warn(self.engine.options.approximation)
+        self.feedback.warn_of_approximation(self.engine.options.approximation)
 
     def model_to_device(self) -> None:
-        """As Lightning's; a model larger than the budget stays where it is, and plans say where it is to live."""
+        """Move the model as Lightning does. One larger than the budget stays where it is: plans decide its tiers."""
         device: torch.device = self.root_device  # type: ignore[attr-defined]
         module = self.lightning_module  # type: ignore[attr-defined]
         options = self.engine.options
@@ -142,31 +152,31 @@ class Tiling:
         for buffer in module.buffers():
             buffer.data = buffer.data.to(device)
 
-    def _least_bytes(self) -> int:
-        """The size from which on a dense tensor is tiled."""
+    def _compute_min_bytes(self) -> int:
+        """Return the size from which on a dense tensor is tiled."""
         if self._tile_over is not None:
             return parse_bytes(self._tile_over)
         budget = self.engine.options.budget
-        return 0 if budget is None else budget // MOST_BYTES_PER_INPUT_BYTE
+        return 0 if budget is None else budget // MAX_BYTES_PER_INPUT_BYTE
 
     # Batches
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
-        """The batch on the device, with its large images lazy and where they were."""
-        self.feedback.end()
+        """Move a batch to the device; its large images become lazy and stay in host memory."""
+        self.feedback.end_step()
         target = device or self.root_device  # type: ignore[attr-defined]
-        batch, described = begin(batch, target, self.engine, self._least)
-        self._batch = f"{self._stage} {described}" if described else ""
-        moving = Moving(target, self.engine, sys.maxsize if self._batch in self._roomy else self._least)
-        with moving:
+        batch, description = prepare_batch(batch, target, self.engine, self._min_bytes)
+        self._description = f"{self._stage} {description}" if description else ""
+        min_bytes = sys.maxsize if self._description in self._untiled else self._min_bytes
+        with LazyTransfer(target, self.engine, min_bytes) as transfer:
             batch = super().batch_to_device(batch, device, dataloader_idx)  # type: ignore[misc]
-        batch = moving.finish(batch)
-        self._images = moving.images
+        batch = transfer.finish(batch)
+        self._images = transfer.images
         return batch
 
     @property
     def _stage(self) -> str:
-        """The Trainer's stage: a step that trains needs more room than one that validates."""
+        """The Trainer's stage: a training step needs more memory than a validation step of the same batch."""
         module = self.lightning_module  # type: ignore[attr-defined]
         return "" if module is None or module._trainer is None else str(module._trainer.state.stage)
 
@@ -185,55 +195,56 @@ class Tiling:
         return self._step(super().predict_step, args, kwargs)  # type: ignore[misc]
 
     def _step(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Run a step of the user's module, and settle what it recorded."""
+        """Run a step of the user's module, and compute the lazy tensors in its result."""
         if not self._images:
             return step(*args, **kwargs)
         optimizers: Sequence[torch.optim.Optimizer] = self.optimizers  # type: ignore[attr-defined]
         self.engine.planner.reserve(sum(map(held_bytes, optimizers)))
-        self.feedback.begin()
+        self.feedback.begin_step()
         with recording_eagerly():
             result = materialize_all(step(*args, **kwargs), self._images)
-        if self._batch and all(left_whole(plan) for plan in self.feedback.ran):
-            put_last(self._roomy, self._batch, None, MOST_PLANS)
-        self._pause(more=torch.is_grad_enabled())
+        if self._description and all(is_untiled(plan) for plan in self.feedback.plans):
+            put_last(self._untiled, self._description, None, MOST_PLANS)
+        self._end_pass(is_last=not torch.is_grad_enabled())
         return result
 
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Automatic optimization has an ordinary loss by now, ``manual_backward`` may have a lazy one."""
+        """Run Lightning's backward, on the value of a loss that may still be lazy under ``manual_backward``."""
         value = materialize(closure_loss)
-        with self._updating():
+        with self._backward_context():
             loss: Tensor = super().backward(value, optimizer, *args, **kwargs)  # type: ignore[misc]
         if self._images:
-            self._pause(more=not self.lightning_module.automatic_optimization)  # type: ignore[attr-defined]
+            self._end_pass(is_last=self.lightning_module.automatic_optimization)  # type: ignore[attr-defined]
         return loss
 
-    def _updating(self) -> AbstractContextManager[None]:
-        """A backward pass, in which what is streamed is updated if nobody looks; see [Note: update] in `update`."""
+    def _backward_context(self) -> AbstractContextManager[None]:
+        """Return the context of a backward pass: it updates streamed parameters if it may; see [Note: update] in
+        `update`."""
         homes, optimizers = self.engine.homes, self.optimizers  # type: ignore[attr-defined]
         if not homes:
             return nullcontext()
-        why = list(reasons(optimizers, self.lightning_module.trainer))  # type: ignore[attr-defined]
-        if self._fused is None:
-            how = f"when the optimizer steps: {'; '.join(why)}" if why else "within backward"
-            log.info("streamed parameters are updated %s", how)
-        self._fused = not why
+        reasons = list(blockers(optimizers, self.lightning_module.trainer))  # type: ignore[attr-defined]
+        if self._updates_in_backward is None:
+            when = f"when the optimizer steps: {'; '.join(reasons)}" if reasons else "within backward"
+            log.info("streamed parameters are updated %s", when)
+        self._updates_in_backward = not reasons
         for optimizer in optimizers:
-            by_parameter(optimizer, homes)
-        return within_backward(optimizers, homes) if self._fused else nullcontext()
+            patch_step(optimizer, homes)
+        return nullcontext() if reasons else update_in_backward(optimizers, homes)
 
-    def _pause(self, more: bool) -> None:
-        """The step, or one of its backward passes, is over; ``more`` of it may follow."""
-        self.feedback.pause(self.engine.peak_bytes)
-        if not more:
-            self.feedback.end()
+    def _end_pass(self, is_last: bool) -> None:
+        """Update the step's report after its forward or a backward pass; close it after the last one."""
+        self.feedback.end_pass(self.engine.peak_bytes)
+        if is_last:
+            self.feedback.end_step()
 
     # Checkpoints
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
-        if "optimizer_states" in checkpoint:  # else it holds weights, and nothing is to be resumed
+        if "optimizer_states" in checkpoint:  # else it holds weights only and cannot be resumed
             checkpoint[KEY] = {
                 **self.engine.planner.state(),
-                "roomy": list(self._roomy),
+                "roomy": list(self._untiled),
                 "threads": torch.get_num_threads(),
                 "random": self._random_states(),
             }
@@ -241,7 +252,7 @@ class Tiling:
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
-        """Setup is what makes a module double precision; restored before it, weights would be rounded to single."""
+        """True for float64 too: `setup` converts the module; weights restored earlier would be rounded to float32."""
         precision = self.precision_plugin.precision  # type: ignore[attr-defined]
         return precision == "64-true" or super().restore_checkpoint_after_setup  # type: ignore[misc]
 
@@ -253,56 +264,55 @@ class Tiling:
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         super().load_optimizer_state_dict(checkpoint)  # type: ignore[misc]
         if self._resumed is not None:
-            if self.engine.planner.load(self._resumed, self._chosen):
-                self._roomy |= dict.fromkeys(self._resumed["roomy"])
-                shorten(self._roomy, MOST_PLANS)
-            self._least = self._least_bytes()
+            if self.engine.planner.load(self._resumed, self._has_user_limits):
+                self._untiled |= dict.fromkeys(self._resumed["roomy"])
+                shorten(self._untiled, MOST_PLANS)
+            self._min_bytes = self._compute_min_bytes()
             restore_threads(self._resumed["threads"])
-            self._restore_random()
+            self._restore_random_state()
 
     def on_train_start(self) -> None:
         super().on_train_start()  # type: ignore[misc]
-        # Making the loader's iterator drew numbers. It does so too where an epoch begins in a run that goes on; in the
-        # middle of an epoch it was made long ago.
+        # Making the loader's iterator draws a random number. An uninterrupted run draws it too at the beginning of an
+        # epoch, but not in the middle of one.
         if self._resumed is not None and self.lightning_module.trainer.fit_loop.restarted_mid_epoch:  # type: ignore[attr-defined]
-            self._restore_random()
+            self._restore_random_state()
         self._resumed = None
 
     def _random_states(self) -> list[dict[str, Any]]:
-        """The state of the generators of every rank."""
+        """Return the random state of every rank."""
         return [random_state(self.root_device)]  # type: ignore[attr-defined]
 
-    def _restore_random(self) -> None:
+    def _restore_random_state(self) -> None:
         assert self._resumed is not None
-        state = self._own_state(self._resumed["random"])
+        state = self._state_of_rank(self._resumed["random"])
         if state is not None:
-            restore_random(state, self.root_device)  # type: ignore[attr-defined]
+            restore_random_state(state, self.root_device)  # type: ignore[attr-defined]
 
-    def _own_state(self, states: list[dict[str, Any]]) -> dict[str, Any] | None:
-        """This rank's of the states that a checkpoint kept; none where there were fewer ranks."""
+    def _state_of_rank(self, states: list[dict[str, Any]]) -> dict[str, Any] | None:
+        """Return this rank's state of those in a checkpoint; None if the checkpoint is of fewer ranks."""
         rank: int = self.global_rank  # type: ignore[attr-defined]
         return states[rank] if rank < len(states) else None
 
     def teardown(self) -> None:
         self._images = []
-        self.feedback.end()
+        self.feedback.end_step()
         self.feedback.trainer = None
         super().teardown()  # type: ignore[misc]
 
 
 class SFTStrategy(Tiling, SingleDeviceStrategy):
-    """Train on images that do not fit, on one device (CUDA, CPU, MPS), exactly::
+    """Train exactly on images that do not fit the memory of one device (CUDA, CPU, MPS)::
 
         Trainer(strategy="sft")                       # within the memory the device has
         Trainer(strategy=SFTStrategy(budget="8GiB"))
 
-    Without a budget and without tiles it is most of what is free on an accelerator, half of the machine's memory on a
-    CPU. The options are those of `StrategyWords`.
+    Without ``budget`` and ``tiles``, the budget is most of the free memory of an accelerator, or half of the machine's
+    memory on a CPU. The options are those of `StrategyOptions`.
 
     Args:
-        tile_over: The size from which on a dense tensor of a batch is tiled; a small part of the budget if
-            not given.
-        parallel_devices: The device, as Lightning's Trainer sets it.
+        tile_over: The size from which on a dense tensor of a batch is tiled; by default a small part of the budget.
+        parallel_devices: The device, in a list, as Lightning's Trainer sets it.
         accelerator: Lightning's accelerator.
         checkpoint_io: Lightning's checkpoint reader and writer.
         precision_plugin: Lightning's precision plugin.
@@ -317,15 +327,15 @@ class SFTStrategy(Tiling, SingleDeviceStrategy):
         accelerator: Any = None,
         checkpoint_io: Any = None,
         precision_plugin: Any = None,
-        **options: Unpack[StrategyWords],
+        **options: Unpack[StrategyOptions],
     ) -> None:
         super().__init__(accelerator=accelerator, checkpoint_io=checkpoint_io, precision_plugin=precision_plugin)  # type: ignore[call-arg]
-        self._tile(tile_over, options)
+        self._init_tiling(tile_over, options)
         self.parallel_devices = parallel_devices  # type: ignore[assignment]  # the Trainer fills it in
 
     @property
     def parallel_devices(self) -> list[torch.device] | None:
-        """The one device, in a list, as the Trainer hands it over."""
+        """The device, in a list, as the Trainer sets it."""
         return self._devices
 
     @parallel_devices.setter
@@ -342,7 +352,7 @@ class SFTStrategy(Tiling, SingleDeviceStrategy):
         return self._devices[0] if self._devices else torch.device("cpu")
 
 
-def left_whole(plan: Plan) -> bool:
-    """True if a plan holds as much as plain PyTorch: nothing is stored to be recomputed from."""
+def is_untiled(plan: Plan) -> bool:
+    """True if a plan runs everything as plain PyTorch does, without tiles and recomputation."""
     grad = torch.is_grad_enabled()
     return all(s.keep or (not grad and s.forward.tiles == 1 and s.tier == "device") for s in plan.segments)

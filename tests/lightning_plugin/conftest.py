@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lightning_plugin.engine import SCRAPS, Engine
+from lightning_plugin.engine import IGNORED_BYTES, Engine
 from lightning_plugin.execute.frame import Step
 from lightning_plugin.graph import Recording
 from lightning_plugin.ledger import Ledger
@@ -30,7 +30,8 @@ class Watch:
             if ledger.allocator and plan.budget < LEAST:
                 return
             # What is left of a step that is over, a loss or so, may lie beside the next, and no plan knows of it.
-            assert ledger.peak_bytes <= plan.budget + SCRAPS, f"a step held {ledger.peak_bytes} bytes under {plan}"
+            held = ledger.peak_bytes
+            assert held <= plan.budget + IGNORED_BYTES, f"a step held {held} bytes under {plan}"
 
 
 @pytest.fixture
@@ -56,17 +57,17 @@ def every_step_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def steps_keep_their_budget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    watch, begin = Watch(), Engine.begin
+    watch, begin_step = Watch(), Engine.begin_step
     known: list[Engine] = []  # so that no identity is given anew
 
     def watched(self: Engine, plan: Plan, recording: Recording) -> Step:
         watch.over(self)
-        step = begin(self, plan, recording)
+        step = begin_step(self, plan, recording)
         known.append(self)
         watch.steps[id(self)] = plan, step.ledger
         return step
 
-    monkeypatch.setattr(Engine, "begin", watched)
+    monkeypatch.setattr(Engine, "begin_step", watched)
     yield
     for engine in known:
         watch.over(engine)

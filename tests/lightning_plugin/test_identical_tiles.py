@@ -36,13 +36,13 @@ class Count:
     def __init__(self) -> None:
         self.tiles = self.saved = 0
 
-    def tile(self, count: int) -> None:
+    def on_tiles(self, count: int) -> None:
         self.tiles += count
 
-    def alike(self, count: int) -> None:
+    def on_identical_tiles(self, count: int) -> None:
         self.saved += count
 
-    def spent(self, kind: Kind, seconds: float) -> None:
+    def on_wait(self, kind: Kind, seconds: float) -> None:
         return
 
 

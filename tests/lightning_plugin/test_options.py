@@ -11,8 +11,8 @@ import pytest
 from torch import nn
 
 from lightning_plugin import SFTDDPStrategy, SFTStrategy, TiledModule, make_plan
-from lightning_plugin.options import Options, RankWords, StrategyWords, Words
-from lightning_plugin.strategy.ddp import DDPWords
+from lightning_plugin.options import ModuleOptions, Options, RankOptions, StrategyOptions
+from lightning_plugin.strategy.ddp import DDPOptions
 
 NET = nn.Conv2d(3, 2, 3)
 
@@ -23,15 +23,15 @@ def test_texts_and_single_numbers_are_read() -> None:
     assert Options.parse({}) == Options()
 
 
-def test_words_and_fields_are_the_same() -> None:
-    assert [*Words.__annotations__, "plan"] == list(Options.__dataclass_fields__)
+def test_the_declared_options_are_the_fields_of_options() -> None:
+    assert [*ModuleOptions.__annotations__, "plan"] == list(Options.__dataclass_fields__)
 
 
 def test_each_word_says_what_it_means() -> None:
     """Where it is said, and once: command lines take it from there."""
-    for words in (RankWords, StrategyWords, Words, DDPWords):
-        said = re.findall(r"(?m)^ +(\w+): ", words.__doc__ or "")
-        assert sorted(said) == sorted(words.__annotations__), words
+    for kind in (RankOptions, StrategyOptions, ModuleOptions, DDPOptions):
+        documented = re.findall(r"(?m)^ +(\w+): ", kind.__doc__ or "")
+        assert sorted(documented) == sorted(kind.__annotations__), kind
 
 
 @pytest.mark.parametrize("strategy", [SFTStrategy, SFTDDPStrategy])
@@ -40,7 +40,7 @@ def test_strategies_take_what_modules_take(strategy: type) -> None:
     several = strategy is SFTDDPStrategy
     missing = {"calls", "parameters"} if several else {"calls"}
     taken = get_type_hints(inspect.unwrap(strategy.__init__))["options"].__args__[0].__annotations__  # type: ignore[misc]
-    assert Words.__annotations__.keys() - taken.keys() == missing
+    assert ModuleOptions.__annotations__.keys() - taken.keys() == missing
     for name in missing:
         with pytest.raises(TypeError, match=f"'{name}' is no option"):
             strategy(**{name: "host" if name == "parameters" else 1})
@@ -53,7 +53,7 @@ def test_strategies_take_what_modules_take(strategy: type) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"buget": "2GiB"}, "'buget' is no option; those are budget, tiles"),
+        ({"buget": "2GiB"}, "'buget' is no option; the options are budget, tiles"),
         ({"budget": "2GiB", "tiles": 2}, "not both"),
         ({"budget": "two"}, "'two' is not a size"),
         ({"calls": 0}, "calls=0"),

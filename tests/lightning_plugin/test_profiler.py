@@ -9,7 +9,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from lightning_plugin import LazyImage, TiledModule
-from lightning_plugin.progress import ranged
+from lightning_plugin.progress import profiler_range
 
 
 def test_a_profile_shows_steps_segments_tiles_and_transfers() -> None:
@@ -34,4 +34,4 @@ def test_a_profile_shows_steps_segments_tiles_and_transfers() -> None:
 
 
 def test_no_range_is_opened_where_no_profiler_is_on() -> None:
-    assert ranged("tile") is ranged("step")
+    assert profiler_range("tile") is profiler_range("step")

@@ -20,7 +20,7 @@ from rich.text import Text
 from torch import Tensor, nn
 
 from lightning_plugin import BudgetError, LazyImage, PixelsError, Plan, make_plan, sweep
-from lightning_plugin.options import Words
+from lightning_plugin.options import ModuleOptions
 from lightning_plugin.planner.analysis.recorded import Blank
 from wsi_trainer import models
 from wsi_trainer.cli.parsing import Parser
@@ -163,7 +163,7 @@ def report(planned: Callable[..., Any], options: Namespace, budget: str, shape: 
     if options.sweep_picture is not None and options.sweep is None:
         raise UserError("--sweep-picture draws a sweep; give --sweep budget too")
     console = Console(width=200)
-    names = {"device", "optimizer", *Words.__annotations__} & set(vars(options))
+    names = {"device", "optimizer", *ModuleOptions.__annotations__} & set(vars(options))
     arguments: dict[str, Any] = {name: options[name] for name in names} | {"budget": budget}
 
     def run(module: nn.Module, dtype: torch.dtype) -> tuple[Plan, Any]:

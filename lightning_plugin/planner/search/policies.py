@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from lightning_plugin.options import SPLITS
+from lightning_plugin.options import SPLIT_HALOS
 from lightning_plugin.plan import HALOS
 from lightning_plugin.planner.analysis.network import Network, is_given
 from lightning_plugin.program.fixed import is_entire
@@ -52,10 +52,10 @@ def with_halo(policy: Policy, halo: str) -> Policy:
     """A policy with the user's halo. Splits leave halos that are computed twice."""
     if halo == "auto":
         return policy
-    if halo in SPLITS:
+    if halo in SPLIT_HALOS:
         return replace(policy, halos=("recompute",))
     if halo not in HALOS:
-        raise ValueError(f"halo is one of 'auto', {', '.join(map(repr, (*HALOS, *SPLITS)))}, not {halo!r}")
+        raise ValueError(f"halo is one of 'auto', {', '.join(map(repr, (*HALOS, *SPLIT_HALOS)))}, not {halo!r}")
     return replace(policy, halos=(halo,))
 
 

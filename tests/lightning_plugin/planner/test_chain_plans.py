@@ -17,7 +17,7 @@ from lightning_plugin import BudgetError, Plan, TiledModule, make_plan
 from lightning_plugin.errors import PlanError
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.planner.choose import Chooser
-from lightning_plugin.strategy.feedback import tiles_of
+from lightning_plugin.strategy.feedback import count_tiles
 from tests.exactness import TOLERANCE, difference
 
 QUIET = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
@@ -178,11 +178,11 @@ def test_a_step_tells_of_as_many_tiles_as_its_plan_has(maps: int) -> None:
     class Heard:
         tiles = 0
 
-        def tile(self, count: int) -> None:
+        def on_tiles(self, count: int) -> None:
             self.tiles += count
 
-        def alike(self, count: int) -> None: ...
-        def spent(self, kind: Any, seconds: float) -> None: ...
+        def on_identical_tiles(self, count: int) -> None: ...
+        def on_wait(self, kind: Any, seconds: float) -> None: ...
 
     net, heard = network(40), Heard()
     budget = 8 * sum(p.numel() for p in net.parameters()) + maps * 4 * 48 * 48 * 4
@@ -190,7 +190,7 @@ def test_a_step_tells_of_as_many_tiles_as_its_plan_has(maps: int) -> None:
     tiled.engine.progress.listeners.append(heard)
     tiled(torch.randn(1, 3, 48, 48)).square().mean().backward()
     assert tiled.plan is not None and tiled.plan.chains
-    assert heard.tiles == tiles_of(tiled.plan, grad=True) > 0
+    assert heard.tiles == count_tiles(tiled.plan, grad=True) > 0
 
 
 def test_a_plan_of_another_chain_is_refused() -> None:

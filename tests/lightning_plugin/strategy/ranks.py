@@ -142,11 +142,11 @@ def by_hand(folder: Path) -> None:
 def uneven(folder: Path) -> None:
     """Images of different sizes, cut into different numbers of tiles, meet in the statistics."""
     from lightning_plugin import TiledModule
-    from lightning_plugin.strategy.synced import synchronize
+    from lightning_plugin.strategy.synced import convert_sync_batchnorm
     from tests.lightning_plugin.strategy.joint import images, network
 
     dist.init_process_group("gloo")
-    net = synchronize(network(), everything=True)
+    net = convert_sync_batchnorm(network(), convert_all=True)
     tiled = TiledModule(net, tiles=(2, 3) if dist.get_rank() else (5, 4))
     result = tiled(images()[dist.get_rank()])
     result.square().sum().backward()

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from lightning_plugin import SFTDDPStrategy
-from lightning_plugin.strategy.synced import Synced, revert, synchronize
+from lightning_plugin.strategy.synced import Synced, convert_sync_batchnorm, revert_sync_batchnorm
 from tests.exactness import difference
 from tests.lightning_plugin.strategy.joint import images, joint, network
 from tests.lightning_plugin.strategy.modules import Frozen, FrozenByHand, Slides, loader
@@ -99,18 +99,18 @@ class OwnForward(nn.BatchNorm2d):
 def test_layers_are_changed_in_place_and_given_back() -> None:
     net = nn.Sequential(nn.BatchNorm2d(3), nn.SyncBatchNorm(3), nn.InstanceNorm2d(3), OwnForward(3))
     before, state = [type(m) for m in net], net.state_dict()
-    synchronize(net, everything=True)
+    convert_sync_batchnorm(net, convert_all=True)
     assert [isinstance(m, Synced) for m in net] == [True, True, False, False]
     assert net.state_dict().keys() == state.keys()
-    revert(net)
+    revert_sync_batchnorm(net)
     assert [type(m) for m in net] == before
-    synchronize(net, everything=False)
+    convert_sync_batchnorm(net, convert_all=False)
     assert [isinstance(m, Synced) for m in net] == [False, True, False, False]
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_a_changed_layer_alone_is_an_ordinary_one(training: bool) -> None:
-    plain, changed = nn.BatchNorm2d(3).train(training), synchronize(nn.BatchNorm2d(3), True).train(training)
+    plain, changed = nn.BatchNorm2d(3).train(training), convert_sync_batchnorm(nn.BatchNorm2d(3), True).train(training)
     x = torch.randn(2, 3, 4, 4)
     assert torch.equal(plain(x), changed(x))
     assert all(torch.equal(a, b) for a, b in zip(plain.buffers(), changed.buffers(), strict=True))

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from lightning_plugin import Box, LazyImage, Plan, SFTStrategy, StepMonitor, TileSource
 from lightning_plugin.strategy import feedback
-from lightning_plugin.strategy.feedback import StepReport, tiles_of
+from lightning_plugin.strategy.feedback import StepReport, count_tiles
 from tests.lightning_plugin.strategy.modules import Each, Pictures, Slides, loader
 from tests.lightning_plugin.strategy.training import TILES, fit
 
@@ -68,13 +68,13 @@ def test_slides_of_other_sizes_take_a_line_and_no_file(tmp_path: Path, caplog: p
 
 
 def test_what_is_remembered_of_plans_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feedback, "MOST_LINES", 3)
-    monkeypatch.setattr("lightning_plugin.strategy.feedback.SLOW", 0.0)
+    monkeypatch.setattr(feedback, "MAX_LINES", 3)
+    monkeypatch.setattr("lightning_plugin.strategy.feedback.SLOW_SECONDS", 0.0)
     data = Each(*[next(iter(DataLoader(Pictures(1, (40 + 2 * k, 36))))) for k in range(6)])
     strategy = SFTStrategy(budget="64MiB", tile_over=1)
     fit(Slides(), data, strategy, max_steps=6)
     told = strategy.feedback
-    assert len(told.lines) == 3 and len(told.tables) == 1 and len(told.explained) <= 3
+    assert len(told.logged_lines) == 3 and len(told.logged_tables) == 1 and len(told.logged_reports) <= 3
 
 
 def test_the_plan_is_in_tensorboard(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_tiles_are_counted() -> None:
 def test_a_step_that_waits_for_pixels_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("lightning_plugin.strategy.feedback.SLOW", 0.0)
+    monkeypatch.setattr("lightning_plugin.strategy.feedback.SLOW_SECONDS", 0.0)
     with caplog.at_level(logging.INFO, "lightning_plugin"):
         strategy = SFTStrategy(**TILES)
         fit(Slides(), slow(0.2), strategy, max_steps=1)
@@ -151,8 +151,8 @@ class Screen(RichProgressBar):
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feedback, "PATIENCE", 0.0)
-    monkeypatch.setattr(feedback, "EVERY", 0.0)
+    monkeypatch.setattr(feedback, "BAR_DELAY", 0.0)
+    monkeypatch.setattr(feedback, "BAR_INTERVAL", 0.0)
 
 
 def test_tiles_in_a_rich_bar(impatient: None) -> None:
@@ -163,7 +163,7 @@ def test_tiles_in_a_rich_bar(impatient: None) -> None:
         enable_progress_bar=True,
     )  # fmt: skip
     assert "tiles" in screen.text
-    total = tiles_of(next(iter(strategy.engine.planner.plans.values()))[0], grad=True)
+    total = count_tiles(next(iter(strategy.engine.planner.plans.values()))[0], grad=True)
     assert f"{total}/{total}" in screen.text
 
 

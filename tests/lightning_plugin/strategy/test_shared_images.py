@@ -11,7 +11,7 @@ from torch.utils.data import DistributedSampler
 
 from lightning_plugin import LazyImage, SFTDDPStrategy, SFTStrategy
 from lightning_plugin.strategy.ddp import fingerprint
-from lightning_plugin.strategy.synced import synchronize
+from lightning_plugin.strategy.synced import convert_sync_batchnorm
 from tests.exactness import difference
 from tests.lightning_plugin.strategy.modules import Noisy, Slides, loader
 from tests.lightning_plugin.strategy.ranks import BUDGET, launch, succeed
@@ -77,11 +77,11 @@ def test_batches_are_told_apart_without_being_read() -> None:
 def test_every_rank_gets_all_slides_and_goes_on_with_the_first_ranks_random_numbers() -> None:
     strategy = SFTDDPStrategy(split="image")
     assert strategy.distributed_sampler_kwargs == {"num_replicas": 1, "rank": 0}
-    assert strategy._own_state([{"first": 1}, {"second": 2}]) == {"first": 1}
+    assert strategy._state_of_rank([{"first": 1}, {"second": 2}]) == {"first": 1}
 
 
 def test_a_batch_norm_alone_sees_the_whole_image() -> None:
-    layer = synchronize(nn.SyncBatchNorm(3), everything=False, alone=True)
+    layer = convert_sync_batchnorm(nn.SyncBatchNorm(3), convert_all=False, same_batch=True)
     x = torch.randn(2, 3, 4, 4)
     assert torch.equal(layer(x), nn.BatchNorm2d(3)(x)), "on a CPU too, where PyTorch's own refuses"
 

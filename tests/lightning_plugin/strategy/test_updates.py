@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_plugin import SFTStrategy
-from lightning_plugin.strategy.update import BY_PARAMETER, LOOKING
+from lightning_plugin.strategy.update import BY_PARAMETER, GRADIENT_HOOKS
 from tests.exactness import TOLERANCE, difference
 from tests.lightning_plugin.strategy.training import trainer
 from tests.lightning_plugin.test_streamed import Encoder, parameter_bytes
@@ -100,7 +100,7 @@ def test_training_is_the_same(
     assert strategy.plan is not None and (strategy.plan.on_host or strategy.plan.on_disk)
     assert strategy.peak_bytes <= 1.3 * parameter_bytes(streamed.net)
     homes = strategy.engine.homes
-    assert strategy._fused is fused
+    assert strategy._updates_in_backward is fused
     below = [p for p in streamed.parameters() if p in homes]
     assert below and all((p.grad is None) is fused for p in below)
     if tier == "disk":
@@ -114,13 +114,13 @@ def test_a_backward_pass_beside_training_changes_nothing(net: Encoder) -> None:
     module = Module(net, "SGD", lr=1e-2)
     strategy = tight(net.double(), "host")
     fitted(module, strategy, steps=1)
-    assert strategy._fused
+    assert strategy._updates_in_backward
     before = [p.detach().clone() for p in net.parameters()]
     net(Bags()[0]["bag"]).sum().backward()
     assert all(torch.equal(p, q) and p.grad is not None for p, q in zip(net.parameters(), before, strict=True))
 
 
-@pytest.mark.parametrize("name", LOOKING)
+@pytest.mark.parametrize("name", GRADIENT_HOOKS)
 def test_whoever_looks_at_gradients_sees_them(net: Encoder, name: str) -> None:
     seen: list[int] = []
 
@@ -131,7 +131,7 @@ def test_whoever_looks_at_gradients_sees_them(net: Encoder, name: str) -> None:
     module = type("Looking", (Module,), {name: look})(net, "SGD", lr=1e-2)
     strategy = tight(net.double(), "host")
     fitted(module, strategy, steps=2)
-    assert seen and not strategy._fused
+    assert seen and not strategy._updates_in_backward
     assert max(seen) == len(list(net.parameters()))
 
 
@@ -184,7 +184,7 @@ def test_a_second_fit_leaves_room_for_its_own_optimizer(net: Encoder) -> None:
     fitted(other, fresh)
     assert strategy.engine.planner.reserved == fresh.engine.planner.reserved == 0
     assert strategy.peak_bytes == fresh.peak_bytes
-    assert strategy.engine.owed.keys() == {id(p) for p in module.parameters()}
+    assert strategy.engine.optimizer_bytes.keys() == {id(p) for p in module.parameters()}
 
 
 @pytest.mark.parametrize(("kind", "how", "streams"), [("SGD", "wraps", True), ("AdamW", "bare", False)])
