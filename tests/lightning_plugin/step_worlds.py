@@ -29,6 +29,9 @@ class SourceFailed(OSError):
 # Networks and images -------------------------------------------------------------------------------------------------
 
 
+NORMS = (nn.BatchNorm2d, nn.InstanceNorm2d, nn.GroupNorm)
+
+
 class Net(nn.Module):
     """A `Network`."""
 
@@ -59,6 +62,9 @@ class Net(nn.Module):
 def networks(step: Step) -> nn.ModuleList:
     torch.manual_seed(step.seed)
     nets = nn.ModuleList(Net(about, step.width) for about in step.networks)
+    for module in nets.modules():
+        if isinstance(module, NORMS):  # as trained: a mean of what is normalised would be zero but for its rounding
+            nn.init.normal_(module.bias, std=0.3)
     if step.whole:
         for p in nets.parameters():
             p.data = torch.randint(-1, 2, p.shape).float()
