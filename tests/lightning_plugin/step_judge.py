@@ -43,7 +43,7 @@ from tests.lightning_plugin.step_runs import Outcome, run_plain, run_tiled
 from tests.lightning_plugin.step_worlds import DTYPES
 from tests.lightning_plugin.steps import Change, Nudge, Step
 
-TRIALS = 8
+TRIALS = 64
 #: No condition of a step excuses more than this in float64.
 MOST = 1e-6
 
