@@ -1,4 +1,4 @@
-"""`check`: is the tiled result the plain one, on the user's own model?"""
+"""`check`: compare tiled steps of the user's model with plain PyTorch's."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from torch import Tensor, nn
 from lightning_plugin.module import TiledModule
 from lightning_plugin.private import DropoutBase, tree_leaves
 
-#: Errors under this are floating-point reassociation, in float64.
+#: Upper bound of errors by floating-point reassociation in float64.
 TOLERANCE = 1e-9
-
-
-#: In float32, the distance to the result of float64 may be so many times plain PyTorch's own,
-ROUNDING = 2.0
-#: or so small a part of the result that it is a few roundings of numbers that plain PyTorch happens to hit.
-FEW_ROUNDINGS = 1e-6
-#: Differences that no comparison of one small step can show.
+#: Largest distance of float32 gradients to those of float64, as a multiple of plain PyTorch's own distance.
+MAX_DISTANCE_RATIO = 2.0
+#: Distance that is never an error, as a part of the gradients' norm: a few roundings of values that plain PyTorch may
+#: compute without rounding.
+MIN_DISTANCE = 1e-6
+#: Differences that no comparison of small steps can show.
 UNSEEN = (
     "random numbers for each position of a map (randn_like, normal_, ...): tiles draw others than plain PyTorch does",
     "other sizes, grids and plans than these",
@@ -33,10 +32,15 @@ UNSEEN = (
 
 @dataclass(frozen=True)
 class Report:
-    """The result of `check`: the error of every tensor in float64, operators that ran whole, and true if all is well.
+    """Result of `check`; true if the tiled steps are exact.
 
-    ``rounding`` are, for each content of the image, the distances of tiled and plain float32 gradients to those of
-    float64, as parts of their length. ``unseen`` is what the comparison cannot see.
+    Attributes:
+        errors: Error of every tensor in float64.
+        barriers: Operators that ran whole.
+        skipped: Parts that were not compared, with the reason.
+        rounding: Distances of the tiled and of the plain float32 gradients to those of float64, as parts of their norm,
+            for each image.
+        unseen: Differences that the comparison cannot show.
     """
 
     errors: dict[str, float]
@@ -47,8 +51,10 @@ class Report:
 
     @property
     def exact(self) -> bool:
-        rounded = all(tiled <= max(ROUNDING * plain, FEW_ROUNDINGS) for tiled, plain in self.rounding.values())
-        return rounded and all(e < TOLERANCE for e in self.errors.values())
+        is_close = all(
+            tiled <= max(MAX_DISTANCE_RATIO * plain, MIN_DISTANCE) for tiled, plain in self.rounding.values()
+        )
+        return is_close and all(e < TOLERANCE for e in self.errors.values())
 
     def __bool__(self) -> bool:
         return self.exact
@@ -68,7 +74,7 @@ class Report:
         wrong = (
             f"NOT exact: errors of {TOLERANCE:g} and more in float64 are not reassociation, nor is a distance of more "
         )
-        wrong += f"than {ROUNDING:g} times plain PyTorch's own in float32"
+        wrong += f"than {MAX_DISTANCE_RATIO:g} times plain PyTorch's own in float32"
         lines.append("exact" if self.exact else wrong)
         return "\n".join(lines)
 
@@ -76,44 +82,49 @@ class Report:
 def check(
     module: nn.Module, small_input: Tensor | Sequence[int], tiles: int | Sequence[int] = (3, 2), seed: int = 0
 ) -> Report:
-    """Compare tiled steps of a module with plain ones, and report the error of every tensor.
-
-    The module itself is left alone: copies are compared, in the mode it is in. ``small_input`` is a tensor, or the
-    shape of one, that plain PyTorch can hold. Networks with dropout differ by their masks and are compared with
-    dropout switched off; the report says so. In float64 the error of a tensor is max|a-b| / max(max|b|, 1e-3 × the
-    largest gradient in the network). In float32 all gradients together may be twice as far from those of float64 as
-    plain PyTorch's are. Both are asked of the image, and of one that repeats a part of itself, whose maxima tie::
+    """Compare tiled steps of a module with plain ones, and report the error of every tensor::
 
         print(check(model, (1, 3, 300, 260)))
+
+    Copies of the module are compared, in its mode; the module itself is not changed. Dropout is switched off, since its
+    masks would differ; the report says so. In float64 the error of a tensor is max|a-b| / max(max|b|, 1e-3 × the
+    largest gradient in the network). In float32 the distance of all gradients to those of float64 may be twice plain
+    PyTorch's. Two images are compared: the given one, and one with repeated content, so that maxima tie.
+
+    Args:
+        module: The model.
+        small_input: An image that plain PyTorch can hold, or the shape of a random one.
+        tiles: Number of tiles along each spatial axis.
+        seed: Seed of the random numbers in both steps.
     """
     module = copy.deepcopy(module)
-    skipped = [f"{name}: dropout is switched off for the comparison" for name in _quiet(module)]
+    skipped = [f"{name}: dropout is switched off for the comparison" for name in _switch_off_dropout(module)]
     torch.manual_seed(seed)
     x = small_input.detach() if isinstance(small_input, Tensor) else torch.randn(tuple(small_input))
     errors: dict[str, float] = {}
     rounding: dict[str, tuple[float, float]] = {}
     barriers: tuple[str, ...] = ()
     for content, image in (("the image", x), ("repeated content", _repeated(x))):
-        expected = _Step.of(module, image, torch.float64, None, seed)
-        if not expected.finite:
+        expected = _Step.run(module, image, torch.float64, None, seed)
+        if not expected.is_finite:
             if image is x:
                 raise ValueError("plain PyTorch's own step on this image is not finite: check another image")
             skipped.append(f"{content}: plain PyTorch's own step is not finite")
             continue
-        actual = _Step.of(module, image, torch.float64, tiles, seed)
+        actual = _Step.run(module, image, torch.float64, tiles, seed)
         prefix = "" if content == "the image" else f"{content}: "
-        found = _compared(actual, expected)
-        if prefix:  # which of several equal maxima gets the image's gradient is up to the last bits of each
+        found = _errors(actual, expected)
+        if prefix:  # the last bits of equal maxima decide which of them gets the image's gradient
             found.pop("gradient of input", None)
         errors |= {prefix + name: e for name, e in found.items()}
-        near = [_Step.of(module, image, torch.float32, t, seed).distance(expected) for t in (tiles, None)]
-        rounding[content] = near[0], near[1]
+        distances = [_Step.run(module, image, torch.float32, t, seed).distance(expected) for t in (tiles, None)]
+        rounding[content] = distances[0], distances[1]
         barriers = actual.barriers
     return Report(errors, barriers, tuple(skipped), rounding)
 
 
 def _repeated(x: Tensor) -> Tensor:
-    """An image of the same size that repeats the first half of each axis."""
+    """Make an image of the same size that repeats the first half of each axis."""
     for d in range(2, x.dim()):
         half = x.narrow(d, 0, -(-x.shape[d] // 2))
         x = torch.cat([half, half], d).narrow(d, 0, x.shape[d])
@@ -122,7 +133,7 @@ def _repeated(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Step:
-    """The results of one step: outputs, gradients, buffers."""
+    """Results of one step."""
 
     outputs: list[Tensor]
     gradients: dict[str, Tensor | None]
@@ -130,8 +141,10 @@ class _Step:
     barriers: tuple[str, ...] = ()
 
     @staticmethod
-    def of(module: nn.Module, image: Tensor, dtype: torch.dtype, tiles: int | Sequence[int] | None, seed: int) -> _Step:
-        """A step on a copy of a module, tiled where tiles are given."""
+    def run(
+        module: nn.Module, image: Tensor, dtype: torch.dtype, tiles: int | Sequence[int] | None, seed: int
+    ) -> _Step:
+        """Run a step on a copy of a module; without ``tiles`` it is plain PyTorch's."""
         module = copy.deepcopy(module).to(dtype)
         x = image.to(dtype).clone().requires_grad_()
         tiled = None if tiles is None else TiledModule(module, tiles=tiles)
@@ -146,30 +159,30 @@ class _Step:
         return _Step([o.detach() for o in outputs], gradients, dict(module.named_buffers()), barriers)
 
     @property
-    def finite(self) -> bool:
+    def is_finite(self) -> bool:
         """True if no output and no gradient has a NaN or an infinity."""
         return all(bool(t.isfinite().all()) for t in (*self.outputs, *self.gradients.values()) if t is not None)
 
-    def distance(self, truth: _Step) -> float:
-        """The distance of all gradients of parameters together to the true ones, as a part of their length."""
-        squares = [0.0, 0.0]
-        for name, true in truth.gradients.items():
-            mine = self.gradients[name]
-            if true is not None and mine is not None and name != "input":
-                squares[0] += float((mine.double() - true.double()).square().sum())
-                squares[1] += float(true.double().square().sum())
-        return math.sqrt(squares[0] / squares[1]) if squares[1] else math.sqrt(squares[0])
+    def distance(self, reference: _Step) -> float:
+        """Return the distance of all parameters' gradients to the reference's, as a part of the reference's norm."""
+        difference = norm = 0.0
+        for name, expected in reference.gradients.items():
+            actual = self.gradients[name]
+            if expected is not None and actual is not None and name != "input":
+                difference += float((actual.double() - expected.double()).square().sum())
+                norm += float(expected.double().square().sum())
+        return math.sqrt(difference / norm) if norm else math.sqrt(difference)
 
 
-def _compared(actual: _Step, expected: _Step) -> dict[str, float]:
-    """The error of every tensor of a step."""
+def _errors(actual: _Step, expected: _Step) -> dict[str, float]:
+    """Return the error of every tensor of a step."""
     several = len(expected.outputs) > 1
     errors = {
         f"output {i}" if several else "output": _error(a, e)
         for i, (a, e) in enumerate(zip(actual.outputs, expected.outputs, strict=True))
     }
-    there = [g for g in expected.gradients.values() if g is not None and g.numel()]
-    largest = max((float(g.abs().max()) for g in there), default=0.0)
+    gradients = [g for g in expected.gradients.values() if g is not None and g.numel()]
+    largest = max((float(g.abs().max()) for g in gradients), default=0.0)
     for name, e in expected.gradients.items():
         a = actual.gradients[name]
         if e is not None or a is not None:
@@ -179,14 +192,14 @@ def _compared(actual: _Step, expected: _Step) -> dict[str, float]:
     return errors
 
 
-def _quiet(module: nn.Module) -> list[str]:
-    """Switch off dropout; returns the paths of the modules concerned."""
-    found = []
+def _switch_off_dropout(module: nn.Module) -> list[str]:
+    """Switch off dropout, and return the paths of the dropout modules."""
+    paths = []
     for name, child in module.named_modules():
         if isinstance(child, DropoutBase) and child.training and child.p:
             child.eval()
-            found.append(name or type(child).__name__)
-    return found
+            paths.append(name or type(child).__name__)
+    return paths
 
 
 def _tensors(out: Any) -> list[Tensor]:
@@ -195,8 +208,8 @@ def _tensors(out: Any) -> list[Tensor]:
 
 def _error(actual: Tensor | None, expected: Tensor | None, floor: float = 0.0) -> float:
     if actual is None or expected is None:
-        there = expected if actual is None else actual
-        return 0.0 if there is None or not there.any() else float("inf")
+        only = expected if actual is None else actual
+        return 0.0 if only is None or not only.any() else float("inf")
     if not expected.numel():
         return 0.0
     difference = float((actual.detach().double() - expected.detach().double()).abs().max())

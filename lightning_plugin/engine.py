@@ -123,7 +123,7 @@ class Engine:
         else:
             beside, excess = ledger.beside(recording.tensors), ledger.excess
         if team is not None:
-            beside, excess = (max(ranks) for ranks in zip(*team.gather((beside, excess)), strict=True))
+            beside, excess = (max(ranks) for ranks in zip(*team.all_gather((beside, excess)), strict=True))
         return Occupancy(beside if beside > IGNORED_BYTES else 0, excess, ledger, self.optimizer_bytes, tiers)
 
     def can_move(self, tensor: Tensor) -> bool:

@@ -1,14 +1,14 @@
-"""The engine's errors. Each names the operator or number at fault and the way out."""
+"""The engine's errors. A message names the operator or number at fault and the way out."""
 
 from __future__ import annotations
 
 
 class EngineError(RuntimeError):
-    """Anything the engine refuses to do."""
+    """Base class of the engine's errors."""
 
 
 class RecordingError(EngineError):
-    """The user's code did something with a lazy tensor that cannot be recorded."""
+    """An operation of the user's code on a lazy tensor cannot be recorded."""
 
 
 class DiskError(EngineError, OSError):
@@ -20,15 +20,16 @@ class PlanError(EngineError):
 
 
 class PixelsError(PlanError):
-    """A network reads values while it is recorded for planning, on an image without pixels."""
+    """A network asks for pixel values while it is recorded for planning, on an image without pixels."""
 
 
 class BudgetError(EngineError):
     """No plan keeps the budget.
 
-    ``smallest`` is the smallest budget in bytes for which there is one, ``operator`` the operator that sets it. In the
-    middle of a step of several calls it is what would be enough beside what the step holds then: with a larger budget
-    the calls before may take more.
+    Attributes:
+        smallest: Smallest budget in bytes for which there is a plan. For a later call of a step of several calls it is
+            an estimate: under a larger budget the calls before may hold more.
+        operator: The operator that sets this budget.
     """
 
     def __init__(self, message: str, smallest: int = 0, operator: str = ""):
@@ -38,4 +39,4 @@ class BudgetError(EngineError):
 
 
 class BarrierError(BudgetError):
-    """An operator without a tiling rule has to run whole, and the budget does not hold its maps."""
+    """An operator without a tiling rule has to run whole, and its maps exceed the budget."""

@@ -291,7 +291,7 @@ class Recording:
 class Rewriting(Protocol):
     """A change of what was recorded, which an option asks for: some operators by others, such as `split.Split`."""
 
-    def applied(
+    def rewrite(
         self, nodes: Sequence[Node], trained: Set[int], space: int, key: Callable[[], int]
     ) -> tuple[Node, ...]: ...
 

@@ -179,7 +179,7 @@ class Ledger:
             return
         self._refs[key] = weakref.ref(storage, partial(self._gone, key)), storage_bytes
         self.live += storage_bytes
-        if self.heap is not None and self.heap.due:
+        if self.heap is not None and self.heap.is_due:
             self.settle()
         held = self.live + self.sums.held
         if held > self.peak:
@@ -188,7 +188,7 @@ class Ledger:
     def settle(self) -> None:
         """Have the process keep not much more than is live: see [Note: heap] in `memory`."""
         if self.heap is not None:
-            self.heap.settle(self.live)
+            self.heap.trim(self.live)
 
     @contextmanager
     def measured(self) -> Iterator[Most]:

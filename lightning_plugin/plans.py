@@ -37,7 +37,7 @@ from lightning_plugin.planner.search.policies import AUTO, with_halo
 from lightning_plugin.program.fixed import fixed
 from lightning_plugin.program.key import recording_key
 from lightning_plugin.team import Team
-from lightning_plugin.units import exact_bytes, format_bytes
+from lightning_plugin.units import ceil_mib, format_bytes
 
 log = logging.getLogger("lightning_plugin")
 
@@ -124,7 +124,7 @@ class Planner:
             plan = replace(self._with_workspaces(recording, budget, occupancy), budget=budget)
         self._kept(recording).append(plan)
         if self.team is not None:
-            self.team.agree(plan.to_json(), DIFFERENT)
+            self.team.require_equal(plan.to_json(), DIFFERENT)
         return plan
 
     def _kept(self, recording: Recording) -> list[Plan]:
@@ -132,7 +132,7 @@ class Planner:
         gradients = self.options.budget is not None and not self.accumulates  # their memory is no matter to fixed tiles
         key = digest((recording_key(recording, gradients), background(recording)))
         if self.team is not None:
-            self.team.agree(key, DIFFERENT)
+            self.team.require_equal(key, DIFFERENT)
         if drawn(recording.nodes):
             return []
         return put_last(self.plans, key, self.plans.get(key, []), MOST_PLANS)
@@ -176,7 +176,7 @@ class Planner:
                 f"no plan keeps {format_bytes(budget)}, of which the step holds {format_bytes(held)} already for other "
                 "calls, images or losses. Pull back what was computed before, or say how many calls wait for one "
                 f"backward (TiledModule(..., calls={calls + 1})), so that the first leave room for the others. Without "
-                f"that, give at least {exact_bytes(smallest)}. For this call alone: {refused}",
+                f"that, give at least {ceil_mib(smallest)}. For this call alone: {refused}",
                 smallest,
                 refused.operator,
             ) from refused
@@ -193,7 +193,7 @@ class Planner:
             smallest = refused.smallest + others
             raise type(refused)(
                 f"no plan keeps {format_bytes(budget)}, of which the optimizers will take "
-                f"{format_bytes(others)} for other parameters. Give at least {exact_bytes(smallest)}. "
+                f"{format_bytes(others)} for other parameters. Give at least {ceil_mib(smallest)}. "
                 f"For a step without them: {refused}",
                 smallest,
                 refused.operator,
@@ -201,7 +201,7 @@ class Planner:
         if others:
             plan = replace(plan, forecast=replace(plan.forecast, peak_bytes=plan.peak_bytes + others))
         # Ranks that share an image may know its size from a recipe or from a search: they go by the first.
-        return plan if self.team is None else Plan.from_json(self.team.gather(plan.to_json())[0])
+        return plan if self.team is None else Plan.from_json(self.team.all_gather(plan.to_json())[0])
 
     def _search(self, recording: Recording, budget: int, occupancy: Occupancy, calls: int) -> Plan:
         images = recording.images

@@ -1,18 +1,18 @@
 """Ranks that compute one image together.
 
-[Note: team] All ranks record the same network on the same image, and run it under the same plan. What they do with it:
+[Note: team] All ranks record the same network on the same image, and run it under the same plan:
 
-- The tiles of a segment are dealt out in turn, forward and backward. All else (vectors, kept segments, what needs a map
-  whole) every rank computes for itself, and gets the same.
-- After every few tiles, forward exchanges what they made: shares of reductions, which every rank merges in the order of
-  the grid, so that the result is that of one process to the bit; and tiles of boundaries, so that each rank has the
-  whole boundary, on the tier that the plan says.
-- In backward, each rank collects its own tiles' share of every gradient. A segment sums over ranks what it gives back:
-  gradients of parameters and other vectors when its tiles are done, a boundary's cotangent when the segment that made
-  the boundary needs it. What every rank computes for itself adds to a cotangent on the first rank only.
+- The tiles of a segment are dealt out in turn, forward and backward. Everything else (vectors, kept segments, operators
+  that run whole) every rank computes for itself, with the same result.
+- Forward exchanges the results of every few tiles: partial reductions, which every rank merges in the order of the
+  grid, so that the result is that of one process to the bit; and tiles of boundaries, so that each rank has the whole
+  boundary, on the tier of the plan.
+- In backward each rank sums the gradients of its own tiles. They are then summed over ranks: the gradients of
+  parameters and other vectors after a segment's last tile, the cotangent of a boundary before the backward of the
+  segment that made the boundary. Operators that every rank runs for itself add to a cotangent on the first rank only.
 
-So every gradient that leaves a segment is the whole one, on every rank: averaging it over ranks, as DDP does, leaves
-it as it is. All collectives happen in the order of the segments, which is the same on all ranks.
+Every gradient that leaves a segment is therefore the whole one, on every rank: averaging it over ranks, as DDP does,
+does not change it. Collectives are called in the order of the segments, which is the same on all ranks.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from torch import Tensor
 
 from lightning_plugin.errors import EngineError
 
-#: Number of tiles that each rank computes between two exchanges: their shares of reductions are held until then.
-ROUND = 16
+#: Number of tiles of each rank between two exchanges: their partial reductions are held until then.
+TILES_PER_ROUND = 16
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Team:
-    """This process among those of a group; see [Note: team]."""
+    """This process in a process group; see [Note: team]."""
 
     rank: int
     size: int
@@ -45,57 +45,65 @@ class Team:
 
     @staticmethod
     def of(device: torch.device, group: Any = None) -> Team:
-        """The team of all processes in a group."""
+        """Make the team of a process group."""
         return Team(dist.get_rank(group), dist.get_world_size(group), device, group)
 
     @property
-    def leads(self) -> bool:
+    def is_first(self) -> bool:
         return self.rank == 0
 
-    def rounds(self, work: Iterable[T]) -> Iterator[list[tuple[int, T]]]:
-        """Pieces of work, each with the rank that does it, as many as are done between two exchanges."""
-        pieces = iter(work)
-        while dealt := list(islice(pieces, ROUND * self.size)):
-            yield [(i % self.size, piece) for i, piece in enumerate(dealt)]
+    def rounds(self, tiles: Iterable[T]) -> Iterator[list[tuple[int, T]]]:
+        """Iterate over rounds: the tiles between two exchanges, each with the rank that computes it."""
+        remaining = iter(tiles)
+        while dealt := list(islice(remaining, TILES_PER_ROUND * self.size)):
+            yield [(i % self.size, tile) for i, tile in enumerate(dealt)]
 
-    def mine(self, work: Iterable[T]) -> Iterator[T]:
-        """This rank's part of some work."""
-        return islice(iter(work), self.rank, None, self.size)
+    def own_share(self, tiles: Iterable[T]) -> Iterator[T]:
+        """Iterate over the tiles of this rank."""
+        return islice(iter(tiles), self.rank, None, self.size)
 
-    def gather(self, thing: T) -> list[T]:
-        """A small object of every rank."""
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, thing, group=self.group)
-        return found
+    def all_gather(self, value: T) -> list[T]:
+        """Collect a small object from every rank."""
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self.group)
+        return values
 
-    def send(self, tensor: Tensor, owner: int) -> None:
-        """Give every rank the owner's tensor."""
+    def broadcast(self, tensor: Tensor, owner: int) -> None:
+        """Copy the owner's tensor to every rank, in place."""
         dist.broadcast(tensor, group=self.group, group_src=owner)
 
-    def sum(self, tensor: Tensor) -> None:
-        """Add up a tensor over ranks, in place."""
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Sum a tensor over ranks, in place."""
         dist.all_reduce(tensor, group=self.group)
 
-    def any(self, flags: Sequence[bool]) -> list[bool]:
-        """For each flag, whether any rank has it set."""
+    def any_rank(self, flags: Sequence[bool]) -> list[bool]:
+        """Return for each flag if any rank has set it."""
         if not flags:
             return []
-        found = torch.tensor(flags, dtype=torch.int32, device=self.device)
-        dist.all_reduce(found, dist.ReduceOp.MAX, group=self.group)
-        return [bool(f) for f in found.tolist()]
+        merged = torch.tensor(flags, dtype=torch.int32, device=self.device)
+        dist.all_reduce(merged, dist.ReduceOp.MAX, group=self.group)
+        return [bool(f) for f in merged.tolist()]
 
-    def totals(self, shares: Sequence[Tensor | None], blank: Sequence[Callable[[], Tensor]]) -> list[Tensor | None]:
-        """Each rank's shares added up; a rank without one adds a ``blank``. None where no rank has any."""
-        found: list[Tensor | None] = []
-        for there, share, make in zip(self.any([s is not None for s in shares]), shares, blank, strict=True):
-            total = make() if there and share is None else share
+    def sum_shares(self, shares: Sequence[Tensor | None], zeros: Sequence[Callable[[], Tensor]]) -> list[Tensor | None]:
+        """Sum tensors over ranks.
+
+        Args:
+            shares: This rank's tensors; None where it has none.
+            zeros: Makers of the tensors that it adds if only other ranks have one.
+
+        Returns:
+            The sums; None where no rank has a tensor.
+        """
+        totals: list[Tensor | None] = []
+        for is_any, share, make in zip(self.any_rank([s is not None for s in shares]), shares, zeros, strict=True):
+            total = make() if is_any and share is None else share
             if total is not None:
                 total = total.contiguous()
-                self.sum(total)
-            found.append(total)
-        return found
+                self.all_reduce(total)
+            totals.append(total)
+        return totals
 
-    def agree(self, mine: str, what: str) -> None:
-        """Stop all ranks where they differ, before they wait for each other for ever or mix two images."""
-        if len(set(self.gather(mine))) > 1:
-            raise EngineError(what)
+    def require_equal(self, value: str, message: str) -> None:
+        """Raise an error on all ranks if their values differ, before they would hang or mix two images."""
+        if len(set(self.all_gather(value))) > 1:
+            raise EngineError(message)

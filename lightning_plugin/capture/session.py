@@ -123,7 +123,7 @@ class Session:
         nodes = tuple(ancestors(wanted, self.vectors))
         if how is not None:
             space = min(self.instances, default=max(map(len, self.extents), default=0))
-            nodes = how.applied(nodes, self.trained, space, lambda: sum(self.random_key()))
+            nodes = how.rewrite(nodes, self.trained, space, lambda: sum(self.random_key()))
             self.trained.difference_update(n.serial for n in nodes)
         elif chains == "always" or (chains == "auto" and len(nodes) > MANY):
             written = {v for v, capture in self.bindings.captures.items() if capture.version is None}

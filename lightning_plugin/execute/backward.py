@@ -338,12 +338,12 @@ def complete(team: Team, segment: SegmentRun, cotangents: Sequence[Cotangent]) -
     `team`."""
     program = segment.program
     places = [i for i, t in enumerate(program.targets) if t.stored is not None]
-    there = team.any([c.begun for c in cotangents])
+    there = team.any_rank([c.begun for c in cotangents])
     for i, cotangent, needed in zip(places, cotangents, there, strict=True):
         if needed:
             boxes = (owned[i] for owned in program.owned(segment.backward_grid))
             for box in boxes:
                 if not box.empty:
                     part = cotangent.room().read(box).clone(memory_format=torch.contiguous_format)
-                    team.sum(part)
+                    team.all_reduce(part)
                     cotangent.room().write(box, part)

@@ -139,7 +139,7 @@ class Forward:
             mine = self.tiles.announced(tiles for owner, tiles in dealt if owner == team.rank)
             for tiles in mine:
                 self.tile(tiles, told)
-            made = [iter(rank) for rank in team.gather([moved(parts, "cpu") for parts in self._parts])]
+            made = [iter(rank) for rank in team.all_gather([moved(parts, "cpu") for parts in self._parts])]
             self._parts.clear()
             for owner, tiles in dealt:
                 self.receive(team, owner, tiles, next(made[owner]))
@@ -157,7 +157,7 @@ class Forward:
             shape = handle.layout.tile_shape(box)
             mine = owner == team.rank
             tile = handle.read(box).contiguous() if mine else torch.empty(shape, dtype=handle.dtype, device=team.device)
-            team.send(tile, owner)
+            team.broadcast(tile, owner)
             boxes = [owned[i] for owned in tiles]
             if not mine:
                 handle.write(boxes, tile)

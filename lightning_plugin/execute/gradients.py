@@ -111,9 +111,10 @@ class Gradients:
     def together(self, team: Team, maps: Sequence[Value]) -> None:
         """Gradients of vectors and of these maps that lie in tensors, of which each rank has computed its tiles' share;
         see [Note: team] in `team`."""
-        sums = team.totals([self.sums.get(i) for i in self.vectors], [partial(self.nothing, i) for i in self.vectors])
+        nothings = [partial(self.nothing, i) for i in self.vectors]
+        sums = team.sum_shares([self.sums.get(i) for i in self.vectors], nothings)
         self.sums = {i: t for i, t in zip(self.vectors, sums, strict=True) if t is not None}
-        wholes = team.totals([self.wholes.get(v) for v in maps], [partial(self.zeros, v) for v in maps])
+        wholes = team.sum_shares([self.wholes.get(v) for v in maps], [partial(self.zeros, v) for v in maps])
         self.wholes = {v: t for v, t in zip(maps, wholes, strict=True) if t is not None}
 
 

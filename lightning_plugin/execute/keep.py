@@ -47,7 +47,7 @@ class GatherFunction(torch.autograd.Function):
     @staticmethod
     @first_order
     def backward(ctx: Any, grad: Tensor) -> Any:
-        if ctx.team is None or ctx.team.leads:  # all ranks have this gradient, and the cotangent is summed over ranks
+        if ctx.team is None or ctx.team.is_first:  # all ranks have the gradient, and the cotangent is summed over ranks
             with watched(ctx.ledger):
                 ctx.cotangent.add(ctx.whole, grad)
         return None, None, torch.zeros((), device=grad.device), None

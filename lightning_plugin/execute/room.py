@@ -27,7 +27,7 @@ from lightning_plugin.ops import accumulation_dtype
 from lightning_plugin.plan import SegmentPlan
 from lightning_plugin.private import current_pass, retains_graph
 from lightning_plugin.residency.boundary import Boundary
-from lightning_plugin.units import exact_bytes, format_bytes
+from lightning_plugin.units import ceil_mib, format_bytes
 
 #: A smaller tile's need is not known as well as that of the planned one.
 MARGIN = 1.1
@@ -150,7 +150,7 @@ def no_room(path: str, needs: int, ledger: Ledger) -> BudgetError:
         "planned for, or leave gradients of their images. Pull back each call's loss before the next call, or say how "
         f"many calls wait for one backward (TiledModule(..., calls={max(2, len(ledger.calls))})): they are planned "
         "together, and the smallest budget for all is known before the first. "
-        f"Without that, give at least {exact_bytes(smallest)}.",
+        f"Without that, give at least {ceil_mib(smallest)}.",
         smallest,
         path,
     )

@@ -82,7 +82,7 @@ class TilePass:
     def __iter__(self) -> Iterator[Tiles]:
         """The tiles that this process evaluates, each with those that are identical to it."""
         work, team = self.work(), self.run.team
-        return self.announced(work if team is None else team.mine(work))
+        return self.announced(work if team is None else team.own_share(work))
 
     def work(self) -> Iterator[Tiles]:
         """The tiles of all ranks, each with those that are identical to it."""

@@ -16,7 +16,7 @@ from functools import cached_property, partial
 from lightning_plugin.chain import Body
 from lightning_plugin.errors import BarrierError, BudgetError
 from lightning_plugin.graph import image_gradient_bytes
-from lightning_plugin.memory import RESERVE, UNPLANNED, budget_for, usable
+from lightning_plugin.memory import FREE_SHARE, RESERVE, budget_for, usable
 from lightning_plugin.ops import Barrier
 from lightning_plugin.plan import Plan
 from lightning_plugin.plan_views import parts
@@ -31,7 +31,7 @@ from lightning_plugin.planner.rehearsal.rehearse import RehearsedMemory, rehears
 from lightning_plugin.planner.search.policies import AUTO, Policy
 from lightning_plugin.planner.search.predict import recalls
 from lightning_plugin.planner.search.search import Search
-from lightning_plugin.units import exact_bytes, format_bytes
+from lightning_plugin.units import ceil_mib, format_bytes
 
 #: At most this share of a budget is left to the workspaces of the device's libraries.
 WORKSPACE_SHARE = 0.125
@@ -133,7 +133,7 @@ class Chooser:
 
     def enough_for(self, peak: int) -> int:
         """The smallest budget that leaves a plan so many bytes."""
-        share = math.ceil((peak + RESERVE) / (1 - UNPLANNED - WORKSPACE_SHARE)) + 2
+        share = math.ceil((peak + RESERVE) / (1 - FREE_SHARE - WORKSPACE_SHARE)) + 2
         return min(budget_for(peak + self.rates.workspace), share)
 
     def refuse_barriers(self, limit: int) -> None:
@@ -146,7 +146,7 @@ class Chooser:
                 smallest = self.enough_for(max(whole, self.together(self.smallest_plan)))
                 raise BarrierError(
                     f"{node.label} has to run whole: {node.op.reason}. Its maps and the parameters take "
-                    f"{exact_bytes(whole)}, more than the budget. Give at least {exact_bytes(smallest)}, replace the "
+                    f"{ceil_mib(whole)}, more than the budget. Give at least {ceil_mib(smallest)}, replace the "
                     "operator by one that has a rule (docs/operators.md), or add a rule for it "
                     "(lightning_plugin.rules.table says how).",
                     smallest,
@@ -308,7 +308,7 @@ class Chooser:
         operator = worst(plan)
         calls = f" for {self.calls} calls that wait for one backward" if self.calls > 1 else ""
         return BudgetError(
-            f"no plan keeps {format_bytes(budget)}{calls}. The smallest budget that works is {exact_bytes(smallest)}; "
+            f"no plan keeps {format_bytes(budget)}{calls}. The smallest budget that works is {ceil_mib(smallest)}; "
             f"'{operator}' sets it. {self.parts()}.",
             smallest,
             operator,

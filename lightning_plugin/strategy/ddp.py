@@ -38,27 +38,27 @@ MAX_WHOLE_ELEMENTS = 4096
 def form_team(device: torch.device, planner: Planner) -> None:
     """Make a team of all ranks. They plan with the smallest of their budgets and the first rank's rates."""
     team = Team.of(device)
-    budgets = team.gather(planner.options.budget)
+    budgets = team.all_gather(planner.options.budget)
     planner.team = team
     budget = None if None in budgets else min(b for b in budgets if b is not None)
     # With halo="share" tiles depend on the one before and cannot run on several ranks at once.
     halo = planner.options.halo if planner.options.splitting else "recompute"
     planner.options = replace(planner.options, budget=budget, halo=halo)
-    planner.rates = team.gather(local_rates(device.type))[0]
+    planner.rates = team.all_gather(local_rates(device.type))[0]
 
 
 def broadcast_random_state(team: Team) -> None:
     """Set the random generators of all ranks to the first rank's state."""
-    state = [random_state(team.device) if team.leads else None]
+    state = [random_state(team.device) if team.is_first else None]
     dist.broadcast_object_list(state, group=team.group, group_src=0)
-    if not team.leads:
+    if not team.is_first:
         assert state[0] is not None
         restore_random_state(state[0], team.device)
 
 
 def require_same_batch(team: Team, batch: Any) -> None:
     """Raise an error on all ranks if their batches differ."""
-    team.agree(
+    team.require_equal(
         fingerprint(batch),
         'with split="image" all ranks compute one batch together, and the ranks were given different batches. Leave '
         "use_distributed_sampler=True (it then gives all ranks the same), or let your own sampler and dataset return "

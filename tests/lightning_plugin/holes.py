@@ -12,26 +12,26 @@ MIB = 2**20
 
 def main() -> None:
     times: list[int] = []
-    real = memory.trimmer()
+    real = memory.malloc_trim()
     assert real is not None
 
     def trim(pad: int) -> int:
         times.append(pad)
         return int(real(pad))
 
-    memory.trimmer = lambda: trim  # type: ignore[assignment]
+    memory.malloc_trim = lambda: trim  # type: ignore[assignment]
     found = Heap(200 * MIB)
-    found.settle(0)
+    found.trim(0)
     blocks = [torch.ones(MIB // 4) for _ in range(300)]  # the first that is freed has the others lie on the heap
     kept = [torch.ones(1000) for _ in range(300)]
     del blocks
     blocks = [torch.ones(MIB // 4) for _ in range(300)]
     before = process_memory()
-    assert before > (found.beside or 0) + 250 * MIB
-    found.settle(300 * MIB)
+    assert before > (found.baseline or 0) + 250 * MIB
+    found.trim(300 * MIB)
     assert len(times) == 1, "what is live is no hole"
     blocks.clear()
-    found.settle(0)
+    found.trim(0)
     assert process_memory() < before - 250 * MIB
     assert len(kept) == 300
 

@@ -21,18 +21,18 @@ MIB = 2**20
 def times(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry for each time that holes were given back."""
     found: list[int] = []
-    give = memory.trimmer()
+    give = memory.malloc_trim()
 
     def trim(pad: int) -> None:
         found.append(pad)
         if give is not None:
             give(pad)
 
-    monkeypatch.setattr(memory, "trimmer", lambda: trim)
+    monkeypatch.setattr(memory, "malloc_trim", lambda: trim)
     return found
 
 
-@pytest.mark.skipif(memory.trimmer() is None, reason="the C library gives nothing back")
+@pytest.mark.skipif(memory.malloc_trim() is None, reason="the C library gives nothing back")
 def test_holes_are_given_back() -> None:
     """In a process of its own: what earlier tests have left free would be taken first."""
     done = subprocess.run([sys.executable, "-m", "tests.lightning_plugin.holes"], capture_output=True, text=True)
@@ -42,27 +42,27 @@ def test_holes_are_given_back() -> None:
 def test_what_is_somebody_elses_is_tried_for_once(times: list[int]) -> None:
     """Memory that no ledger counts is no hole; it counts as the process's own from then on."""
     found = Heap(200 * MIB)
-    found.settle(0)
+    found.trim(0)
     other = torch.ones(25 * MIB)
     before = len(times)
-    found.settle(0)
-    found.settle(0)
+    found.trim(0)
+    found.trim(0)
     assert len(times) == before + 1
-    assert found.beside is not None and found.beside > 90 * MIB
+    assert found.baseline is not None and found.baseline > 90 * MIB
     del other
-    found.settle(0)
-    assert len(times) == before + 1 and found.beside < process_memory() + MIB
+    found.trim(0)
+    assert len(times) == before + 1 and found.baseline < process_memory() + MIB
 
 
 @pytest.mark.parametrize("budget", [1, 64 * MIB, 256 * MIB, 2**34])
 def test_holes_and_what_is_freed_between_two_looks_are_no_more_than_was_promised(budget: int) -> None:
     found = Heap(budget)
     promised = max(16 * MIB, 0.15 * budget)
-    assert promised - 2 <= 2 * found.most <= promised
-    found.freed = found.most
-    assert not found.due
+    assert promised - 2 <= 2 * found.max_holes <= promised
+    found.freed = found.max_holes
+    assert not found.is_due
     found.freed += 1
-    assert found.due
+    assert found.is_due
 
 
 def test_a_ledger_looks_when_much_was_freed() -> None:
@@ -73,8 +73,8 @@ def test_a_ledger_looks_when_much_was_freed() -> None:
         with watched(ledger):
             tensor = tensor + 1
         del tensor
-    assert ledger.heap.freed <= ledger.heap.most + 12 * MIB
-    assert ledger.heap.beside is not None
+    assert ledger.heap.freed <= ledger.heap.max_holes + 12 * MIB
+    assert ledger.heap.baseline is not None
 
 
 @pytest.mark.parametrize("options", [{"budget": "1GiB"}, {"budget": "1GiB", "trim": False}, {"tiles": 2}])
