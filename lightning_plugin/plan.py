@@ -1,8 +1,8 @@
-"""A plan: which maps are stored and where, in which segments the network runs, on which tile grids, at what cost.
+"""`Plan`: the segments in which a network runs, their tile grids, the tiers of stored maps, and the predicted cost.
 
-A plan names values by the place of their node among the nodes of a run, so that it fits every run of the same network
-at the same shapes. It is data: the executor holds no policy, and whatever a plan says, the result is the same. A
-forecast (bytes and seconds) decides nothing, and plans are compared without it. `plan_views` draws plans.
+A plan names values by the index of their node among the nodes of a run, so that it fits every run of the same network
+at the same shapes. It is data: the executor makes no decisions, and the result is the same under any plan. Forecasts
+(bytes and seconds) have no effect on a run, and plans are compared without them. `plan_views` draws plans.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class SegmentForecast:
     """Predicted figures of one segment.
 
     Attributes:
-        stored_bytes: Its stored maps.
-        forward_bytes: The peak on the device during its forward.
-        backward_bytes: The peak on the device during its backward.
-        backward_needs: What its backward needs beyond the bytes held when it begins.
-        retained_needs: The same under ``retain_graph=True``, where nothing that is held is freed on the way.
-        seconds: Its time in a step.
+        stored_bytes: Bytes of its stored maps.
+        forward_bytes: Peak on the device during its forward.
+        backward_bytes: Peak on the device during its backward.
+        backward_needs: Bytes that its backward allocates at its peak.
+        retained_needs: The same under ``retain_graph=True``, where backward frees nothing.
+        seconds: Time in a step.
         recompute: Recomputed work, as a share of its forward work.
-        copied_bytes: Copies of parameters that live below, which each pass fetches.
+        copied_bytes: Copies of streamed parameters, which each pass fetches.
     """
 
     stored_bytes: int = 0
@@ -50,12 +50,12 @@ class ChainForecast:
     """Predicted figures of a chain.
 
     Attributes:
-        slot_bytes: A slot.
-        link_bytes: What a link needs at the most while it is pulled back.
-        kept_bytes: A link that is kept.
-        forwards: Runs of links forward before they are pulled back, all together.
-        seconds: Its time in a step.
-        peak_bytes: The peak on the device during its turns.
+        slot_bytes: Bytes of a slot.
+        link_bytes: Peak of a link's backward.
+        kept_bytes: Bytes of a kept link.
+        forwards: Number of forward runs of links, repeated ones included.
+        seconds: Time in a step.
+        peak_bytes: Peak on the device during its forward and backward.
     """
 
     slot_bytes: int = 0
@@ -71,15 +71,15 @@ class Forecast:
     """Predicted figures of a whole step.
 
     Attributes:
-        peak_bytes: The peak on the device.
+        peak_bytes: Peak on the device.
         plain_bytes: Bytes that plain PyTorch holds for backward: activations and input.
         index_bytes: Pooling indices and masks among them.
-        seconds: The time of a step.
+        seconds: Time of a step.
         recompute: Recomputed work, as a share of the forward work.
-        fixed_bytes: Parameters on the device, with their gradients and the optimizer's state.
+        fixed_bytes: Parameters on the device, with their gradients and optimizer states.
         reserve_bytes: Bytes of the peak that are left to the device's libraries (see `planner.costs.rates`).
         held_bytes: Bytes that the call leaves on the device until its backward.
-        streamed_bytes: Parameters that live below the device.
+        streamed_bytes: Parameters on lower tiers.
         traffic_bytes: Transfers of these parameters and their gradients in a step.
     """
 
@@ -95,36 +95,38 @@ class Forecast:
     traffic_bytes: int = 0
 
 
-#: Tiers of stored maps. The order in which they are filled is `costs.lower.tier_of`'s.
+#: Tiers of stored maps. `costs.lower.tier_of` decides the order in which they are filled.
 TIERS = ("device", "host", "disk")
-#: No boundary is dropped so deep.
+#: A depth larger than that of any dropped boundary.
 DEEPEST = sys.maxsize
-#: Rows between neighbouring tiles: both compute them, or one hands them on.
+#: Rows that two neighbouring tiles need: both compute them, or one hands them to the other.
 HALOS = ("recompute", "share")
 
 
 @dataclass(frozen=True)
 class SegmentPlan:
-    """The decisions for one segment.
+    """Decisions for one segment.
 
     Attributes:
-        targets: Places of the nodes whose results it makes: reduce nodes and stored maps; if it is kept, all its nodes.
-        forward: The grid of forward.
-        backward: The grid of backward.
-        keep: All its nodes run whole with ordinary autograd, as in plain PyTorch; its grids are of one tile.
-        tier: The tier of its stored maps.
-        halo: Rows between neighbouring tiles: "recompute", or "share", with which tiles run in order and hand rows on,
-            and the grid cuts one axis.
+        targets: Indices of the nodes whose results the segment makes: reduce nodes and stored maps; of a kept segment
+            all its nodes.
+        forward: Tile grid of forward.
+        backward: Tile grid of backward.
+        keep: Its nodes run whole with ordinary autograd, as in plain PyTorch; its grids are of one tile.
+        tier: Tier of its stored maps.
+        halo: Rows that two neighbouring tiles need. "recompute": both compute them. "share": tiles run in order, one
+            hands them to the next, and the grid cuts one axis.
         half: Maps on a lower tier are stored as bfloat16, which loses digits.
         ahead: Transfers to and from lower tiers overlap with the work on other tiles.
-        drop: The depth to which its stored maps are dropped, freed after forward and recomputed in backward (see [Note:
+        drop: Depth to which its stored maps are dropped, freed after forward and recomputed in backward (see [Note:
             dropped] in `execute.function`); 0 is not at all.
-        pieces: The number of pieces in which a tile of queries reads the keys and values that it attends to (see [Note:
+        pieces: Number of pieces in which a tile of queries reads the keys and values that it attends to (see [Note:
             pieces] in `rules.pieces`).
-        alike: Identical tiles are looked for and evaluated once (see [Note: identical tiles] in `execute.tile_pass`).
-        recall: Backward reads back stored maps that only reductions read (see [Note: recall] in `program.program`).
-        path: Names its modules for people; it decides nothing.
-        forecast: Predicted figures; they decide nothing.
+        alike: Identical tiles are searched for and computed once (see [Note: identical tiles] in `execute.tile_pass`).
+        recall: Backward reads stored maps back, if only reductions read them, in place of recomputing them (see [Note:
+            recall] in `program.program`).
+        path: Modules of the segment, for display only.
+        forecast: Predicted figures, for display only.
     """
 
     targets: tuple[int, ...]
@@ -143,52 +145,47 @@ class SegmentPlan:
     forecast: SegmentForecast = field(default=SegmentForecast(), compare=False)
 
     @property
-    def may_recall(self) -> bool:
-        """True if what it stores is there in backward, to the bit and tile by tile."""
+    def can_recall(self) -> bool:
+        """True if backward can read its stored maps back, tile by tile and to the bit."""
         return not (self.keep or self.halo == "share" or self.half or self.drop)
 
     def __post_init__(self) -> None:
         if self.tier not in TIERS:
             raise PlanError(f"a map is stored on one of {', '.join(TIERS)}, not on {self.tier!r}")
         if self.keep and self.ahead:
-            raise PlanError("a segment that is kept has no tiles to transfer ahead")
+            raise PlanError("a kept segment has no tiles to transfer ahead: give keep=False or ahead=False")
         if self.drop < 0:
             raise PlanError(f"maps are dropped to a depth of 0 (not at all) or more, not {self.drop}")
         if self.drop and (self.keep or self.tier != "device" or self.halo == "share"):
-            raise PlanError(
-                "only a tiled segment that stores on the device and recomputes its halos can drop what it stores"
-            )
+            raise PlanError("drop needs keep=False, tier='device' and halo='recompute'")
         if self.pieces < 1 or (self.pieces > 1 and (self.keep or self.halo == "share")):
             raise PlanError(
-                "keys are read in one piece or more, in several only by a tiled segment that recomputes its halos; "
-                f"not in {self.pieces}"
+                f"pieces is 1 or more, and more than 1 needs keep=False and halo='recompute'; not {self.pieces}"
             )
         if self.alike and (self.keep or self.halo == "share"):
             raise PlanError("alike=True needs keep=False and halo='recompute'")
-        if self.recall and not self.may_recall:
-            raise PlanError(
-                "only a tiled segment that recomputes its halos, and stores its maps as they are, can read them back"
-            )
+        if self.recall and not self.can_recall:
+            raise PlanError("recall=True needs keep=False, halo='recompute', half=False and drop=0")
         if self.halo not in HALOS:
             raise PlanError(f"halos are {' or '.join(HALOS)}, not {self.halo!r}")
         if self.halo == "share" and self.forward != self.backward:
             raise PlanError(
-                f"a segment that shares halos has one grid for both directions, not {self.forward} and {self.backward}"
+                f"halo='share' needs the same grid in forward and backward, not {self.forward} and {self.backward}"
             )
 
 
 @dataclass(frozen=True)
 class ChainPlan:
-    """The decisions for one chain (see [Note: chain] in `chain`).
+    """Decisions for one chain (see [Note: chain] in `chain`).
 
     Attributes:
-        node: The place of its node.
-        count: The number of links.
-        slots: The number of maps between links that are stored at a time, beside the first.
-        kept: The number of last links that are kept as plain PyTorch keeps them.
-        segments: The plan of a link, whose targets are places among its own nodes.
-        path: Names its modules for people; it decides nothing.
-        forecast: Predicted figures; they decide nothing.
+        node: Index of its node.
+        count: Number of links.
+        slots: Number of maps between links that are stored at a time, beside the first.
+        kept: Number of last links that are kept as plain PyTorch keeps them.
+        segments: Plan of a link; targets are indices of the link's own nodes.
+        path: Modules of the chain, for display only.
+        forecast: Predicted figures, for display only.
     """
 
     node: int
@@ -209,21 +206,18 @@ class ChainPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that is decided before a step, and its predicted cost.
-
-    Plans are equal if and only if they decide the same.
+    """All decisions before a step, and its predicted cost. Plans are equal if their decisions are.
 
     Attributes:
         segments: The segments, in order.
-        budget: The budget that it keeps.
-        shape: The shape of the image.
-        barriers: The operators that run whole.
-        approximation: The approximation in what it runs.
-        forecast: Predicted figures; they decide nothing.
-        on_host: Captured tensors (parameters) on the host, by the places of their nodes.
+        budget: The budget that the plan keeps.
+        shape: Shape of the image.
+        barriers: Operators that run whole.
+        approximation: The approximation in the recorded network, in words.
+        forecast: Predicted figures, for display only.
+        on_host: Captured tensors (parameters) on the host, by the indices of their nodes.
         on_disk: Captured tensors on the disk.
-        fetched_ahead: Copies of them are fetched before the use that they are for (see [Note: streamed] in
-            `residency.homes`).
+        fetched_ahead: Copies of them are fetched before they are used (see [Note: streamed] in `residency.homes`).
         chains: The chains.
     """
 
@@ -255,95 +249,97 @@ class Plan:
 
     @property
     def recompute(self) -> float:
-        """The share of the forward work that is predicted to be done again."""
+        """The predicted recomputed work, as a share of the forward work."""
         return self.forecast.recompute
 
     def to_json(self) -> str:
-        """The plan as text, which `from_json` reads."""
+        """Write the plan as JSON, for `from_json`."""
         return json.dumps({"version": VERSION, **asdict(self)}, indent=1)
 
     @staticmethod
     def from_json(text: str) -> Plan:
-        """The plan in a JSON text; a text edited by hand is checked."""
-        return read(text)
+        """Read a plan from JSON; an error names the key at fault, since texts are edited by hand."""
+        return parse_plan(text)
 
     def __str__(self) -> str:
         return plan_views.table(self)
 
     def draw(self, path: str) -> None:
-        """Write a picture: memory over the step by segment against the budget line."""
+        """Draw memory over the step, by segment, and the budget, into an image file."""
         plan_views.draw(self, path)
 
 
-def read(text: str) -> Plan:
-    """The plan in a JSON text; an error names the key at fault."""
+def parse_plan(text: str) -> Plan:
+    """Read a plan from JSON; an error names the key at fault."""
     try:
-        data = json.loads(text, object_pairs_hook=said_once)
+        data = json.loads(text, object_pairs_hook=refuse_repeated_keys)
         if not isinstance(data, dict):
-            raise ValueError(f"it is {shown(data)}, and should be an object with the key 'segments'")
+            raise ValueError(f"it is {shorten(data)}, and should be an object with the key 'segments'")
         if type(version := data.pop("version", None)) is not int or version != VERSION:
             raise ValueError(
-                f"its version is {shown(version)}, and this lightning_plugin reads version {VERSION}: make the plan "
+                f"its version is {shorten(version)}, and this lightning_plugin reads version {VERSION}: make the plan "
                 "again with the one that is installed"
             )
-        return built(Plan, data, "the plan")
+        return parse_dataclass(Plan, data, "the plan")
     except RecursionError as error:
         raise PlanError("this is not a plan: its values are nested too deep") from error
-    except (ValueError, PlanError) as error:  # of JSON; and of grids and segments about themselves
+    except (ValueError, PlanError) as error:  # from JSON's decoder; from the checks of grids and segments
         raise PlanError(f"this is not a plan: {error}") from error
 
 
-def said_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON; a key that stands there twice is refused, of which readers of JSON take the last."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+def refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a dictionary of a JSON object. Python's decoder would take the last of two equal keys."""
+    result = dict(pairs)
+    if len(result) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"it says {shown(next(n for n in names if names.count(n) > 1))} twice in one object")
-    return found
+        raise ValueError(f"it says {shorten(next(n for n in names if names.count(n) > 1))} twice in one object")
+    return result
 
 
-def built(kind: type[Any], data: Any, what: str) -> Any:
-    """An object of JSON as a dataclass; a key that is none of its fields, and one that is missing, is named."""
+def parse_dataclass(kind: type[Any], data: Any, label: str) -> Any:
+    """Make a dataclass of a JSON object; refuse unknown and missing keys. Messages name the object by ``label``."""
     known = {f.name: f for f in fields(kind)}
     if not isinstance(data, dict):
-        raise ValueError(f"{what} is {shown(data)}, and should be an object with some of the keys {', '.join(known)}")
+        raise ValueError(
+            f"{label} is {shorten(data)}, and should be an object with some of the keys {', '.join(known)}"
+        )
     for name in data:
         if name not in known:
-            raise ValueError(f"{what} has an unknown key {name!r}; its keys are {', '.join(known)}")
+            raise ValueError(f"{label} has an unknown key {name!r}; its keys are {', '.join(known)}")
     for name, f in known.items():
         if name not in data and f.default is MISSING:
-            raise ValueError(f"{what} has no {name!r}")
+            raise ValueError(f"{label} has no {name!r}")
     types = get_type_hints(kind)
-    return kind(**{name: value_of(types[name], value, f"{name!r} of {what}") for name, value in data.items()})
+    return kind(**{name: parse_value(types[name], value, f"{name!r} of {label}") for name, value in data.items()})
 
 
-def value_of(declared: Any, value: Any, what: str) -> Any:
-    """The value of a declared type that a value of JSON stands for."""
+def parse_value(declared: Any, value: Any, label: str) -> Any:
+    """Convert a JSON value to a declared type."""
     if is_dataclass(declared):
-        return built(declared, value, what)  # type: ignore[arg-type]
+        return parse_dataclass(declared, value, label)  # type: ignore[arg-type]
     if get_origin(declared) is tuple:
-        one = get_args(declared)[0]
-        if not isinstance(value, list) or not (is_dataclass(one) or all(fits(one, each) for each in value)):
-            raise ValueError(f"{what} is a list of {WORDS[one][1]}, not {shown(value)}")
-        return tuple(value_of(one, each, f"{WORDS[one][0]} {i}") for i, each in enumerate(value))
-    if not fits(declared, value):
-        raise ValueError(f"{what} is {WORDS[declared][0]}, not {shown(value)}")
+        item = get_args(declared)[0]
+        if not isinstance(value, list) or not (is_dataclass(item) or all(has_type(v, item) for v in value)):
+            raise ValueError(f"{label} is a list of {TYPE_NAMES[item][1]}, not {shorten(value)}")
+        return tuple(parse_value(item, v, f"{TYPE_NAMES[item][0]} {i}") for i, v in enumerate(value))
+    if not has_type(value, declared):
+        raise ValueError(f"{label} is {TYPE_NAMES[declared][0]}, not {shorten(value)}")
     return value
 
 
-def fits(declared: Any, value: Any) -> bool:
-    """True if a value of JSON is one of a plain type: truths are no numbers, whole numbers are numbers too."""
+def has_type(value: Any, declared: Any) -> bool:
+    """True if a JSON value has a plain type. A bool is no number; an int is a float too."""
     return type(value) in (int, float) if declared is float else type(value) in (get_args(declared) or (declared,))
 
 
-def shown(value: Any) -> str:
-    """A value as JSON writes it, short enough for a message."""
+def shorten(value: Any) -> str:
+    """Write a value as JSON, at most 40 characters long."""
     text = json.dumps(value)
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-#: The types of values in words: one, and several.
-WORDS: dict[Any, tuple[str, str]] = {
+#: Names of types in messages: one value, and several.
+TYPE_NAMES: dict[Any, tuple[str, str]] = {
     int: ("a whole number", "whole numbers"),
     int | None: ("a whole number or null", ""),
     float: ("a number", "numbers"),

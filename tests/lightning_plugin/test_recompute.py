@@ -182,7 +182,7 @@ def test_only_what_can_be_made_again_may_be_dropped() -> None:
     plan(torch.randn(1, 3, 32, 32))
     assert plan.plan is not None
     tiled = next(s for s in plan.plan.segments)
-    with pytest.raises(PlanError, match="can drop what it stores"):
+    with pytest.raises(PlanError, match="drop needs"):
         replace(tiled, keep=False, drop=1, tier="disk")
     with pytest.raises(PlanError, match="0 \\(not at all\\) or more, not -1"):
         replace(tiled, keep=False, drop=-1)

@@ -174,7 +174,7 @@ def recalls(plan: Plan, network: Network, rates: Rates) -> Iterator[Plan]:
 
 def recalling(segment: SegmentPlan) -> SegmentPlan:
     """A segment that reads back, if it may."""
-    return replace(segment, recall=True) if segment.may_recall else segment
+    return replace(segment, recall=True) if segment.can_recall else segment
 
 
 def with_recall(plan: Plan, network: Network, seconds: dict[int, float]) -> Plan:
