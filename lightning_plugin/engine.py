@@ -26,7 +26,7 @@ from lightning_plugin.memory import Heap
 from lightning_plugin.options import Options
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.costs.lower import lower_tiers
-from lightning_plugin.plans import Occupancy, Planner, tables_of, whole_call
+from lightning_plugin.plans import Occupancy, Planner, structure_digest, whole_call
 from lightning_plugin.private import forget_failed
 from lightning_plugin.program.compiled import Compiler
 from lightning_plugin.program.findings import Library
@@ -101,16 +101,16 @@ class Engine:
         """Choose the plan for a recording, within the memory that the device has left: a known one, or a new one."""
         forget_failed()
         occupancy = Occupancy() if self.options.budget is None else self.occupancy(recording)
-        plan = self.planner.known(recording, occupancy)
+        plan = self.planner.find(recording, occupancy)
         if plan is None and occupancy.bytes:
             gc.collect()  # some of the bytes may be garbage
             occupancy = self.occupancy(recording)
-            plan = self.planner.known(recording, occupancy)
+            plan = self.planner.find(recording, occupancy)
         if plan is None:
             plan = self.planner.make(recording, occupancy)
             if self.listener is not None:
                 random_splits = drawn(recording.nodes)
-                structure = plan.approximation if random_splits else tables_of(recording)
+                structure = plan.approximation if random_splits else structure_digest(recording)
                 self.listener.on_new_plan(plan, structure, random_splits)
         return plan
 
@@ -244,7 +244,7 @@ class Engine:
         watch, user_plan = finite.Watch(), self.options.plan
         budget = self.options.budget if user_plan is None else user_plan.budget or user_plan.peak_bytes
         if budget is None:
-            plan = self.planner.on_tiles(rerun)
+            plan = self.planner.plan_fixed_tiles(rerun)
         else:
             occupancy = self.occupancy(rerun)
             plan = self.planner.search(rerun, max(1, budget - occupancy.bytes), occupancy)

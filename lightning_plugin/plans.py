@@ -1,8 +1,8 @@
-"""Plans of a run: made where none that is known fits, remembered, and kept in checkpoints.
+"""`Planner`: makes plans, remembers them for later steps, and saves them in checkpoints.
 
-[Note: workspaces] On CUDA, libraries take memory beside what operators make, as much as they like. A plan leaves room
-for some. Where the device's allocator has seen a step take more than its budget, plans leave that much more from the
-next step on.
+[Note: workspaces] On CUDA, libraries allocate workspaces of any size beside the results of operators. A plan leaves
+room for some. If the device's allocator measures that a step took more than its budget, plans leave the difference as
+additional room from the next step on.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from lightning_plugin.units import ceil_mib, format_bytes
 
 log = logging.getLogger("lightning_plugin")
 
-#: Bytes held beside a network are rounded up to such a part of the budget, so that a plan does for many steps.
-STEPS = 64
-#: Sizes whose plans are remembered; others are looked up in recipes again.
-MOST_PLANS = 512
+#: Bytes held beside a network are rounded up to multiples of this part of the budget, so that one plan fits many steps.
+OCCUPANCY_STEPS = 64
+#: Number of image sizes whose plans are remembered. Plans for others are made from recipes again.
+MAX_PLANS = 512
 
-DIFFERENT = (
+DIFFERENT_RECORDINGS = (
     "the ranks share an image and have not recorded the same step on it: the module does something else on one rank "
     'than on another. With split="image" a step may not depend on the rank.'
 )
@@ -54,14 +54,14 @@ DIFFERENT = (
 
 @dataclass(frozen=True, eq=False)
 class Occupancy:
-    """The device as a plan finds it.
+    """Memory in use before a recording runs.
 
     Attributes:
-        bytes: Live beside what the recording uses.
-        excess: Bytes by which the step before has exceeded its budget.
-        ledger: Knows the calls that wait for backward.
+        bytes: Live bytes on the device, without the recording's own tensors.
+        excess: Bytes by which the step before exceeded its budget.
+        ledger: The ledger, which knows the calls that wait for backward.
         optimizer_bytes: Bytes of optimizer state for each parameter, by the parameter's ``id``.
-        tiers: The tiers of tensors that live below the device, by identity.
+        tiers: Tiers of streamed tensors, by the tensor's ``id``.
     """
 
     bytes: int = 0
@@ -73,19 +73,19 @@ class Occupancy:
 
 @dataclass(eq=False)
 class Planner:
-    """Decides by which plan a recording runs. Holds no tensor, so that copies and checkpoints can have its plans.
+    """Chooses the plan of a recording. It holds no tensors, so that it can be copied and saved in checkpoints.
 
     Attributes:
-        options: The user's.
-        device: The one whose rates rank the plans; the images' own if None.
-        accumulates: Plan for steps that begin with gradients, also where there are none yet, so that one plan does for
-            all steps of a training.
-        team: The ranks that share an image's tiles, whose plans are one.
-        rates: The device's. They are found when they are first needed and then kept, so that a run's plans do not
-            depend on when the device was calibrated.
-        reserved: Bytes of the budget that optimizers take.
-        workspaces: Bytes of the budget left to libraries; None where no plan can leave as much as they took.
-        plans: Known plans, by a digest of what they are for.
+        options: The user's options.
+        device: Type of the device whose rates predict times; None is the images' device.
+        accumulates: Plan for steps that begin with gradients, even if there are none yet, so that one plan fits all
+            steps of a training.
+        team: The ranks that share an image's tiles; they have one plan.
+        rates: Rates of the device. They are loaded once and kept, so that the plans of a run do not depend on when the
+            device was calibrated.
+        reserved: Bytes of the budget that optimizer states take.
+        workspaces: Bytes of the budget left to libraries; None if no plan can leave as much as they took.
+        plans: Plans made so far, by a digest of the recording.
     """
 
     options: Options = field(default_factory=Options)
@@ -98,8 +98,9 @@ class Planner:
     plans: dict[str, list[Plan]] = field(default_factory=dict, init=False)
     _recipes: dict[Any, list[Recipe]] = field(default_factory=dict, init=False)
 
-    def known(self, recording: Recording, occupancy: Occupancy) -> Plan | None:
-        """The fastest plan that was made before and fits beside what the device holds; see [Note: step] in `ledger`."""
+    def find(self, recording: Recording, occupancy: Occupancy) -> Plan | None:
+        """Return the user's plan, or the fastest plan made before that fits the memory left; see [Note: step] in
+        `ledger`."""
         given, budget = self.options.plan, self.options.budget
         if given is not None:
             validate(given, recording)
@@ -108,61 +109,61 @@ class Planner:
                     f"the plan is for a network with {given.approximation}, and this one is exact: give the halo, "
                     "splits and split_depth it was made with, or make a plan without them"
                 )
-            return marked(given, recording)
+            return with_approximation(given, recording)
         if self.workspaces is not None and not occupancy.bytes:
             self.workspaces += occupancy.excess
         room = None if budget is None else usable(budget - (self.workspaces or 0) - occupancy.bytes)
-        fitting = [plan for plan in self._kept(recording) if room is None or plan.peak_bytes <= room]
+        fitting = [plan for plan in self._plans_for(recording) if room is None or plan.peak_bytes <= room]
         return min(fitting, key=lambda plan: plan.seconds, default=None)
 
     def make(self, recording: Recording, occupancy: Occupancy) -> Plan:
-        """A new plan, which is known from now on."""
+        """Make a new plan, and remember it."""
         budget = self.options.budget
         if budget is None:
-            plan = self.on_tiles(recording)
+            plan = self.plan_fixed_tiles(recording)
         else:
-            plan = replace(self._with_workspaces(recording, budget, occupancy), budget=budget)
-        self._kept(recording).append(plan)
+            plan = replace(self._search_with_workspaces(recording, budget, occupancy), budget=budget)
+        self._plans_for(recording).append(plan)
         if self.team is not None:
-            self.team.require_equal(plan.to_json(), DIFFERENT)
+            self.team.require_equal(plan.to_json(), DIFFERENT_RECORDINGS)
         return plan
 
-    def _kept(self, recording: Recording) -> list[Plan]:
-        """The list of plans for recordings like this. Plans for splits that no other step has are not kept."""
-        gradients = self.options.budget is not None and not self.accumulates  # their memory is no matter to fixed tiles
-        key = digest((recording_key(recording, gradients), background(recording)))
+    def _plans_for(self, recording: Recording) -> list[Plan]:
+        """Return the list of plans for recordings like this one; an unsaved list if each step draws its splits."""
+        gradients = self.options.budget is not None and not self.accumulates  # fixed tiles do not depend on them
+        key = digest((recording_key(recording, gradients), background_parts(recording)))
         if self.team is not None:
-            self.team.require_equal(key, DIFFERENT)
+            self.team.require_equal(key, DIFFERENT_RECORDINGS)
         if drawn(recording.nodes):
             return []
-        return put_last(self.plans, key, self.plans.get(key, []), MOST_PLANS)
+        return put_last(self.plans, key, self.plans.get(key, []), MAX_PLANS)
 
-    def on_tiles(self, recording: Recording) -> Plan:
-        """The plan where the user says how many tiles there are."""
+    def plan_fixed_tiles(self, recording: Recording) -> Plan:
+        """Make a plan with the numbers of tiles that the user gave."""
         options = self.options
         forward = Grid(options.tiles) if options.tiles else None
         backward = Grid(options.backward_tiles) if options.backward_tiles else None
-        alike = forward is not None and bool(background(recording))
-        return marked(fixed(recording.nodes, forward, backward, halo=options.halo, alike=alike), recording)
+        alike = forward is not None and bool(background_parts(recording))
+        return with_approximation(fixed(recording.nodes, forward, backward, halo=options.halo, alike=alike), recording)
 
-    def _with_workspaces(self, recording: Recording, budget: int, occupancy: Occupancy) -> Plan:
-        """A plan that leaves room for what steps were found to take beyond their budget, or, where none does, one
-        without, from now on."""
+    def _search_with_workspaces(self, recording: Recording, budget: int, occupancy: Occupancy) -> Plan:
+        """Search a plan that leaves room for libraries (see [Note: workspaces]); if there is none, leave no room from
+        now on."""
         if self.workspaces:
             try:
-                return self._beside_others(recording, budget - self.workspaces, occupancy)
+                return self._search_remaining(recording, budget - self.workspaces, occupancy)
             except BudgetError:
                 self.workspaces = None
-        return self._beside_others(recording, budget, occupancy)
+        return self._search_remaining(recording, budget, occupancy)
 
-    def _beside_others(self, recording: Recording, budget: int, occupancy: Occupancy) -> Plan:
-        """A plan within the rest of a budget: if it can be, of a little less."""
+    def _search_remaining(self, recording: Recording, budget: int, occupancy: Occupancy) -> Plan:
+        """Search a plan for the part of the budget that is not occupied, rounded down if there is such a plan."""
         held, ledger = occupancy.bytes, occupancy.ledger
         if not held:
             return self.search(recording, budget, occupancy, self.options.calls)
         calls = 0 if ledger is None else len(ledger.calls)
         left = max(1, self.options.calls - calls)
-        rounded = -(-held * STEPS // budget) * budget // STEPS
+        rounded = -(-held * OCCUPANCY_STEPS // budget) * budget // OCCUPANCY_STEPS
         try:
             return self.search(recording, max(1, budget - rounded), occupancy, left)
         except BudgetError as refused:
@@ -182,8 +183,14 @@ class Planner:
             ) from refused
 
     def search(self, recording: Recording, budget: int, occupancy: Occupancy, calls: int = 1) -> Plan:
-        """A plan for so many calls that wait for one backward, within what optimizers leave of a budget that keep
-        something for parameters which are no part of this recording."""
+        """Search a plan within the part of a budget that optimizer states of other parameters leave.
+
+        Args:
+            recording: The recording.
+            budget: The budget, without occupied bytes.
+            occupancy: Memory in use.
+            calls: Number of calls that wait for one backward.
+        """
         others = self.reserved - sum(occupancy.optimizer_bytes.get(id(t), 0) for t in recording.tensors)
         try:
             plan = self._search(recording, max(1, budget - others), occupancy, calls)
@@ -192,15 +199,15 @@ class Planner:
                 raise
             smallest = refused.smallest + others
             raise type(refused)(
-                f"no plan keeps {format_bytes(budget)}, of which the optimizers will take "
-                f"{format_bytes(others)} for other parameters. Give at least {ceil_mib(smallest)}. "
-                f"For a step without them: {refused}",
+                f"no plan keeps {format_bytes(budget)}, of which the optimizers will take {format_bytes(others)} for "
+                f"parameters that this step does not use. Give at least {ceil_mib(smallest)}. For a step without "
+                f"them: {refused}",
                 smallest,
                 refused.operator,
             ) from refused
         if others:
             plan = replace(plan, forecast=replace(plan.forecast, peak_bytes=plan.peak_bytes + others))
-        # Ranks that share an image may know its size from a recipe or from a search: they go by the first.
+        # One rank may have a plan from a recipe and another one from a search: all take the first rank's.
         return plan if self.team is None else Plan.from_json(self.team.all_gather(plan.to_json())[0])
 
     def _search(self, recording: Recording, budget: int, occupancy: Occupancy, calls: int) -> Plan:
@@ -213,39 +220,39 @@ class Planner:
         shape = tuple(images[0].source.shape) if images else ()
         if drawn(recording.nodes) or any(chains(recording.nodes)):
             plan = choose_plan(network, self.rates, budget, lower, policy, calls)
-            return marked(replace(plan, shape=shape), recording)
+            return with_approximation(replace(plan, shape=shape), recording)
         network_key = (
             recording_key(recording, not self.accumulates, sized=False),
             [(t.shape, t.dtype) for t in recording.tensors if isinstance(t, nn.Parameter)],
-            self.accumulates, budget, calls, repr((self.rates, lower, policy)), background(recording),
+            self.accumulates, budget, calls, repr((self.rates, lower, policy)), background_parts(recording),
             tuple(map(network.owes, network.captured)),
         )  # fmt: skip
         tiers = tuple(network.below.get(id(t)) for t in recording.tensors)
-        found = known_for(self._recipes_of(network_key, tiers), network, lower, budget, calls)
-        if found is None:
+        plan_of_recipe = apply_recipes(self._recipes_for(network_key, tiers), network, lower, budget, calls)
+        if plan_of_recipe is None:
             recipe = choose_recipe(network, self.rates, budget, lower, policy, calls)
-            found = recipe.plan
-            for where in dict.fromkeys((tiers, tiers_after(found, recording))):  # the next step finds tensors moved
-                recipes = self._recipes_of(network_key, where)
+            plan_of_recipe = recipe.plan
+            for key_tiers in dict.fromkeys((tiers, tiers_after(recipe.plan, recording))):  # also for the next step
+                recipes = self._recipes_for(network_key, key_tiers)
                 recipes.append(recipe)
-                cache.keep(cache.key_of(network_key, where), recipes)
-        return marked(replace(found, shape=shape), recording)
+                cache.keep(cache.key_of(network_key, key_tiers), recipes)
+        return with_approximation(replace(plan_of_recipe, shape=shape), recording)
 
-    def _recipes_of(self, network_key: tuple[Any, ...], tiers: tuple[str | None, ...]) -> list[Recipe]:
-        """The recipes for a network whose tensors live on these tiers."""
-        about = cache.key_of(network_key, tiers)
-        recipes = self._recipes.get(about)
-        return put_last(self._recipes, about, cache.load(about) if recipes is None else recipes, MOST_PLANS)
+    def _recipes_for(self, network_key: tuple[Any, ...], tiers: tuple[str | None, ...]) -> list[Recipe]:
+        """Return the recipes for a network whose tensors live on these tiers."""
+        key = cache.key_of(network_key, tiers)
+        recipes = self._recipes.get(key)
+        return put_last(self._recipes, key, cache.load(key) if recipes is None else recipes, MAX_PLANS)
 
-    def reserve(self, size: int, anew: bool = False) -> None:
-        """Leave so much of the budget to optimizers, or more if more was left before, but for a fit that begins
-        ``anew``; what was planned with another reserve is planned again."""
-        if size > self.reserved or (anew and size != self.reserved):
+    def reserve(self, size: int, new_fit: bool = False) -> None:
+        """Leave bytes of the budget to optimizer states. The reserve never shrinks, except for a new fit; plans made
+        with another reserve are forgotten."""
+        if size > self.reserved or (new_fit and size != self.reserved):
             self.reserved = size
             self.plans.clear()
 
-    def state(self) -> dict[str, Any]:
-        """Plans, and what they were made for, in plain types, for a checkpoint."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return plans, rates, and the options they were made for, as plain types, for a checkpoint."""
         return {
             **self._limits(),
             "approximation": self.options.approximation,
@@ -254,71 +261,75 @@ class Planner:
         }
 
     def _limits(self) -> dict[str, Any]:
-        said = {name: value for name, value in asdict(self.options).items() if name != "plan"}
-        return {"options": said, "device": self.device}
+        options = {name: value for name, value in asdict(self.options).items() if name != "plan"}
+        return {"options": options, "device": self.device}
 
-    def load(self, state: dict[str, Any], chosen: bool = True) -> bool:
-        """Take up what a checkpoint kept, where it was made under the same limits; True if it was.
+    def load_state_dict(self, state: dict[str, Any], has_user_limits: bool = True) -> bool:
+        """Load the plans of a checkpoint if they were made under the same options; return True if they were.
 
         Args:
-            state: From `state`.
-            chosen: The budget was chosen by the user. One that was measured is taken from the checkpoint: what is free
-                now is another number.
+            state: Result of `state_dict`.
+            has_user_limits: The user gave a budget or tiles. A budget that was measured is taken from the checkpoint,
+                since another number of bytes is free now.
         """
-        here = self.options.approximation
-        if (before := state.get("approximation", "")) != here:
+        approximation = self.options.approximation
+        if (former := state.get("approximation", "")) != approximation:
             log.warning(
                 "the checkpoint was trained %s, and the run goes on %s",
-                f"with {before}" if before else "exactly",
-                f"with {here}" if here else "exactly",
+                f"with {former}" if former else "exactly",
+                f"with {approximation}" if approximation else "exactly",
             )
-        former = state.get("options", state).get("budget")  # a checkpoint may be older than the options
-        if not chosen and former is not None:
-            self.options = replace(self.options, budget=former)
-        kept = asdict(Options()) | state.get("options", {})  # which may be older than some options
-        said = {name: value for name, value in kept.items() if name != "plan"}
-        same = "options" in state and self._limits() == {"options": said, "device": state.get("device")}
-        if same:
+        budget = state.get("options", state).get("budget")  # older checkpoints have no "options"
+        if not has_user_limits and budget is not None:
+            self.options = replace(self.options, budget=budget)
+        saved = asdict(Options()) | state.get("options", {})  # older checkpoints lack some options
+        options = {name: value for name, value in saved.items() if name != "plan"}
+        is_same = "options" in state and self._limits() == {"options": options, "device": state.get("device")}
+        if is_same:
             try:
                 self.plans |= {key: [Plan.from_json(text) for text in texts] for key, texts in state["plans"].items()}
             except PlanError as error:  # another version wrote them
                 log.warning("the checkpoint's plans are made again: %s", error)
-            shorten(self.plans, MOST_PLANS)
+            drop_first(self.plans, MAX_PLANS)
             if state.get("rates") is not None:
                 self.rates = Rates(**state["rates"])
-        return same
+        return is_same
 
 
 def whole_call(recording: Recording, plain: int, optimizer_bytes: Mapping[int, int], workspaces: int = 0) -> CallBytes:
-    """Bytes of a call that is run whole, where plain PyTorch saves ``plain`` bytes, images included."""
+    """Return the bytes of a call that runs untiled; plain PyTorch saves ``plain`` bytes for it, images included."""
     tensors = recording.tensors
     weights = {id(t): t.nbytes * (2 if t.requires_grad else 1) + optimizer_bytes.get(id(t), 0) for t in tensors}
-    here = sum(t.nbytes for image in recording.images if (t := image.here) is not None)
-    return CallBytes(weights, max(0, plain - here), image_gradient_bytes(recording), workspaces)
+    images = sum(t.nbytes for image in recording.images if (t := image.here) is not None)
+    return CallBytes(weights, max(0, plain - images), image_gradient_bytes(recording), workspaces)
 
 
 def tiers_after(plan: Plan, recording: Recording) -> tuple[str | None, ...]:
-    """The tier of each tensor once a plan has run; None for the device."""
+    """Return the tier of each tensor after a plan has run; None for the device."""
     captures, below = recording.bindings.captures, dict[int, str]()
     for tier, places in (("host", plan.on_host), ("disk", plan.on_disk)):
         below |= {id(captures[recording.nodes[place].outputs[0]].tensor): tier for place in places}
     return tuple(below.get(id(t)) for t in recording.tensors)
 
 
-def background(recording: Recording) -> tuple[int, ...]:
-    """Coarse shares of background of the images, for which a plan is made."""
+def background_parts(recording: Recording) -> tuple[int, ...]:
+    """Return the shares of background of the images, coarsely rounded: plans depend on them."""
     return parts_of_background(background_of(recording.images))
 
 
-def marked(plan: Plan, recording: Recording) -> Plan:
-    """A plan that names the approximation in what it runs."""
+def with_approximation(plan: Plan, recording: Recording) -> Plan:
+    """Return the plan with the approximation in a recording named."""
     found = approximation(recording.nodes)
     return plan if plan.approximation == found else replace(plan, approximation=found)
 
 
-def known_for(recipes: Sequence[Recipe], network: Network, lower: LowerTiers, budget: int, calls: int) -> Plan | None:
-    """The plan by the recipe for the nearest size, of those that keep the budget and for whose maps there is room
-    below. One that did not for an image is not asked about larger ones."""
+def apply_recipes(
+    recipes: Sequence[Recipe], network: Network, lower: LowerTiers, budget: int, calls: int
+) -> Plan | None:
+    """Make a plan by the recipe for the nearest image size that keeps the budget and fits the lower tiers.
+
+    A recipe that failed for an image is not tried for larger ones.
+    """
     size, room = positions(network.nodes), usable(budget)
     for recipe in sorted(recipes, key=lambda recipe: recipe.distance(network.nodes)):
         if recipe.distance(network.nodes) > NEAR:
@@ -332,14 +343,14 @@ def known_for(recipes: Sequence[Recipe], network: Network, lower: LowerTiers, bu
     return None
 
 
-def tables_of(recording: Recording) -> str:
-    """A digest that recordings share whose plans are told as one: they differ in sizes only."""
+def structure_digest(recording: Recording) -> str:
+    """Digest a network without sizes: equal for images of any size."""
     return digest(recording_key(recording, gradients=False, sized=False))
 
 
 @lru_cache(16)
 def digest(description: tuple[Any, ...]) -> str:
-    """A text that stands for a description, the same in every process."""
+    """Digest a description, equally in every process."""
     return hashlib.sha256(repr(description).encode()).hexdigest()
 
 
@@ -348,14 +359,14 @@ V = TypeVar("V")
 
 
 def put_last(known: dict[K, V], key: K, value: V, most: int) -> V:
-    """Put an entry last, and let go of the first where there are more than ``most``."""
+    """Put an entry last, and drop the first ones if there are more than ``most``."""
     known.pop(key, None)
     known[key] = value
-    shorten(known, most)
+    drop_first(known, most)
     return value
 
 
-def shorten(known: dict[K, V], most: int) -> None:
-    """Let go of the first entries beyond ``most``: slides have as many sizes as there are slides."""
+def drop_first(known: dict[K, V], most: int) -> None:
+    """Drop the first entries beyond ``most``: a cohort may have as many image sizes as slides."""
     while len(known) > most:
         del known[next(iter(known))]

@@ -24,7 +24,7 @@ from lightning_plugin.memory import default_budget
 from lightning_plugin.options import Options, Size, StrategyOptions
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.analysis.optimizers import held_bytes, state_bytes, state_of
-from lightning_plugin.plans import MOST_PLANS, Planner, put_last, shorten
+from lightning_plugin.plans import MAX_PLANS, Planner, drop_first, put_last
 from lightning_plugin.strategy.bases import SingleDeviceStrategy
 from lightning_plugin.strategy.batch import LazyTransfer, prepare_batch
 from lightning_plugin.strategy.checkpoints import (
@@ -135,7 +135,7 @@ class Tiling:
         optimizers: Sequence[torch.optim.Optimizer] = self.optimizers  # type: ignore[attr-defined]
         states = map(state_of, filter(is_separable, optimizers))
         self.engine.optimizer_bytes = {key: size for state in states for key, size in state.items()}
-        self.engine.planner.reserve(sum(map(state_bytes, optimizers)), anew=True)
+        self.engine.planner.reserve(sum(map(state_bytes, optimizers)), new_fit=True)
         self.feedback.connect(trainer)
         self.feedback.warn_of_approximation(self.engine.options.approximation)
 
@@ -204,7 +204,7 @@ class Tiling:
         with recording_eagerly():
             result = materialize_all(step(*args, **kwargs), self._images)
         if self._description and all(is_untiled(plan) for plan in self.feedback.plans):
-            put_last(self._untiled, self._description, None, MOST_PLANS)
+            put_last(self._untiled, self._description, None, MAX_PLANS)
         self._end_pass(is_last=not torch.is_grad_enabled())
         return result
 
@@ -243,7 +243,7 @@ class Tiling:
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
         if "optimizer_states" in checkpoint:  # else it holds weights only and cannot be resumed
             checkpoint[KEY] = {
-                **self.engine.planner.state(),
+                **self.engine.planner.state_dict(),
                 "roomy": list(self._untiled),
                 "threads": torch.get_num_threads(),
                 "random": self._random_states(),
@@ -264,9 +264,9 @@ class Tiling:
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         super().load_optimizer_state_dict(checkpoint)  # type: ignore[misc]
         if self._resumed is not None:
-            if self.engine.planner.load(self._resumed, self._has_user_limits):
+            if self.engine.planner.load_state_dict(self._resumed, self._has_user_limits):
                 self._untiled |= dict.fromkeys(self._resumed["roomy"])
-                shorten(self._untiled, MOST_PLANS)
+                drop_first(self._untiled, MAX_PLANS)
             self._min_bytes = self._compute_min_bytes()
             restore_threads(self._resumed["threads"])
             self._restore_random_state()

@@ -78,7 +78,7 @@ def test_a_run_keeps_the_rates_it_began_with(known: Rates, monkeypatch: pytest.M
     began = Planner(Options(budget=2**30))
     began.rates = known
     resumed = Planner(Options(budget=2**30))
-    resumed.load(json.loads(json.dumps(began.state())))
+    resumed.load_state_dict(json.loads(json.dumps(began.state_dict())))
     assert resumed.rates == known
     monkeypatch.setattr(module, "measure", lambda device: replace(SLOW_MEMORY, memory=2.0))
     assert calibrate("cpu") != known and resumed.rates == known

@@ -24,7 +24,7 @@ from lightning_plugin.planner.costs.rates import RATES
 from lightning_plugin.planner.recipe import Recipe, positions
 from lightning_plugin.planner.rehearsal.rehearse import rehearse
 from lightning_plugin.planner.search.policies import AUTO, with_halo
-from lightning_plugin.plans import known_for
+from lightning_plugin.plans import apply_recipes
 from tests.exactness import TOLERANCE, difference
 
 BELOW = lower_tiers(None, Options())
@@ -135,11 +135,11 @@ def test_a_recipe_that_was_too_large_is_not_asked_about_larger_images() -> None:
 
     counting = Asked(**{f.name: getattr(found, f.name) for f in dataclasses.fields(found) if f.init})
     with network(module, (310, 312)) as here:
-        assert known_for([counting], here, BELOW, 1 << 16, 1) is None and len(asked) == 1
+        assert apply_recipes([counting], here, BELOW, 1 << 16, 1) is None and len(asked) == 1
     with network(module, (311, 312)) as here:
-        assert known_for([counting], here, BELOW, 1 << 16, 1) is None and len(asked) == 1
+        assert apply_recipes([counting], here, BELOW, 1 << 16, 1) is None and len(asked) == 1
     with network(module, (299, 308)) as here:
-        assert known_for([counting], here, BELOW, 1 << 30, 1) is not None and len(asked) == 2
+        assert apply_recipes([counting], here, BELOW, 1 << 30, 1) is not None and len(asked) == 2
 
 
 @pytest.mark.parametrize("budget", ["400KiB", "700KiB"])
