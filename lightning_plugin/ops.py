@@ -1,4 +1,4 @@
-"""The few kinds of operator that the executor can run: a rule makes one of each operator call.
+"""Kinds of operators that the executor runs. A rule translates each call of a PyTorch operator into one of them.
 
 The executor knows nothing about convolutions or losses. It knows these kinds:
 
@@ -26,21 +26,22 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.layout import Layout
 
-#: Computes a tile from tiles and vectors.
+#: Function that computes a tile from input tiles and vectors.
 Kernel = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type in which reductions and sums of gradients are computed: float32 for halves, the type itself
-    otherwise."""
+    """Return the type of reductions and of sums of gradients: float32 for 16-bit types, else the same."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 class Op(ABC):
-    """Anything that a node can do.
+    """Base class of operators.
 
-    ``uniform``: on a tile of one value, the result depends on that value and on how the tile lies to the borders, and
-    on nothing else; see [Note: identical tiles] in `execute.tile_pass`.
+    Attributes:
+        kind: Kind of the operator's rule, for plans and messages.
+        uniform: On a tile of one constant value, the result depends only on that value and on the distances to the
+            borders; see [Note: identical tiles] in `execute.tile_pass`.
     """
 
     kind: ClassVar[str]
@@ -48,33 +49,33 @@ class Op(ABC):
 
     @property
     def approximation(self) -> str:
-        """The words of a plan for an operator that only approximates the user's, as an option asks."""
+        """Description of an operator that approximates the user's; empty for an exact one."""
         return ""
 
     @property
     def drawn(self) -> bool:
-        """True if it was drawn for one step: no later step has the same operator."""
+        """True if the operator has random parameters of one step: no later step has the same operator."""
         return False
 
 
 class TileOp(Op):
-    """Tiles in, a tile out."""
+    """Operator that computes an output tile from input tiles."""
 
     @abstractmethod
     def need(self, box: Box) -> tuple[Box, ...]:
-        """For each input map, the box inside that map which the output box depends on."""
+        """Return for each input map the box that the output box depends on, clipped to the map."""
 
     @abstractmethod
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
-        """The output on ``box`` from input tiles that hold exactly ``need(box)``."""
+        """Compute the output on ``box`` from input tiles that hold exactly ``need(box)``."""
 
     def mark(self, axis: int, lo: int, hi: int) -> Hashable:
-        """The state that the output on an interval of an axis depends on besides the tiles and their sizes: where it
-        lies, unless the operator says otherwise. See [Note: tapes] in `program.tape`."""
+        """Return the state, besides the input tiles and their sizes, that the output on an interval of an axis depends
+        on: by default its position. See [Note: tapes] in `program.tape`."""
         return lo, hi
 
     def pads(self, box: Box) -> Sequence[int]:
-        """The padding of a tile to compute a box, where anything may be."""
+        """Return the padding of a box's input tile; empty for an operator without padding."""
         return ()
 
     def pads_by_hand(self, box: Box) -> bool:
@@ -82,51 +83,55 @@ class TileOp(Op):
         return False
 
     def joins(self, box: Box) -> bool:
-        """True if the result on a box is put together of parts, where on others it may be a view of its input."""
+        """True if the result on a box is a concatenation, whereas on other boxes it may be a view of its input."""
         return False
 
     def joints(self, axis: int) -> Sequence[int]:
-        """Positions on an axis of the result where parts meet that are computed one by one."""
+        """Return the positions on an axis of the result between parts that are computed one by one."""
         return ()
 
     @property
     def in_pieces(self) -> tuple[int, ...]:
-        """The places of the input maps for which `apply` takes `Pieces`, where all of them are."""
+        """Indices of the input maps that `apply` can read as `Pieces`, either all of them or none."""
         return ()
 
     @property
     def views(self) -> bool:
-        """True if the result is made as a view of a fresh one: autograd pays with copies for what is written into it in
-        place."""
+        """True if `apply` returns a view of a new tensor: autograd then copies on a write in place."""
         return False
 
     def bound(self, box: Box) -> Kernel:
-        """`apply` on a box, or on any other that has the same sizes and marks."""
+        """Return `apply` for a box. The kernel is used for all boxes with the same sizes and marks."""
         return partial(self.apply, box)
 
     def unread(self, box: Box) -> Kernel | None:
-        """A function that has the gradients of `apply` on such a box and makes no result, for backward where nobody
-        reads it; None where the operator has nothing of the kind. See [Note: unread] in `rules.unread`."""
+        """Return a kernel with the gradients of `apply` that computes no result, for backward if no operator reads it;
+        None if there is no such kernel. See [Note: unread] in `rules.unread`."""
         return None
 
     def whole(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor | None:
-        """All of the output from whole maps as plain PyTorch computes it, or None where `apply` does as well."""
+        """Compute the whole output from whole maps by PyTorch's own operator; None if `apply` does the same."""
         return None
 
 
 class AxisMap(Protocol):
-    """The position of an operator's result along one axis over the map that it reads."""
+    """Index arithmetic of an operator along one axis: from positions of the result to positions of the input."""
 
     def need(self, lo: int, hi: int) -> tuple[int, int]:
-        """The positions inside the map that results ``[lo, hi)`` read: one at least."""
+        """Return the interval of the input, clipped and not empty, that results ``[lo, hi)`` read."""
 
     def mark(self, lo: int, hi: int) -> Hashable:
-        """The state that results ``[lo, hi)`` depend on besides their input: see `TileOp.mark`."""
+        """Return the state that results ``[lo, hi)`` depend on besides their input: see `TileOp.mark`."""
 
 
 @dataclass(frozen=True)
 class Along(TileOp):
-    """An operator that goes axis by axis: ``maps[i]`` is that of ``axes[i]``, and other axes stay as they are."""
+    """Operator that is separable in its axes.
+
+    Attributes:
+        maps: Index arithmetic along each axis.
+        axes: These axes; positions along all others stay the same.
+    """
 
     maps: tuple[AxisMap, ...]
     axes: tuple[int, ...]
@@ -141,16 +146,19 @@ class Along(TileOp):
         return tuple(m.mark(lo, hi) for m, a in zip(self.maps, self.axes, strict=True) if a == axis)
 
     def intervals(self, box: Box) -> list[tuple[int, int]]:
-        """The interval of a box for each map."""
+        """Return the box's interval along each of the axes."""
         return [(box.lo[a], box.hi[a]) for a in self.axes]
 
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
-    """In place of a tile: one that is too large to be held, read piece by piece; see [Note: pieces] in `rules.pieces`.
+    """Input tile that is too large for memory and is read piece by piece; see [Note: pieces] in `rules.pieces`.
 
-    ``ends`` are the positions, along the dimension that is in pieces, between which they lie; ``read`` reads one by its
-    number, ``give`` takes its gradient, where one is wanted: then ``token``, a number without data, requires grad.
+    Attributes:
+        ends: Positions between the pieces along their dimension, both ends included.
+        read: Reads a piece by its index.
+        give: Takes the gradient of a piece; None if no gradient is needed.
+        token: Tensor without data that stands for the tile in autograd; it requires grad if gradients are needed.
     """
 
     ends: tuple[int, ...]
@@ -165,7 +173,7 @@ class Pieces:
 
 @dataclass(frozen=True)
 class Reduction:
-    """The accumulator of a reduce operator: tensors in a wide type, merged over tiles in tile order."""
+    """Accumulator of a reduce operator: tensors in a wide type, merged over tiles in tile order."""
 
     parts: tuple[Tensor, ...]
 
@@ -174,17 +182,17 @@ class Reduction:
 
 
 class ReduceOp(Op):
-    """Tiles in, vectors out.
+    """Operator that reduces a map, tile by tile, to vectors.
 
-    Forward merges in a numerically stable form (`partial`, `merge`, `finish`). Backward uses `pull`: plain sums over
-    the tile's own positions, with the final vectors as constants, whose derivative, summed over tiles, is that of the
-    reduction.
+    Forward merges in a numerically stable form (`partial`, `merge`, `finish`). Backward differentiates `pull`: plain
+    sums over the tile's own positions, with the final vectors as constants. Its derivatives, summed over tiles, are the
+    reduction's.
     """
 
     kind = "reduce"
 
     def need(self, box: Box) -> tuple[Box, ...]:
-        """The boxes of all input maps for an owned box of the first."""
+        """Return the box of each input map for an owned box of the first."""
         return (box,)
 
     @abstractmethod
@@ -194,11 +202,11 @@ class ReduceOp(Op):
     def merge(self, left: Reduction, right: Reduction) -> Reduction: ...
 
     def lands(self, box: Box) -> Hashable:
-        """The place of a tile's share in the results; the same for all tiles unless the operator says otherwise."""
+        """Return the slice of the results that a tile's share is added to; None is all of them."""
         return None
 
     def repeat(self, part: Reduction, times: int) -> Reduction:
-        """The share of so many tiles that are all alike: one's, merged with itself by doubling."""
+        """Merge a tile's share with itself, by doubling: the share of ``times`` identical tiles."""
         total: Reduction | None = None
         while True:
             if times % 2:
@@ -214,42 +222,51 @@ class ReduceOp(Op):
 
     @property
     def seeks(self) -> bool:
-        """True if backward may look for results among its tiles by their very bits."""
+        """True if backward compares its tiles with the results for equality (as for a maximum)."""
         return False
 
     def uncertain(self, outputs: Sequence[Tensor], shared: bool) -> bool:
-        """True if `pull` needs the results as the tiles of backward come to them, and not as forward's did; ``shared``:
-        some of those tiles may stand for others."""
+        """True if `pull` needs results computed on the tiles of backward, since forward's may differ in the last bits.
+
+        Args:
+            outputs: The results of forward.
+            shared: One tile of backward may stand for several identical ones.
+        """
         return False
 
     @abstractmethod
     def pull(
         self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor], outputs: Sequence[Tensor]
     ) -> tuple[Tensor | None, ...]:
-        """One differentiable tensor for each output (None for one without gradient)."""
+        """Return a differentiable tensor for each output; None for an output without gradient."""
 
     def pulled(
         self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor], outputs: Sequence[Tensor]
     ) -> tuple[Tensor | None, ...]:
-        """`pull`, with grad, and with a gradient of each tile that lies in memory.
+        """Run `pull` with grad enabled, and make expanded gradients of the tiles contiguous.
 
-        The gradient of a sum is one number, seen everywhere. Kernels add up such a view with fewer digits than a map in
-        memory, which is what PyTorch's own mean makes of it.
+        The gradient of a sum is an expanded scalar. PyTorch's kernels sum such a view with fewer digits than a
+        contiguous tensor, which the gradient of PyTorch's own mean is.
         """
         for tile in tiles:
             if tile.requires_grad:
-                tile.register_hook(in_memory)
+                tile.register_hook(contiguous)
         with torch.enable_grad():
             return self.pull(box, tiles, vectors, outputs)
 
 
-def in_memory(gradient: Tensor) -> Tensor:
+def contiguous(gradient: Tensor) -> Tensor:
     return gradient.contiguous() if 0 in gradient.stride() else gradient
 
 
 @dataclass(frozen=True)
 class VectorOp(Op):
-    """A call on vectors. ``rebind`` marks calls that write into their first argument: it is copied first."""
+    """Call on vectors only.
+
+    Attributes:
+        call: The call.
+        rebind: The call writes into its first argument, which is cloned before.
+    """
 
     kind: ClassVar[str] = "vector"
     call: Call
@@ -264,7 +281,13 @@ class VectorOp(Op):
 
 @dataclass(frozen=True)
 class Barrier(Op):
-    """A call that needs its maps whole; ``reason`` is what the plan and messages say."""
+    """Call that needs its maps whole.
+
+    Attributes:
+        call: The call.
+        reason: The reason, for plans and messages.
+        rebind: As in `VectorOp`.
+    """
 
     kind: ClassVar[str] = "barrier"
     call: Call
@@ -277,9 +300,14 @@ class Barrier(Op):
 
 @dataclass(frozen=True)
 class Source(Op):
-    """An image read box by box: out of a tensor on the device ("here"), out of one elsewhere in memory ("memory"), or
-    by a source of its own ("elsewhere"), that may want to hear of boxes before they are read, and may read a box of all
-    images ``together``. So many of its last axes count images."""
+    """Image that is read box by box.
+
+    Attributes:
+        lies: A tensor on the device ("here"), a tensor elsewhere in memory ("memory"), or a `TileSource` ("elsewhere").
+        prefetches: The source is told of boxes before they are read.
+        instances: Number of last axes that count images.
+        together: The source reads a box of all images at once.
+    """
 
     kind: ClassVar[str] = "source"
     lies: Literal["here", "memory", "elsewhere"]
@@ -290,14 +318,14 @@ class Source(Op):
 
 @dataclass(frozen=True)
 class Captured(Op):
-    """A real tensor that the recorded code used: a parameter, a buffer, a target."""
+    """Tensor that the recorded code used: a parameter, a buffer, a target."""
 
     kind: ClassVar[str] = "captured"
 
 
 @dataclass(frozen=True)
 class Spread(Op):
-    """A vector with spatial dimensions that meets a map: each tile takes its slice of it."""
+    """Vector with spatial dimensions that is used beside a map: each tile takes its slice of it."""
 
     kind: ClassVar[str] = "broadcast"
     layout: Layout
@@ -305,7 +333,7 @@ class Spread(Op):
 
 @dataclass(frozen=True)
 class Gather(Op):
-    """A map made whole: the tensor a barrier, or the user, asked for."""
+    """Map as one tensor, for a barrier or for the user."""
 
     kind: ClassVar[str] = "gather"
 
@@ -325,7 +353,7 @@ class Autocast:
 
     @property
     def idle(self) -> bool:
-        """True if it is what holds anyway."""
+        """True if replaying the state changes nothing."""
         return not self.enabled and not torch.is_autocast_enabled(self.device_type)
 
     def replay(self) -> AbstractContextManager[Any]:
@@ -334,14 +362,14 @@ class Autocast:
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of the i-th tensor in the arguments of a recorded call."""
+    """Placeholder of the i-th tensor in the arguments of a recorded call."""
 
     index: int
 
 
 @dataclass(frozen=True)
 class Call:
-    """A function with its arguments; tensors are `Slot`s to be filled at each run."""
+    """Function with its arguments; tensors are `Slot`s that are filled at each run."""
 
     func: Callable[..., Any]
     args: tuple[Any, ...] = ()
@@ -356,7 +384,7 @@ class Call:
 
     @cached_property
     def filled(self) -> Callable[[Sequence[Tensor]], Any]:
-        """The function as one of its tensors alone. Where each is an argument by itself, nothing is looked through."""
+        """The call as a function of its tensors. If each tensor is an argument by itself, no structure is traversed."""
         func, args, kwargs = self.func, self.args, dict(self.kwargs)
         slots = [(i, a.index) for i, a in enumerate(args) if isinstance(a, Slot)]
         names = [(name, a.index) for name, a in kwargs.items() if isinstance(a, Slot)]
@@ -364,18 +392,18 @@ class Call:
             return lambda tensors: func(*fill(args, tensors), **{k: fill(v, tensors) for k, v in kwargs.items()})
 
         def run(tensors: Sequence[Tensor]) -> Any:
-            here = list(args)
+            filled = list(args)
             for i, index in slots:
-                here[i] = tensors[index]
+                filled[i] = tensors[index]
             if names:
-                return func(*here, **{**kwargs, **{name: tensors[index] for name, index in names}})
-            return func(*here, **kwargs)
+                return func(*filled, **{**kwargs, **{name: tensors[index] for name, index in names}})
+            return func(*filled, **kwargs)
 
         return run
 
     @cached_property
     def on_tiles(self) -> Kernel:
-        """The call on tiles and vectors, which come first among its arguments far more often than not."""
+        """The call as a kernel; fast if its tensors are the first arguments, as in most calls."""
         func, autocast, kwargs = self.func, self.autocast, dict(self.kwargs)
         count = next((i for i, a in enumerate(self.args) if not isinstance(a, Slot)), len(self.args))
         rest = self.args[count:]
@@ -394,14 +422,14 @@ class Call:
 
 
 def has_slots(template: Any) -> bool:
-    """True if a template has slots to be filled."""
+    """True if a template has slots."""
     if isinstance(template, dict):
         template = tuple(template.values())
     return isinstance(template, Slot) or (isinstance(template, (tuple, list)) and any(map(has_slots, template)))
 
 
 def fill(template: Any, tensors: Sequence[Tensor]) -> Any:
-    """A template with its slots filled."""
+    """Return a template with its slots filled."""
     if isinstance(template, Slot):
         return tensors[template.index]
     if isinstance(template, tuple):

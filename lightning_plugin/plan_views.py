@@ -1,4 +1,4 @@
-"""Plans for people: a plan as a table and as a picture of memory over a step; time against budget."""
+"""Views of plans: a table, a picture of memory over a step, and a table of time against budget."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_plugin.units import format_bytes, format_seconds
 
-if TYPE_CHECKING:  # a plan shows itself by these
+if TYPE_CHECKING:  # `plan` imports this file
     from lightning_plugin.plan import ChainPlan, Plan, SegmentPlan
 
 HEADINGS = ("segment", "mode", "forward", "backward", "stored", "on", "peak", "time", "recompute")
-#: One more column, where parameters are streamed.
+#: Additional column of plans with streamed parameters.
 FETCHES = "fetches"
 COLOURS = {
     "fixed": "#9aa0a6", "copies": "#c9b27c", "device": "#4878a8", "tiles": "#d1605e", "host": "#e49444",
     "disk": "#85b6b2", "dropped": "#b8c9dc", "kept": "#d9d9d9", "tiled": "#f2cfce", "scanned": "#d8c9e4",
     "chain": "#cfe3d4",
 }  # fmt: skip
-#: Of more segments than this, only some have their name below them.
-MOST_NAMES = 48
-#: And of a module's path, its last parts.
+#: Number of segments up to which the picture names each of them.
+MAX_NAMES = 48
+#: Number of last parts of a module's path in a name.
 LAST_PARTS = 3
 
 
 @dataclass(frozen=True)
 class Part:
-    """A segment or a chain, as tables and pictures show it.
+    """Row of a table: a segment or a chain.
 
     Attributes:
         kind: "kept", "tiled", "scanned" or "chain".
-        mode: The same, with its options.
-        path: Its modules.
-        forward: The grid of forward, in words.
-        backward: The grid of backward, in words.
-        stored: Bytes that it stores.
-        tier: The tier of these.
-        drop: The depth to which they are dropped.
-        forward_bytes: The peak on the device during its forward.
-        backward_bytes: The peak on the device during its backward.
-        seconds: Its time.
-        recompute: Recomputed work, as a share.
+        mode: The kind with its options.
+        path: Modules.
+        forward: Grid of forward, as text.
+        backward: Grid of backward, as text.
+        stored: Bytes of stored maps.
+        tier: Tier of the stored maps.
+        drop: Depth to which they are dropped.
+        forward_bytes: Peak on the device during forward.
+        backward_bytes: Peak on the device during backward.
+        seconds: Time in a step.
+        recompute: Recomputed work, as a share of the forward work.
         copied: Bytes of copies of parameters.
     """
 
@@ -62,11 +62,11 @@ class Part:
 
 
 def parts(plan: Plan) -> list[Part]:
-    """The segments and chains of a plan, in order."""
+    """List the segments and chains of a plan, in order."""
     found = [(segment.targets[:1], of_segment(segment)) for segment in plan.segments]
-    for chain in plan.chains:  # behind the last segment that is before it
-        place = sum(targets < (chain.node,) for targets, _ in found)
-        found.insert(place, ((chain.node,), of_chain(chain)))
+    for chain in plan.chains:
+        index = sum(targets < (chain.node,) for targets, _ in found)
+        found.insert(index, ((chain.node,), of_chain(chain)))
     return [part for _, part in found]
 
 
@@ -112,12 +112,12 @@ def of_chain(c: ChainPlan) -> Part:
 
 
 def kind(segment: SegmentPlan) -> str:
-    """The way a segment runs, in a word."""
+    """Name the way in which a segment runs."""
     return "kept" if segment.keep else "scanned" if segment.halo == "share" else "tiled"
 
 
 def mode(segment: SegmentPlan) -> str:
-    """The same, with its options."""
+    """Name the way in which a segment runs, with its options."""
     pieces = f", keys in {segment.pieces} pieces" if segment.pieces > 1 else ""
     recalled = ", recalled" if segment.recall else ""
     return kind(segment) + (" ahead" if segment.ahead else "") + pieces + dropped(segment) + recalled
@@ -128,7 +128,7 @@ def dropped(segment: SegmentPlan) -> str:
 
 
 def rows(plan: Plan) -> list[tuple[str, ...]]:
-    """One row of words for each segment and chain."""
+    """Format a row of the table for each segment and chain."""
     return [
         (
             part.path,
@@ -147,13 +147,13 @@ def rows(plan: Plan) -> list[tuple[str, ...]]:
 
 
 def head(plan: Plan) -> str:
-    """The image and the budget of a plan."""
+    """Format the image and the budget of a plan."""
     image = " for " + " x ".join(map(str, plan.shape)) if plan.shape else ""
     return f"Plan{image}" + (f" within {format_bytes(plan.budget)}" if plan.budget else "")
 
 
 def cost(plan: Plan) -> str:
-    """Memory, time and recomputation of a step."""
+    """Format memory, time and recomputation of a step."""
     expected = plan.forecast
     return (
         f"peak {format_bytes(expected.peak_bytes)} on the device; {format_seconds(expected.seconds)} a step; "
@@ -162,12 +162,12 @@ def cost(plan: Plan) -> str:
 
 
 def summary(plan: Plan) -> str:
-    """The plan in one line."""
+    """Format a plan as one line."""
     return f"{head(plan)}: {cost(plan)}"
 
 
 def table(plan: Plan) -> str:
-    """The plan as text: a line for each segment, and the sums."""
+    """Format a plan as a table: a line for each segment, and the totals."""
     expected = plan.forecast
     sums = (
         f"{cost(plan)}\n"
@@ -195,7 +195,7 @@ def table(plan: Plan) -> str:
 
 
 def columns(headings: tuple[str, ...], body: list[tuple[str, ...]]) -> list[str]:
-    """Lines of a table: the first column to the left, the others to the right."""
+    """Align the lines of a table: the first column to the left, the others to the right."""
     widths = [max(len(r[i]) for r in [headings, *body]) for i in range(len(headings))]
 
     def line(cells: tuple[str, ...]) -> str:
@@ -209,7 +209,7 @@ SWEEP_HEADINGS = ("budget", "peak", "time", "of plain", "recompute", "host", "di
 
 
 def sweep_table(plans: Sequence[Plan], plain: Plan, asked: Plan | None) -> str:
-    """A line for each budget; the last is what plain PyTorch needs."""
+    """Format a table with a line for each budget; the last line is plain PyTorch's."""
     smallest = plans[0]
     if asked is not None:
         plans = sorted([*plans, asked], key=lambda p: p.budget or 0)
@@ -233,20 +233,20 @@ def sweep_table(plans: Sequence[Plan], plain: Plan, asked: Plan | None) -> str:
 
 
 def stored_on(plan: Plan, tier: str) -> int:
-    """The bytes of the maps that a plan stores on a tier."""
+    """Return the bytes of the maps that a plan stores on a tier."""
     return sum(s.forecast.stored_bytes for s in plan.segments if s.tier == tier and not s.keep)
 
 
 @dataclass(frozen=True)
 class Moment:
-    """Forward or backward of a segment or chain.
+    """Forward or backward of a segment or chain, in a picture.
 
     Attributes:
-        begin: Its beginning in the step, in seconds.
-        seconds: Its time.
+        begin: Seconds since the step's begin.
+        seconds: Duration.
         stored: Bytes stored on each tier.
-        peak: The peak on the device.
-        copied: Bytes of copies of parameters in it.
+        peak: Peak on the device.
+        copied: Bytes of copies of parameters.
     """
 
     begin: float
@@ -257,9 +257,9 @@ class Moment:
 
 
 def moments(plan: Plan) -> list[Moment]:
-    """The step as the plan predicts it: all parts forward, then in reverse backward, which takes twice as long.
+    """Divide a step into forward and backward of its parts; backward takes twice the time of forward.
 
-    Dropped maps are drawn with the tiles: the peaks hold them while they are there.
+    Dropped maps are not drawn as stored: the peaks contain them.
     """
     stored = dict.fromkeys(("device", "host", "disk"), 0)
     forward: list[tuple[Part, dict[str, int]]] = []
@@ -273,7 +273,7 @@ def moments(plan: Plan) -> list[Moment]:
 
 
 def draw(plan: Plan, path: str) -> None:
-    """Memory over the step against the budget, lower tiers below it, and the network with its cuts."""
+    """Draw memory over a step against the budget, lower tiers below it, and the network with its segments."""
     from matplotlib.figure import Figure
 
     steps = moments(plan)
@@ -336,8 +336,7 @@ def draw_lower(axes: Any, steps: list[Moment]) -> None:
 
 
 def draw_network(axes: Any, plan: Plan) -> list[Any]:
-    """Draw segments and chains side by side, with the bytes stored at the cut after each, saved in a kept one, or
-    stored of a chain's links; returns the legend."""
+    """Draw segments and chains side by side, each with the bytes that it stores, and return the legend."""
     from matplotlib.patches import Patch
 
     shown = parts(plan)
@@ -352,7 +351,7 @@ def draw_network(axes: Any, plan: Plan) -> list[Any]:
             middle, width = (place + 0.85, 0.3) if s.kind in ("tiled", "scanned") else (place + 0.5, 0.8)
             axes.bar(middle, stored / scale, width, color=COLOURS[where], edgecolor="black", linewidth=0.4)
             meaning.setdefault(words, COLOURS[where])
-    named = range(0, len(shown), -(-len(shown) // MOST_NAMES) or 1)
+    named = range(0, len(shown), -(-len(shown) // MAX_NAMES) or 1)
     axes.set_xticks(
         [place + 0.5 for place in named],
         [name(shown[place]) for place in named],
@@ -364,9 +363,9 @@ def draw_network(axes: Any, plan: Plan) -> list[Any]:
 
 
 def holding(part: Part) -> tuple[str, str]:
-    """The colour and the words for the bytes that a part stores."""
+    """Return the colour and the legend's label of the bytes that a part stores."""
     if part.drop:
-        return "dropped", "dropped, made again"
+        return "dropped", "dropped, recomputed"
     if part.kind == "kept":
         return "device", "saved for backward"
     if part.kind == "chain":
@@ -375,25 +374,25 @@ def holding(part: Part) -> tuple[str, str]:
 
 
 def name(part: Part) -> str:
-    """A part's modules, and its number of links or its backward grid, short enough for an axis label."""
+    """Shorten a part's modules, with its number of links or its backward grid, to an axis label."""
     short = " … ".join(".".join(end.split(".")[-LAST_PARTS:]) for end in part.path.split(" … "))
     more = {"kept": "", "chain": f"  {part.mode.partition(',')[0]}"}.get(part.kind, f"  {part.backward}")
     return short + more
 
 
 def spans(steps: list[Moment]) -> tuple[list[float], list[float]]:
-    """The beginnings and widths of bars: wide enough to be seen."""
+    """Return the left ends and the widths of bars, wide enough to be visible."""
     end = steps[-1].begin + steps[-1].seconds if steps else 0.0
     return [m.begin for m in steps], [max(m.seconds, end / 1000) for m in steps]
 
 
 def scale_of(size: int) -> tuple[int, str]:
-    """The divisor of bytes, and the name of the unit."""
+    """Return the divisor of bytes, and the name of the unit."""
     return (2**30, "GiB") if size >= 2**30 else (2**20, "MiB")
 
 
 def draw_sweep(plans: Sequence[Plan], plain: Plan, asked: Plan | None, path: str) -> None:
-    """Seconds of a step against the budget, which has a logarithmic scale."""
+    """Draw seconds of a step against the budget, on a logarithmic scale."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
 
