@@ -124,9 +124,9 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.budget is not None and self.tiles is not None:
-            raise ValueError("give a budget or tiles, not both: a budget decides about tiles itself")
+            raise ValueError("give a budget or tiles, not both: under a budget the planner chooses the tiles")
         if self.budget is not None and self.plan is not None:
-            raise ValueError("give a budget, or tiles, or a plan: a budget decides about tiles itself")
+            raise ValueError("give a budget or a plan, not both: under a budget the planner makes the plan")
         if (self.splits is None) == (self.halo in SPLIT_HALOS):
             raise ValueError(
                 f'halo={self.halo!r} with splits={self.splits}: splits are given with halo="split" or '
@@ -134,7 +134,7 @@ class Options:
             )
         _ = self.splitting  # validates itself
         if self.calls < 1:
-            raise ValueError(f"calls={self.calls}: a step has one call or more")
+            raise ValueError(f"calls={self.calls}: give the number of calls before one backward, 1 or more")
         if self.parameters not in get_args(HomeTier):
             raise ValueError(f"parameters={self.parameters!r}: give {', '.join(map(repr, get_args(HomeTier)))}")
         if self.chains not in get_args(Chains):

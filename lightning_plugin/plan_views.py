@@ -184,9 +184,9 @@ def table(plan: Plan) -> str:
     if expected.streamed_bytes:
         tiers = " and ".join(f"the {tier}" for tier, on in (("host", plan.on_host), ("disk", plan.on_disk)) if on)
         sums += (
-            f"\n{format_bytes(expected.streamed_bytes)} of parameters live on {tiers}, with their gradients and "
-            f"what an optimizer keeps; {format_bytes(expected.traffic_bytes)} travel in a step"
-            + (", copies ahead of their use" if plan.fetched_ahead else "")
+            f"\n{format_bytes(expected.streamed_bytes)} of parameters live on {tiers}, with gradients and optimizer "
+            f"states; {format_bytes(expected.traffic_bytes)} are transferred in a step"
+            + (", ahead of their use" if plan.fetched_ahead else "")
         )
     barriers = [f"run whole, for want of a tiling rule: {b}" for b in plan.barriers]
     headings = (*HEADINGS, FETCHES) if expected.streamed_bytes else HEADINGS

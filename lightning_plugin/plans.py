@@ -175,8 +175,8 @@ class Planner:
                 smallest = max(smallest, budget_for(ledger.whole_step(whole)))
             raise type(refused)(
                 f"no plan keeps {format_bytes(budget)}, of which the step holds {format_bytes(held)} already for other "
-                "calls, images or losses. Pull back what was computed before, or say how many calls wait for one "
-                f"backward (TiledModule(..., calls={calls + 1})), so that the first leave room for the others. Without "
+                "calls, images or losses. Call backward on earlier results first, or give the number of calls before a "
+                f"backward, TiledModule(..., calls={calls + 1}), so that the first leave room for the others. Without "
                 f"that, give at least {ceil_mib(smallest)}. For this call alone: {refused}",
                 smallest,
                 refused.operator,

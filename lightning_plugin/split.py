@@ -87,8 +87,8 @@ class Splitting:
     def cuts(self, axis: int, size: int, key: int) -> Cuts:
         """Choose the cuts of a map that no split operator reads: even ones, or random ones by the step's ``key``.
 
-        The i-th of N - 1 even cuts is ⌊i·L/N⌋. With a wobble ω it is drawn from the integers from ⌈(i-ω)·L/N⌉ to
-        ⌊(i+ω)·L/N⌋, if there are any.
+        The i-th of N - 1 even cuts is ⌊i·L/N⌋. With a wobble ω the i-th cut is drawn from the integers between
+        ⌈(i-ω)·L/N⌉ and ⌊(i+ω)·L/N⌋; if there are none, it is the even one.
         """
         count = self.count(axis)
         if size < count:
@@ -319,7 +319,7 @@ def count_windows(depth: float | str, windows: Sequence[Node]) -> int:
     if not inside:
         known = ", ".join(repr(n.path) for n in windows)
         raise PlanError(
-            f"split_depth={depth!r} is the path of no module that calls a window operator; those that do are {known}"
+            f"split_depth={depth!r} is the path of no module that calls a window operator; give one of {known}"
         )
     return inside[-1] + 1
 

@@ -184,7 +184,7 @@ class SFTDDPStrategy(Tiling, DDPStrategy):
         if split not in ("batch", "image"):
             raise ValueError(f'split is "batch" or "image", not {split!r}')
         if split == "image" and options.get("halo") == "share":
-            raise ValueError('tiles that hand rows on run one after the other: with split="image" use halo="recompute"')
+            raise ValueError('with halo="share" tiles run one after the other: with split="image" use halo="recompute"')
         ours: Any = {name: value for name, value in options.items() if name in ModuleOptions.__annotations__}
         lightnings: dict[str, Any] = {name: value for name, value in options.items() if name not in ours}
         super().__init__(**{"find_unused_parameters": False, **lightnings})

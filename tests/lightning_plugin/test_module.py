@@ -136,7 +136,7 @@ def test_small_arguments_go_in_as_they_are() -> None:
 
 
 def test_budget_and_tiles_exclude_each_other() -> None:
-    with pytest.raises(ValueError, match="a budget decides about tiles"):
+    with pytest.raises(ValueError, match="the planner chooses the tiles"):
         TiledModule(net(), budget="1GiB", tiles=2)
 
 
