@@ -4,7 +4,6 @@ from lightning_plugin.rules import (
     adaptive,
     attention,
     axes,
-    blocks,
     carried,
     channels,
     contract,
@@ -49,7 +48,7 @@ ORDER = (
 )
 #: These have their functions for themselves.
 ALONE = (
-    attention, blocks, contract, loss, norm, pointwise, random, replaced, views, by_hand, patchwork,
+    attention, contract, loss, norm, pointwise, random, replaced, views, by_hand, patchwork,
 )  # fmt: skip
 
 for _table in (API, ATEN):

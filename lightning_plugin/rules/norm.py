@@ -30,7 +30,7 @@ from lightning_plugin.rules.channels import plain
 from lightning_plugin.rules.pointwise import local, pointwise
 from lightning_plugin.rules.reductions import VarMean, covers
 from lightning_plugin.rules.table import API, Recorder
-from lightning_plugin.rules.views import Reshape
+from lightning_plugin.rules.views import viewed
 
 aten = torch.ops.aten
 
@@ -286,7 +286,7 @@ def grouped(
     """Normalise each of ``groups`` channel groups of each image over its channels and space."""
     n, c = x.shape[:2]
     layout = Layout((x.space.dims[0], (groups,), (c // groups,), *x.space.dims[2:]), x.space.extent)
-    view = rec.emit(Reshape(layout), [x], [rec.fake(layout.shape, x.dtype, x.device)], layout, "view")[0]
+    view = viewed(rec, x, layout)
     mean, var, size = statistics(rec, view, range(2, len(layout.dims)), [n, groups])
 
     def each_channel(v: Value) -> Value:

@@ -166,29 +166,14 @@ def elementwise(function: type[Custom]) -> type[Custom]:
 #: Operators that cut the gradient.
 NO_GRADIENT = {"detach", "sign", "round", "floor", "ceil", "trunc", "zeros_like", "ones_like", "full_like"}
 
-#: Every operator of aten that acts on positions one by one. Comparisons and integer operators are here too: masks are
-#: maps.
-POINTWISE = """
-    abs absolute acos acosh add addcdiv addcmul asin asinh atan atan2 atanh bitwise_and bitwise_not bitwise_or
-    bitwise_xor ceil celu clamp clamp_max clamp_min clone contiguous copysign cos cosh deg2rad detach digamma div
-    elu eq erf erfc erfinv exp exp2 expm1 fill floor floor_divide fmax fmin fmod frac full_like ge gelu gt
-    hardshrink hardsigmoid hardswish hardtanh heaviside huber_loss_none hypot i0 isfinite isinf isnan le leaky_relu
-    lerp lgamma log log10 log1p log2 logaddexp logaddexp2 logical_and logical_not logical_or
-    logical_xor logit lt masked_fill maximum minimum mish mul nan_to_num ne neg nextafter ones_like polygamma
-    positive pow rad2deg reciprocal relu relu6 remainder round rsqrt rsub selu sgn sigmoid sign signbit silu sin
-    sinc sinh softplus softshrink special_erfcx special_log_ndtr special_ndtri special_xlog1py sqrt square sub tan
-    tanh threshold trunc where xlogy zeros_like _prelu_kernel _to_copy alias lift_fresh
-""".split()
+#: Operators that PyTorch does not tag as pointwise, and that are.
+UNTAGGED = (
+    aten.absolute, aten.alias, aten.contiguous, aten.detach, aten.fill, aten.floor_divide, aten.full_like,
+    aten.hardswish, aten.lift_fresh, aten.ones_like, aten.zeros_like, aten._prelu_kernel, aten._to_copy,
+)  # fmt: skip
 
-
-def _register() -> None:
-    for name in POINTWISE:
-        packet = getattr(aten, name, None)
-        if packet is not None:
-            ATEN.rule(packet, kind="local")(pointwise)
-
-
-_register()
+ATEN.rule(*UNTAGGED, kind="local")(pointwise)
+ATEN.pointwise = pointwise
 
 
 @ATEN.rule(aten.log_sigmoid_forward, kind="local")

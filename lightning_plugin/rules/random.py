@@ -123,13 +123,8 @@ def emit(rec: Recorder, op: type[Positional], x: Value, outs: Sequence[Tensor], 
 
 def settings(func: Any, args: Any, kwargs: Any) -> tuple[Value, float, bool]:
     """(input, p, training) of a dropout function, of `torch.nn.functional` or of `torch`."""
-    names = ("input", "p", "train")
-    a = (
-        arguments(func, args, kwargs)
-        if func.__module__ == F.__name__
-        else dict(zip(names, args, strict=False)) | kwargs
-    )
-    return a["input"], a["p"], bool(a.get("training", a.get("train", True)))
+    a = arguments(func, args, kwargs)
+    return a["input"], a["p"], bool(a["training"] if "training" in a else a["train"])
 
 
 def idle(p: float, training: bool) -> bool:
@@ -137,13 +132,13 @@ def idle(p: float, training: bool) -> bool:
     return not training or p == 0
 
 
-@API.rule(F.dropout, torch.dropout, torch.dropout_, kind="local, random")
+@API.rule(F.dropout, torch.dropout, kind="local, random")
 def dropout(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, p, training = settings(func, args, kwargs)
     return NotImplemented if idle(p, training) else emit(rec, Dropout, x, outs, p)
 
 
-@API.rule(F.alpha_dropout, torch.alpha_dropout, torch.alpha_dropout_, kind="local, random")
+@API.rule(F.alpha_dropout, torch.alpha_dropout, kind="local, random")
 def alpha_dropout(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, p, training = settings(func, args, kwargs)
     if idle(p, training):
@@ -157,7 +152,7 @@ def channel_mask(rec: Recorder, x: Value, p: float, lead: int) -> Tensor:
     return torch.empty(shape, dtype=x.dtype, device=x.device).bernoulli_(1 - p)
 
 
-@API.rule(F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout, torch.feature_dropout_, kind="local, random")
+@API.rule(F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout, kind="local, random")
 def feature_dropout(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Whole channels; an image without a batch dimension has one lead dimension less."""
     x, p, training = settings(func, args, kwargs)
@@ -168,7 +163,7 @@ def feature_dropout(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequ
     return rec.decompose(torch.mul, x, rec.session.capture(mask.div_(1 - p) if p < 1 else mask))
 
 
-@API.rule(F.feature_alpha_dropout, torch.feature_alpha_dropout, torch.feature_alpha_dropout_, kind="local, random")
+@API.rule(F.feature_alpha_dropout, torch.feature_alpha_dropout, kind="local, random")
 def feature_alpha_dropout(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, p, training = settings(func, args, kwargs)
     if idle(p, training):
@@ -183,10 +178,9 @@ def scale_and_shift(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     return x * scale + shift
 
 
-@API.rule(F.rrelu, torch.rrelu, torch.rrelu_, kind="local, random")
+@API.rule(F.rrelu, torch.rrelu, kind="local, random")
 def rrelu(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    names = ("input", "lower", "upper", "training")
-    a = {"lower": 1 / 8, "upper": 1 / 3, "training": False} | dict(zip(names, args, strict=False)) | kwargs
+    a = arguments(func, args, kwargs)
     x = a["input"]
     if not a["training"]:
         return local(rec, F.leaky_relu, [x, (a["lower"] + a["upper"]) / 2], {}, outs[0], x.space, name="rrelu")

@@ -31,7 +31,7 @@ from lightning_plugin.ops import Along
 from lightning_plugin.rules.channels import dim_of, name_of, plain, resized
 from lightning_plugin.rules.pointwise import local
 from lightning_plugin.rules.table import API, ATEN, Recorder, filled
-from lightning_plugin.rules.views import Reshape
+from lightning_plugin.rules.views import viewed
 
 aten = torch.ops.aten
 
@@ -192,7 +192,7 @@ def row(rec: Recorder, x: Value, dim: int, index: int, out: Tensor) -> Value | N
         return None
     spread = Layout((*x.space.dims[:dim], *((f,) for f in factors), *x.space.dims[dim + 1 :]), x.space.extent)
     if len(factors) > 1:
-        x = rec.emit(Reshape(spread), [x], [rec.fake(spread.shape, x.dtype, x.device)], spread, "view")[0]
+        x = viewed(rec, x, spread)
     maps = {}
     for d in reversed(range(dim, dim + len(factors))):
         index, at = divmod(index, x.shape[d])
@@ -201,7 +201,7 @@ def row(rec: Recorder, x: Value, dim: int, index: int, out: Tensor) -> Value | N
     layout = None if one is None else one.space.regroup(tuple(out.shape))
     if one is None or layout is None:
         return None
-    found: Value = rec.emit(Reshape(layout), [one], [out], layout, "select")[0]
+    found = viewed(rec, one, layout, "select")
     return found if any(size > 1 for size in layout.extent) else rec.gather(found)
 
 

@@ -131,7 +131,8 @@ class Entry:
 
 
 class RuleTable:
-    """The rules for each function, by family, that refuses to be overwritten by accident."""
+    """The rules for each function, by family, that refuses to be overwritten by accident; ``pointwise`` is for
+    operators without one that PyTorch tags as that."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -139,6 +140,7 @@ class RuleTable:
         self.of_vectors: dict[Any, Rule] = {}
         self.stand_ins: dict[Any, Callable[..., Any]] = {}
         self.enlargers: dict[Any, Rule] = {}
+        self.pointwise: Rule | None = None
         self._asked: dict[Any, Rule] = {}
         self._order: list[str] = []
 
@@ -216,6 +218,8 @@ class RuleTable:
         found = self._asked.get(function)
         if found is None:
             found = self._asked.get(getattr(function, "overloadpacket", None))
+        if found is None and torch.Tag.pointwise in getattr(function, "tags", ()):
+            found = self.pointwise
         return found
 
 

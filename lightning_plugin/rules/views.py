@@ -1,4 +1,9 @@
-"""Changes of shape: a view regroups the factors of a layout, a permutation reorders its dimensions."""
+"""Changes of shape: a view regroups the factors of a layout, a permutation reorders its dimensions.
+
+A view of ``H`` as ``(H // 2, 2)`` leaves an axis half as long and a plain factor of 2 inside each position; a view of
+``(H, 2)`` as one dimension makes an axis twice as long. Space-to-depth, window partitions and their inverses are made
+of these two, whoever writes them out.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +15,13 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
-from lightning_plugin.layout import Layout
-from lightning_plugin.ops import TileOp
-from lightning_plugin.rules.blocks import cut, joined
+from lightning_plugin.graph import Value
+from lightning_plugin.layout import Axis, Dim, Factor, Layout
+from lightning_plugin.ops import Along, TileOp
 from lightning_plugin.rules.channels import name_of
 from lightning_plugin.rules.pointwise import local
 from lightning_plugin.rules.table import ATEN, Recorder
+from lightning_plugin.rules.uncut import flattened
 
 aten = torch.ops.aten
 
@@ -44,6 +50,88 @@ class Expand(Reshape):
 
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         return tiles[0].expand(self.layout.tile_shape(box))
+
+
+def viewed(rec: Recorder, x: Value, layout: Layout, name: str = "view") -> Value:
+    """A map in another shape of the same positions."""
+    return rec.emit(Reshape(layout), [x], [rec.fake(layout.shape, x.dtype, x.device)], layout, name)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """An axis that becomes shorter: a block of ``size`` positions becomes one."""
+
+    size: int
+
+    def need(self, lo: int, hi: int) -> tuple[int, int]:
+        return lo * self.size, hi * self.size
+
+    def mark(self, lo: int, hi: int) -> Hashable:
+        return None
+
+
+@dataclass(frozen=True)
+class Cut(Along):
+    """A view that cuts axes: blocks of rows become a plain factor."""
+
+    kind: ClassVar[str] = "layout"
+    uniform: ClassVar[bool] = True
+    maps: tuple[Block, ...]
+    layout: Layout
+
+    def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
+        return tiles[0].reshape(self.layout.tile_shape(box))
+
+
+def cut(layout: Layout, shape: Sequence[int]) -> Cut | None:
+    """The operator of a view that `Layout.regroup` declines, where all it does besides is to cut axes."""
+    blocks: dict[int, int] = {}
+    extent = list(layout.extent)
+    dims: list[Dim] = []
+    waiting: list[Factor] = [f for dim in layout.dims for f in dim if f != 1]
+    sizes = [layout.extent[f.index] if isinstance(f, Axis) else f for f in waiting]
+    if 0 in sizes:
+        return None
+    wanted = [s for s in shape if s != 1]
+    for want in wanted:
+        dim: list[Factor] = []
+        while want > 1 and waiting:
+            f, size = waiting.pop(0), sizes.pop(0)
+            if want % size and size % want:
+                return None
+            if want % size == 0:
+                want //= size
+                dim.append(f)
+                continue
+            rest = size // want
+            if isinstance(f, Axis):
+                blocks[f.index] = rest
+                extent[f.index] = want
+            dim.append(f if isinstance(f, Axis) else want)
+            waiting.insert(0, rest)
+            sizes.insert(0, rest)
+            want = 1
+        if want > 1:
+            return None
+        dims.append(tuple(dim))
+    if any(size > 1 for size in sizes):
+        return None
+    full = iter(dims)
+    placed: list[Dim] = [(1,) if s == 1 else next(full) for s in shape]
+    placed[-1] = (*placed[-1], *(f for f in waiting if isinstance(f, Axis)))
+    found = Layout(tuple(placed), tuple(extent))
+    if found.shape != tuple(shape):
+        return None
+    return Cut(tuple(Block(size) for size in blocks.values()), tuple(blocks), found)
+
+
+def joined(rec: Recorder, x: Value) -> Value:
+    """The same map with every dimension that is (an axis, a plain factor) made an axis."""
+    for d, dim in enumerate(x.space.dims):
+        match dim:
+            case (Axis(index=axis), int(size)) if x.space.extent[axis] > 1 and size > 1:
+                x = flattened(rec, x, d) or x
+    return x
 
 
 @ATEN.rule(

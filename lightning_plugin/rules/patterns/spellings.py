@@ -53,8 +53,8 @@ def in_another_type(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequ
 
 @ATEN.rule(
     aten.aminmax.default, aten.channel_shuffle.default, aten.count_nonzero.default, aten.count_nonzero.dim_IntList,
-    aten.isneginf.default, aten.isposinf.default, aten.linalg_cross.default, aten.nansum.default,
-    aten.pixel_shuffle.default, aten.pixel_unshuffle.default, aten.rot90.default, aten.tril.default, aten.triu.default,
+    aten.linalg_cross.default, aten.nansum.default, aten.pixel_shuffle.default, aten.pixel_unshuffle.default,
+    aten.rot90.default, aten.tril.default, aten.triu.default,
 )  # fmt: skip
 def decomposed(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """PyTorch's own decomposition, of operators of which it has the operator's derivative everywhere.

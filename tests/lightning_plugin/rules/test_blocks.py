@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lightning_plugin.layout import Axis, Layout
-from lightning_plugin.rules.blocks import cut
+from lightning_plugin.rules.views import cut
 from tests.lightning_plugin.rules.helpers import After, assert_tiled
 
 SHAPE = (2, 3, 12, 8)
