@@ -16,6 +16,9 @@ PyTorch's dispatcher sees them, where the many spellings of an operator have bec
 table is recorded as the operators that it is made of. Where one of them has no rule for the call, the whole function is
 a barrier: it runs whole, exactly, and the plan names it.
 
+Besides those in the table, every operator that PyTorch itself tags as pointwise (`torch.Tag.pointwise`) is local: sums,
+products, comparisons, activations, special functions.
+
 This page is made from the tables of rules and from `benchmarks/results/operators.json`, which
 `pytest --operators tests/lightning_plugin` writes.
 """
@@ -32,8 +35,8 @@ def write_operators(page: Path) -> None:
     lines = [HEAD]
     for table, title in ((API, "Functions"), (ATEN, "Operators")):
         kinds: dict[str, set[str]] = {}
-        for function, entries in table.entries.items():
-            kinds.setdefault(name_of(function), set()).add(entries[0].kind)
+        for function, entry in table.entries.items():
+            kinds.setdefault(name_of(function), set()).add(entry.kind)
         lines += [f"## {title}", "", "| name | kind of rule | reached in |", "|---|---|---|"]
         for name in sorted(kinds):
             files = reached.get(f"{table.name} {name}", [])

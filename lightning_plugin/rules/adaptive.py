@@ -19,11 +19,12 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import Along, ReduceOp, Reduction
 from lightning_plugin.rules.axes import Projection
-from lightning_plugin.rules.channels import name_of
+from lightning_plugin.rules.channels import name_of, of_last
 from lightning_plugin.rules.interpolate import Resample
+from lightning_plugin.rules.reduce import first_of
 from lightning_plugin.rules.reductions import earlier, widen
 from lightning_plugin.rules.sampling import Bins
-from lightning_plugin.rules.table import ATEN, Recorder
+from lightning_plugin.rules.table import Recorder
 from lightning_plugin.rules.window import squeezed_axes, windowed_at
 
 aten = torch.ops.aten
@@ -227,13 +228,15 @@ def small(bins: Sequence[Bins]) -> bool:
     return math.prod(b.out for b in bins) <= math.prod(b.size // b.out for b in bins)
 
 
-@ATEN.rule(aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default, kind="resample")
+@of_last(aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default, kind="resample")
 def adaptive_avg_pool(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     return adaptive(rec, args[0], args[1], outs, False, name_of(func).removeprefix("_"))
 
 
-@ATEN.rule(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
+@of_last(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default, kind="reduce or resample")
 def adaptive_max_pool(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """To more than one position."""
     x, size = args
-    return NotImplemented if all(s == 1 for s in size) else adaptive(rec, x, size, outs, True, "adaptive_max_pool")
+    if all(s == 1 for s in size):
+        rank = len(x.shape)
+        return first_of(rec, x, tuple(range(rank - len(size), rank)), True, outs, name_of(func))
+    return adaptive(rec, x, size, outs, True, "adaptive_max_pool")

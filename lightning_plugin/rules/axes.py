@@ -12,7 +12,7 @@ so a softmax over all positions is one reduction, to (s, m), and one broadcast.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -23,10 +23,10 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Dim, Layout
 from lightning_plugin.ops import Call, ReduceOp, Reduction, TileOp, accumulation_dtype
-from lightning_plugin.rules.channels import REDUCTIONS, dim_of, name_of, plain, reduced
+from lightning_plugin.rules.channels import dim_of, name_of, reduced, within
 from lightning_plugin.rules.pointwise import broadcast, local
 from lightning_plugin.rules.reductions import ExpSum, SpaceOp, covers
-from lightning_plugin.rules.table import ATEN, Recorder
+from lightning_plugin.rules.table import ATEN, Recorder, Rule
 from lightning_plugin.rules.uncut import axes_under
 
 aten = torch.ops.aten
@@ -89,10 +89,14 @@ def along_axis(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[
     return rec.emit(op, [x], outs, x.space, name_of(func))
 
 
-@ATEN.rule(aten.cumsum, aten.cumprod, aten.logcumsumexp, aten._safe_softmax)
-def accumulate(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """Running sums along one axis; along all of space they are a barrier."""
-    return along_axis(rec, func, args, kwargs, outs, [dim_of(args, kwargs, 1, -1) % len(args[0].shape)])
+@ATEN.rule(
+    aten.cumsum, aten.cumprod, aten.logcumsumexp, aten._safe_softmax, aten.glu, aten.sort, kind="local or window"
+)
+def along_dim(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """Along channels, or along one axis; running sums along all of space are a barrier."""
+    dim = dim_of(args, kwargs, 1, -1) % len(args[0].shape)
+    found = within(rec, func, args, kwargs, outs, [dim])
+    return along_axis(rec, func, args, kwargs, outs, [dim]) if found is NotImplemented else found
 
 
 @dataclass(frozen=True)
@@ -227,19 +231,35 @@ def over(rec: Recorder, op: SpaceOp, x: Value, fakes: Sequence[Tensor], name: st
     return rec.emit(projection, [x], fakes, None, name, grad=grad)
 
 
-@ATEN.rule(*REDUCTIONS)
-def to_map(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """Reductions over some of the axes, of which so many are left that the result is a map."""
-    x = args[0]
-    dims, keep = reduced(func, args, kwargs)
-    if covers(x, dims) or len(cut_in_space(rec, layout := projected(x, dims, keep))) < 2:
-        return NotImplemented
-    axes = whole_axes(rec, x, dims)
-    if axes is None:
-        return NotImplemented
-    _, new_args, new_kwargs = rec.template(args, kwargs)
-    op = Strip(Call(func, new_args, new_kwargs), x.space.extent, tuple(axes), layout)
-    return rec.emit(op, [x], outs, layout, name_of(func))
+def reduction(*functions: Any, kind: str = "local or reduce") -> Callable[[Rule], Rule]:
+    """Register a rule for reductions over all of space, or so many of its axes that a vector is left.
+
+    Others need no rule of their own: over plain dimensions they are local, and where so many axes are left that the
+    result is a map, each of its tiles needs the reduced axes whole.
+    """
+
+    def add(rule: Rule) -> Rule:
+        def asked(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+            x = args[0]
+            dims, keep = reduced(func, args, kwargs)
+            found = within(rec, func, args, kwargs, outs, dims) if len(dims) < len(x.shape) else NotImplemented
+            if found is not NotImplemented:
+                return found
+            if covers(x, dims):
+                return rule(rec, func, args, kwargs, outs)
+            layout, axes = projected(x, dims, keep), whole_axes(rec, x, dims)
+            if len(cut_in_space(rec, layout)) < 2:
+                found = rule(rec, func, args, kwargs, outs)
+            if found is not NotImplemented or axes is None or len(outs) > 1:
+                return found
+            _, new_args, new_kwargs = rec.template(args, kwargs)
+            op = Strip(Call(func, new_args, new_kwargs), x.space.extent, tuple(axes), layout)
+            return rec.emit(op, [x], outs, layout, name_of(func))
+
+        ATEN.rule(*functions, kind=kind)(asked)
+        return rule
+
+    return add
 
 
 # A softmax over positions ---------------------------------------------------------------------------------
@@ -258,15 +278,15 @@ def left(x: Value, dim: int) -> set[int]:
     return axes_under(x, [d for d in range(len(x.shape)) if d != dim])
 
 
-@ATEN.rule(aten._softmax, aten._log_softmax)
+@ATEN.rule(aten._softmax, aten._log_softmax, kind="local or reduce + local")
 def softmax(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """Along one axis; or over a dimension that holds all of space, of all images together or of each."""
-    found = accumulate(rec, func, args, kwargs, outs)
+    """Along channels or one axis; or over a dimension that holds all of space, of all images together or of each."""
+    found = along_dim(rec, func, args, kwargs, outs)
     if found is not NotImplemented:
         return found
     x, dim = args[0], args[1] % len(args[0].shape)
     apart = not covers(x, [dim])
-    if apart and (plain(x, dim) or any(a not in rec.session.instances for a in left(x, dim))):
+    if apart and any(a not in rec.session.instances for a in left(x, dim)):
         return NotImplemented
     dtype = accumulation_dtype(outs[0].dtype)
     shape = [1 if d == dim else size for d, size in enumerate(x.shape)]

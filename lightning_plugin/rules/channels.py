@@ -1,8 +1,14 @@
-"""Local operators that act along a dimension that is not space: softmax over channels, concatenation, slicing."""
+"""Operators on plain dimensions: what they mix is in each tile, and they are local.
+
+A convolution looks at channels and at windows of space; to the dimensions before, it is indifferent. A softmax over
+channels looks at these alone. Where the dimensions that an operator looks at are plain, each tile is computed as the
+whole is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lightning_plugin.graph import Value
-from lightning_plugin.layout import Layout
+from lightning_plugin.layout import Dim, Layout
 from lightning_plugin.private import argument_names, operator_name
-from lightning_plugin.rules.pointwise import local, spread
-from lightning_plugin.rules.table import API, ATEN, Recorder
+from lightning_plugin.rules.pointwise import local
+from lightning_plugin.rules.table import API, ATEN, Recorder, Rule, either
 
 aten = torch.ops.aten
 
@@ -44,98 +50,6 @@ def resized(layout: Layout, shape: Sequence[int]) -> Layout:
     )
 
 
-@ATEN.rule(
-    aten._softmax, aten._log_softmax, aten.glu, aten.cumsum, aten.cumprod, aten.logcumsumexp, aten.sort,
-    aten._safe_softmax, kind="local",
-)  # fmt: skip
-def along_channels(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    x = args[0]
-    if len(outs) != 1 or not plain(x, dim_of(args, kwargs, 1, -1)):
-        return NotImplemented
-    return local(rec, func, args, kwargs, outs[0], resized(x.space, outs[0].shape), name=name_of(func))
-
-
-def occupied(values: Sequence[Value]) -> list[Value]:
-    """The values that have elements; PyTorch puts others in a row as well."""
-    return [v for v in values if 0 not in v.shape]
-
-
-@ATEN.rule(aten.cat, aten.concat, kind="local")
-def cat(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    values, dim = occupied(args[0]), dim_of(args, kwargs, 1)
-    first = next(v for v in values if v.is_map)
-    dim %= len(outs[0].shape)
-    if first.space.is_space(dim):
-        return NotImplemented
-    layout = resized(first.space, outs[0].shape)
-    space = set(layout.space)
-    values = [v if v.is_map else spread(rec, v, resized(first.space, v.shape), space) for v in values]
-    if any(not v.is_map or resized(v.space, outs[0].shape).tidy != layout.tidy for v in values):
-        return NotImplemented
-    return local(rec, func, [values, dim], {}, outs[0], layout, name="cat")
-
-
-@ATEN.rule(aten.stack, kind="local")
-def stack(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    values, dim = list(args[0]), dim_of(args, kwargs, 1) % len(outs[0].shape)
-    if any(not v.is_map or v.space != values[0].space for v in values):
-        return NotImplemented
-    dims = list(values[0].space.dims)
-    dims.insert(dim, (len(values),))
-    return local(rec, func, [values, dim], {}, outs[0], Layout(tuple(dims), values[0].space.extent), name="stack")
-
-
-@ATEN.rule(aten.slice.Tensor, aten.narrow.default, aten.flip.default, aten.index_select.default, kind="local")
-def slice_channels(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    x = args[0]
-    dim: Any = dim_of(args, kwargs, 1)
-    dims = list(dim) if isinstance(dim, (list, tuple)) else [dim]
-    if not x.is_map or not all(plain(x, d) for d in dims):
-        return NotImplemented
-    return local(rec, func, args, kwargs, outs[0], resized(x.space, outs[0].shape), name=name_of(func))
-
-
-@ATEN.rule(aten.select.int, kind="local")
-def select(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    x, dim, index = args
-    dim %= len(x.shape)
-    if not plain(x, dim):
-        return NotImplemented
-    layout = Layout((*x.space.dims[:dim], *x.space.dims[dim + 1 :]), x.space.extent)
-    return local(rec, func, [x, dim, index], {}, outs[0], layout, name="select")
-
-
-REDUCTIONS = (
-    aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default, aten.logsumexp.default,
-    aten.var.correction, aten.std.correction, aten.linalg_vector_norm.default, aten.prod.dim_int, aten.any.dim,
-    aten.all.dim, aten.argmax.default, aten.argmin.default,
-)  # fmt: skip
-
-
-@ATEN.rule(*REDUCTIONS, kind="local")
-def reduce_channels(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """A reduction over dimensions that are not space; the ones over space are in `reduce`."""
-    x = args[0]
-    dims, keep = reduced(func, args, kwargs)
-    if not all(plain(x, d) for d in dims):
-        return NotImplemented
-    layout = Layout(
-        tuple((1,) if d in dims else dim for d, dim in enumerate(x.space.dims) if keep or d not in dims), x.space.extent
-    )
-    return local(rec, func, args, kwargs, outs[0], layout, name=name_of(func))
-
-
-def reduced(func: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], bool]:
-    """(the dimensions that a reduction reduces, whether it keeps them)."""
-    given = dict(zip(argument_names(func), args, strict=False)) | kwargs
-    rank = len(args[0].shape)
-    dims = given.get("dim")
-    if dims is None or dims == []:
-        dims = range(rank)
-    listed = [dims] if isinstance(dims, int) else list(dims)
-    return tuple(d % rank for d in listed), bool(given.get("keepdim", False))
-
-
 @dataclass(frozen=True)
 class Result:
     """One of several results of an operator."""
@@ -148,22 +62,61 @@ class Result:
         return found
 
 
-@ATEN.rule(aten.max.dim, aten.min.dim, aten.topk.default, kind="local")
-def max_channels(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """Value and index along channels, as two nodes; the maximum over space is in `reduce`."""
-    x = args[0]
-    topk = func is aten.topk.default
-    dim = dim_of(args, kwargs, 2 if topk else 1, -1) % len(x.shape)
-    if not plain(x, dim):
+def within(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor], dims: Iterable[int]) -> Any:
+    """An operator that mixes some dimensions, which are plain, of its first argument, and to the others is
+    indifferent: local, a node for each of its results. One that nobody uses costs nothing."""
+    x, others = args[0], [a for a in (*args[1:], *kwargs.values()) if isinstance(a, Value)]
+    mixed = {d % len(x.shape) for d in dims}
+    if not x.is_map or any(v.is_map for v in others) or not all(plain(x, d) for d in mixed):
         return NotImplemented
-    keep = len(outs[0].shape) == len(x.shape)
-    layout = Layout(
-        tuple((outs[0].shape[d],) if d == dim else f for d, f in enumerate(x.space.dims) if keep or d != dim),
-        x.space.extent,
-    )
-    return tuple(
-        local(rec, Result(func, i), args, kwargs, out, layout, name=name_of(func)) for i, out in enumerate(outs)
-    )
+    carried: list[Dim] = [dim for d, dim in enumerate(x.space.dims) if d not in mixed]
+    made = []
+    for i, out in enumerate(outs):
+        made_of = [*carried, *((size,) for size in out.shape[len(carried) :])]
+        if len(out.shape) == len(x.shape):
+            sizes = zip(x.space.dims, x.shape, out.shape, strict=True)
+            made_of = [dim if size == new else (new,) for dim, size, new in sizes]
+        layout = Layout(tuple(made_of), x.space.extent)
+        one = func if len(outs) == 1 else Result(func, i)
+        made.append(local(rec, one, args, kwargs, out, layout, name=name_of(func)))
+    return tuple(made)
+
+
+def of_last(*functions: Any, kind: str = "") -> Callable[[Rule], Rule]:
+    """Register a rule for operators that look at the last dimensions: as many as their name says, or all but the first.
+
+    Where the rule declines, and these dimensions are plain, the operator is local: the dimensions that it carries
+    (images of a batch, patches of an image, windows of attention) may be made of axes.
+    """
+
+    def add(rule: Rule) -> Rule:
+        ATEN.rule(*functions, kind=kind or rule.__module__.rsplit(".", 1)[-1])(either(rule, carried))
+        return rule
+
+    return add
+
+
+def carried(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    x = args[0]
+    if not x.is_map or all(size == 1 for size in x.space.extent):
+        return NotImplemented
+    count = re.search(r"(\d)d", name_of(func))
+    dims = range(1, len(x.shape)) if count is None else range(-int(count[1]), 0)
+    return within(rec, func, args, kwargs, outs, dims)
+
+
+ATEN.rule(aten.col2im.default, kind="local where space is plain")(carried)
+
+
+def reduced(func: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], bool]:
+    """(the dimensions that a reduction reduces, whether it keeps them)."""
+    given = dict(zip(argument_names(func), args, strict=False)) | kwargs
+    rank = len(args[0].shape)
+    dims = given.get("dim")
+    if dims is None or dims == []:
+        dims = range(rank)
+    listed = [dims] if isinstance(dims, int) else list(dims)
+    return tuple(d % rank for d in listed), bool(given.get("keepdim", False))
 
 
 @API.rule(F.linear, kind="local")

@@ -17,7 +17,7 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import Along
-from lightning_plugin.rules.channels import name_of
+from lightning_plugin.rules.channels import name_of, of_last
 from lightning_plugin.rules.reductions import widen
 from lightning_plugin.rules.sampling import (
     Antialiased,
@@ -29,7 +29,7 @@ from lightning_plugin.rules.sampling import (
     Scaled,
     mix,
 )
-from lightning_plugin.rules.table import ATEN, Recorder
+from lightning_plugin.rules.table import Recorder
 from lightning_plugin.rules.window import squeezed_axes, windowed_at
 
 aten = torch.ops.aten
@@ -172,7 +172,7 @@ def factors(args: Sequence[Any], first: int, count: int) -> list[float | None]:
     return given + [None] * (count - len(given))
 
 
-@ATEN.rule(
+@of_last(
     aten.upsample_nearest1d.default, aten.upsample_nearest2d.default, aten.upsample_nearest3d.default,
     aten._upsample_nearest_exact1d.default, aten._upsample_nearest_exact2d.default,
     aten._upsample_nearest_exact3d.default,
@@ -210,7 +210,7 @@ def rounding(x: Value, sizes: Sequence[int]) -> Rounding:
     return Rounding.DOUBLE if x.dtype == torch.float64 else Rounding.SINGLE
 
 
-@ATEN.rule(
+@of_last(
     aten.upsample_linear1d.default, aten.upsample_bilinear2d.default, aten.upsample_trilinear3d.default,
     aten.upsample_bicubic2d.default, aten._upsample_bilinear2d_aa.default, aten._upsample_bicubic2d_aa.default,
     kind="resample",

@@ -1,24 +1,33 @@
-"""Positions picked along an axis by numbers that are known: ``patches[index]``, ``patches[[0, 3]]``.
+"""Positions and channels picked by numbers or by rank: index, gather, scatter, one-hot codes, embeddings, top k.
 
-What is picked is a map again, along the same axis. A tile reads the positions from the least to the greatest of its own
-numbers, so that ascending numbers keep tiles small. A few positions of a large map are a vector instead (`ranking`), as
-are those whose numbers are computed.
+Positions picked along an axis by numbers that are known (``patches[index]``, ``patches[[0, 3]]``) are a map again,
+along the same axis. A tile reads the positions from the least to the greatest of its own numbers: ascending numbers
+keep tiles small. A few positions of a large map are a vector instead, as are those whose numbers are computed, and the
+best k. Indices count positions of the whole map in row-major order. Among equal values the first position wins.
+
+Where a map of indices looks up channels or a table, a position depends on its own index alone: that is local.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
-from lightning_plugin.ops import Captured, TileOp
-from lightning_plugin.rules.channels import name_of
-from lightning_plugin.rules.table import ATEN, Recorder
+from lightning_plugin.layout import Layout
+from lightning_plugin.ops import Along, Captured, ReduceOp, Reduction
+from lightning_plugin.private import FakeTensor
+from lightning_plugin.rules.channels import name_of, plain, resized, within
+from lightning_plugin.rules.norm import arguments
+from lightning_plugin.rules.pointwise import local
+from lightning_plugin.rules.reductions import covers, find, flat_index
+from lightning_plugin.rules.table import API, ATEN, Recorder
 from lightning_plugin.rules.uncut import axes_under, flattened
 
 aten = torch.ops.aten
@@ -27,45 +36,33 @@ aten = torch.ops.aten
 FEW_BYTES, FEW_PART = 1 << 20, 1 / 16
 
 
-@dataclass(frozen=True)
-class Picked(TileOp):
-    """Positions ``numbers`` along an axis, which is dimension ``dim``."""
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """The positions of one axis that are picked."""
 
-    kind: ClassVar[str] = "layout"
-    axis: int
-    dim: int
     numbers: tuple[int, ...]
 
-    def need(self, box: Box) -> tuple[Box, ...]:
-        here = self.numbers[box.lo[self.axis] : box.hi[self.axis]]
-        return (box.replace(self.axis, min(here), max(here) + 1),)
+    def need(self, lo: int, hi: int) -> tuple[int, int]:
+        return min(self.numbers[lo:hi]), max(self.numbers[lo:hi]) + 1
 
-    def mark(self, axis: int, lo: int, hi: int) -> Hashable:
+    def mark(self, lo: int, hi: int) -> tuple[int, ...]:
         """The numbers, from the least on."""
-        if axis != self.axis:
-            return None
-        here = self.numbers[lo:hi]
-        least = min(here)
-        return tuple(n - least for n in here)
+        least = min(self.numbers[lo:hi])
+        return tuple(n - least for n in self.numbers[lo:hi])
+
+
+@dataclass(frozen=True)
+class Picked(Along):
+    """Positions along an axis, which is dimension ``dim``."""
+
+    kind: ClassVar[str] = "layout"
+    maps: tuple[Numbers]
+    dim: int
 
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
-        here = self.numbers[box.lo[self.axis] : box.hi[self.axis]]
-        least = min(here)
-        index = torch.tensor([n - least for n in here], device=tiles[0].device)
+        (interval,) = self.intervals(box)
+        index = torch.tensor(self.maps[0].mark(*interval), device=tiles[0].device)
         return tiles[0].index_select(self.dim, index)
-
-
-@ATEN.rule(aten.index_select.default)
-def select(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    x, dim, index = args
-    return picked(rec, x, dim % max(1, len(x.shape)), index, outs[0], name_of(func))
-
-
-@ATEN.rule(aten.index.Tensor)
-def pick(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    x, indices = args
-    given = [(d, i) for d, i in enumerate(indices) if i is not None]
-    return picked(rec, x, *given[0], outs[0], "index") if len(given) == 1 else NotImplemented
 
 
 def picked(rec: Recorder, x: Value, dim: int, index: Value, out: Tensor, name: str) -> Any:
@@ -88,9 +85,242 @@ def picked(rec: Recorder, x: Value, dim: int, index: Value, out: Tensor, name: s
         return NotImplemented  # PyTorch says what is wrong with it
     numbers = tuple(n % size for n in given)
     extent = (*line.space.extent[:axis], len(numbers), *line.space.extent[axis + 1 :])
-    return rec.emit(Picked(axis, dim, numbers), [line], [out], line.space.with_extent(extent), name)
+    return rec.emit(Picked((Numbers(numbers),), (axis,), dim), [line], [out], line.space.with_extent(extent), name)
 
 
 def captured(index: Value) -> Value | None:
     """The captured tensor whose numbers an index has."""
     return index if index.node is not None and isinstance(index.node.op, Captured) else None
+
+
+@dataclass(frozen=True)
+class Pick(ReduceOp):
+    """Values at given positions; ``each`` where every other element has indices of its own (gather)."""
+
+    dim: int
+    each: bool
+    layout: Layout
+
+    def share(self, box: Box, x: Tensor, index: Tensor) -> Tensor:
+        size = self.layout.shape[self.dim]
+        index = torch.where(index < 0, index + size, index)
+        place, mine = find(flat_index(self.layout, (self.dim,), box, x.device), index)
+        if self.each:
+            return torch.where(mine, x.gather(self.dim, place), 0)
+        mine = mine.view([-1, *[1] * (x.dim() - 1 - self.dim)])
+        return torch.where(mine, x.index_select(self.dim, place), 0)
+
+    def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
+        index = vectors[0]
+        size = self.layout.shape[self.dim]
+        known = index.numel() and not isinstance(index, FakeTensor)
+        if known and not (-size <= int(index.min()) and int(index.max()) < size):
+            raise IndexError(
+                f"an index into {size} positions is out of range: {int(index.min())} to {int(index.max())}"
+            )
+        return Reduction((self.share(box, tiles[0], index),))
+
+    def merge(self, left: Reduction, right: Reduction) -> Reduction:
+        # A position has one owner, so one of the two is zero.
+        (a,), (b,) = left.parts, right.parts
+        return Reduction((a | b if a.dtype == torch.bool else a + b,))
+
+    def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return total.parts
+
+    def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
+        return (self.share(box, tiles[0], vectors[0]),)
+
+
+def pick(rec: Recorder, x: Value, dim: int, index: Value, out: Tensor, name: str) -> Any:
+    """Positions that are picked by an index that is a vector."""
+    if not x.is_map or index.is_map or not covers(x, [dim]) or not out.numel():
+        return NotImplemented
+    return rec.emit(Pick(dim, name == "gather", x.space), [x, index], [out], None, name)
+
+
+@ATEN.rule(aten.index_select.default, kind="local, layout or reduce")
+def index_select(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    x, dim, index = args
+    dim %= max(1, len(x.shape))
+    found = within(rec, func, args, kwargs, outs, [dim]) if x.is_map else NotImplemented
+    if found is NotImplemented:
+        found = picked(rec, x, dim, index, outs[0], "index_select")
+    return pick(rec, x, dim, index, outs[0], "index_select") if found is NotImplemented else found
+
+
+@ATEN.rule(aten.index.Tensor, kind="local, layout or reduce")
+def index(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """``patches[numbers]``, ``x[:, numbers]``; ``weight[classes]`` with a map of classes."""
+    x, indices = args
+    given = [(d, i) for d, i in enumerate(indices) if i is not None]
+    if len(given) == 1 and (found := picked(rec, x, *given[0], outs[0], "index")) is not NotImplemented:
+        return found
+    found = looked_up(rec, func, x, indices, given, outs[0])
+    return pick_rows(rec, x, *given[0], outs[0]) if found is NotImplemented and len(given) == 1 else found
+
+
+def looked_up(
+    rec: Recorder, func: Any, x: Value, indices: Sequence[Value | None], given: list[tuple[int, Value]], out: Tensor
+) -> Any:
+    """``weight[classes]`` with a map of classes, and ``x[:, order]`` with an order of channels."""
+    dims = [d for d, _ in given]
+    if dims != list(range(dims[0], dims[0] + len(dims))) or any(i.dtype == torch.bool for _, i in given):
+        return NotImplemented
+    before, after = x.shape[: dims[0]], x.shape[dims[-1] + 1 :]
+    if not x.is_map:
+        spaces = {i.space if i.is_map else None for _, i in given}
+        if len(spaces) != 1 or None in spaces:
+            return NotImplemented
+        (space,) = spaces
+        assert space is not None
+        layout = Layout((*((n,) for n in before), *space.dims, *((n,) for n in after)), space.extent)
+        return local(rec, func, [x, list(indices)], {}, out, layout, name="index")
+    if len(given) != 1 or given[0][1].is_map or not plain(x, dims[0]):
+        return NotImplemented
+    middle = tuple((n,) for n in given[0][1].shape)
+    layout = Layout((*x.space.dims[: dims[0]], *middle, *x.space.dims[dims[0] + 1 :]), x.space.extent)
+    return local(rec, func, [x, list(indices)], {}, out, layout, name="index")
+
+
+def pick_rows(rec: Recorder, x: Value, dim: int, index: Value, out: Tensor) -> Any:
+    """``x[:, index]`` with one index, on the dimension that holds all of space."""
+    if index.is_map or index.dtype != torch.int64:
+        return NotImplemented
+    flat = rec.vector(torch.flatten, [index], {}, [rec.fake([index.fake.numel()], torch.int64, index.device)])[0]
+    shape = (*x.shape[:dim], index.fake.numel(), *x.shape[dim + 1 :])
+    found = pick(rec, x, dim, flat, rec.fake(shape, x.dtype, x.device), "index")
+    if found is NotImplemented:
+        return NotImplemented
+    return rec.vector(torch.reshape, [found[0], list(out.shape)], {}, [out], name="view")
+
+
+def lined_up(rec: Recorder, operands: Sequence[Value], dim: int) -> list[Value] | None:
+    """Operands of one rank as maps that lie alike but for ``dim``; None where they do not."""
+    first = next(v for v in operands if v.is_map)
+    space = first.space.space
+    if dim in space:
+        return None
+    maps = []
+    for v in operands:
+        if len(v.shape) != len(first.shape) or any(v.shape[d] != first.shape[d] for d in space):
+            return None
+        layout = resized(first.space, v.shape)
+        if not v.is_map:
+            v = rec.spread(v, layout)
+        if v.space.extent != layout.extent or any(
+            v.space.tidy.dims[d] != layout.tidy.dims[d] for d in {*space, *v.space.space}
+        ):
+            return None
+        maps.append(v)
+    return maps
+
+
+@API.rule(F.one_hot, kind="local")
+def one_hot(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    names = ("tensor", "num_classes")
+    a = {"num_classes": -1} | dict(zip(names, args, strict=False)) | kwargs
+    x = a.get("tensor", a.get("input", a.get("self")))
+    if a["num_classes"] < 0 or not x.is_map:
+        return NotImplemented
+    layout = Layout((*x.space.dims, (outs[0].shape[-1],)), x.space.extent)
+    return local(rec, F.one_hot, [x, a["num_classes"]], {}, outs[0], layout, name="one_hot", grad=False)
+
+
+@ATEN.rule(aten.gather.default, kind="local or reduce")
+def gather(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    x, dim, index = args[:3]
+    dim %= max(1, len(x.shape))
+    maps = lined_up(rec, [x, index], dim)
+    if maps is None:
+        return pick(rec, x, dim, index, outs[0], "gather")
+    return local(rec, func, [maps[0], dim, maps[1]], {}, outs[0], maps[1].space, name="gather")
+
+
+@ATEN.rule(
+    aten.scatter.value,
+    aten.scatter.src,
+    aten.scatter.reduce,
+    aten.scatter.value_reduce,
+    aten.scatter_add.default,
+    aten.scatter_reduce.two,
+    kind="local",
+)
+def scatter(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    x, dim, index, source, *rest = args
+    dim %= max(1, len(x.shape))
+    maps = lined_up(rec, [x, index, *([source] if isinstance(source, Value) else [])], dim)
+    if maps is None:
+        return NotImplemented
+    what = maps[2] if isinstance(source, Value) else source
+    return local(
+        rec,
+        func,
+        [maps[0], dim, maps[1], what, *rest],
+        kwargs,
+        outs[0],
+        resized(maps[0].space, outs[0].shape),
+        name=name_of(func),
+    )
+
+
+@API.rule(F.embedding, kind="local")
+def embedding(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    a = arguments(func, args, kwargs)
+    x = a["input"]
+    if not x.is_map or a["weight"].is_map or a["max_norm"] is not None or a["sparse"] or a["scale_grad_by_freq"]:
+        return NotImplemented
+    layout = Layout((*x.space.dims, (outs[0].shape[-1],)), x.space.extent)
+    padding = {"padding_idx": a["padding_idx"]}
+    return local(rec, F.embedding, [x, a["weight"]], padding, outs[0], layout, name="embedding", autocast=rec.autocast)
+
+
+@ATEN.rule(aten.bucketize.Tensor, kind="local")
+def bucketize(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    x, bounds = args
+    if not x.is_map or bounds.is_map:
+        return NotImplemented
+    return local(rec, func, [x, bounds], kwargs, outs[0], x.space, name="bucketize", grad=False)
+
+
+@dataclass(frozen=True)
+class Best(ReduceOp):
+    """The k largest (or smallest) along one dimension, best first, with their indices."""
+
+    dim: int
+    k: int
+    largest: bool
+    layout: Layout
+
+    def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
+        x = tiles[0].movedim(self.dim, -1)
+        positions = flat_index(self.layout, (self.dim,), box, x.device)
+        best, where = x.sort(dim=-1, descending=self.largest, stable=True)
+        # Copies, so that nothing of the tile's size outlives the tile.
+        return Reduction((best[..., : self.k].clone(), positions[where[..., : self.k]]))
+
+    def merge(self, left: Reduction, right: Reduction) -> Reduction:
+        best, where = (torch.cat(pair, -1) for pair in zip(left.parts, right.parts, strict=True))
+        where, order = where.sort(-1)
+        best, order = best.gather(-1, order).sort(dim=-1, descending=self.largest, stable=True)
+        return Reduction((best[..., : self.k].clone(), where.gather(-1, order)[..., : self.k].clone()))
+
+    def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        best, where = (p.movedim(-1, self.dim).contiguous() for p in total.parts)
+        return best, where
+
+    def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
+        place, mine = find(flat_index(self.layout, (self.dim,), box, tiles[0].device), outputs[1])
+        return torch.where(mine, tiles[0].gather(self.dim, place), 0), None
+
+
+@ATEN.rule(aten.topk.default, kind="local or reduce")
+def topk(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """Over channels, or over a dimension that holds all of space."""
+    given = dict(zip(("x", "k", "dim", "largest"), args, strict=False)) | kwargs
+    x, k, largest = args[0], args[1], bool(given.get("largest", True))
+    dim = given.get("dim", -1) % len(x.shape)
+    found = within(rec, func, args, kwargs, outs, [dim])
+    if found is not NotImplemented or not covers(x, [dim]):
+        return found
+    return rec.emit(Best(dim, k, largest, x.space), [x], outs, None, "topk")

@@ -19,9 +19,9 @@ from lightning_plugin.graph import Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.ops import Along
 from lightning_plugin.private import schema
-from lightning_plugin.rules.channels import name_of
+from lightning_plugin.rules.channels import name_of, of_last
+from lightning_plugin.rules.convolution import Stamp
 from lightning_plugin.rules.table import ATEN, Recorder, filled
-from lightning_plugin.rules.transposed import Stamp
 from lightning_plugin.rules.window import SlidingOp, WindowOp, axes_of, each, parted, squeezed_axes, windowed_at
 
 aten = torch.ops.aten
@@ -48,7 +48,7 @@ class MaxPool(Pool):
         return -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
 
 
-@ATEN.rule(
+@of_last(
     aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default, aten.max_pool1d.default, kind="window"
 )
 def max_pool(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
@@ -147,7 +147,7 @@ class AvgPool(Pool):
         return None if all(c == w.kernel for c in line) else line
 
 
-@ATEN.rule(aten.avg_pool2d.default, aten.avg_pool3d.default, aten.avg_pool1d.default, kind="window")
+@of_last(aten.avg_pool2d.default, aten.avg_pool3d.default, aten.avg_pool1d.default, kind="window")
 def avg_pool(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     count = int(schema(func).name[-2])
     x, kernel, stride, padding, _, count_padding, divisor = filled(args, None, None, [], [0], False, True, None)

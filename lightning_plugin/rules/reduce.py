@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lightning_plugin.graph import Value
 from lightning_plugin.ops import accumulation_dtype
-from lightning_plugin.rules.axes import over
+from lightning_plugin.private import argument_names, decomposition_table
+from lightning_plugin.rules.axes import over, reduction
 from lightning_plugin.rules.channels import name_of, reduced
 from lightning_plugin.rules.reductions import (
     TIES,
@@ -22,23 +25,24 @@ from lightning_plugin.rules.reductions import (
     reduced_size,
     root,
 )
-from lightning_plugin.rules.table import ATEN, Recorder
+from lightning_plugin.rules.table import Recorder
 
 aten = torch.ops.aten
 
 
-@ATEN.rule(aten.sum.dim_IntList, aten.sum.default, aten.mean.dim, aten.mean.default)
+@reduction(aten.sum.dim_IntList, aten.sum.default, aten.mean.dim, aten.mean.default)
 def total(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x = args[0]
     dims, keep = reduced(func, args, kwargs)
-    if kwargs.get("dtype") not in (None, x.dtype):
-        return NotImplemented
+    if kwargs.get("dtype") not in (None, x.dtype):  # cast, then reduce
+        rest = {k: v for k, v in kwargs.items() if k != "dtype"}
+        return rec.decompose(lambda x: func(x.to(kwargs["dtype"]), *args[1:], **rest), x)
     size = reduced_size(x, dims)
     op = Sum(dims, keep, outs[0].dtype, size, float(size) if name_of(func) == "mean" else 1.0)
     return over(rec, op, x, outs, name_of(func))
 
 
-@ATEN.rule(aten.amax.default, aten.amin.default, aten.max.default, aten.min.default)
+@reduction(aten.amax.default, aten.amin.default, aten.max.default, aten.min.default)
 def extreme(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """The value alone: positions that tie for it share its gradient."""
     x, name = args[0], name_of(func)
@@ -50,20 +54,20 @@ def extreme(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Ten
     return found if found is NotImplemented else found[:1]
 
 
-@ATEN.rule(aten.max.dim, aten.min.dim, aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
+@reduction(aten.max.dim, aten.min.dim)
 def first(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """The value and where it is first; of an adaptive pooling to one position (others are in `adaptive`)."""
-    x, name = args[0], name_of(func)
-    dims, keep = reduced(func, args, kwargs)
-    if name.startswith("adaptive"):
-        dims, keep = tuple(range(len(x.shape) - len(args[1]), len(x.shape))), True
-        if any(size != 1 for size in args[1]):
-            return NotImplemented
+    """The value and where it is first."""
+    return first_of(rec, args[0], *reduced(func, args, kwargs), outs, name_of(func))
+
+
+def first_of(
+    rec: Recorder, x: Value, dims: tuple[int, ...], keep: bool, outs: Sequence[Tensor], name: str
+) -> Any:  # fmt: skip
     op = First(dims, keep, x.dtype, reduced_size(x, dims), x.space, -1 if name == "min" else 1)
     return over(rec, op, x, outs, name)
 
 
-@ATEN.rule(aten.argmax.default, aten.argmin.default)
+@reduction(aten.argmax.default, aten.argmin.default)
 def first_index(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, name = args[0], name_of(func)
     dims, keep = reduced(func, args, kwargs)
@@ -72,7 +76,7 @@ def first_index(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence
     return found if found is NotImplemented else found[1:]
 
 
-@ATEN.rule(aten.logsumexp.default)
+@reduction(aten.logsumexp.default)
 def logsumexp(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, out = args[0], outs[0]
     dims, _ = reduced(func, args, kwargs)
@@ -85,7 +89,7 @@ def logsumexp(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[T
     return rec.vector(log_of_sum, [*found, list(out.shape), out.dtype], {}, outs, name="logsumexp")
 
 
-@ATEN.rule(aten.var.correction, aten.std.correction, aten.var_mean.correction)
+@reduction(aten.var.correction, aten.std.correction, aten.var_mean.correction, aten.std_mean.correction)
 def moments(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """The variance and the mean, which costs nothing where nobody asked for it."""
     x, name = args[0], name_of(func)
@@ -94,6 +98,39 @@ def moments(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Ten
     dtype = accumulation_dtype(x.dtype) if name == "std" else x.dtype
     op = VarMean(dims, keep, dtype, reduced_size(x, dims), 1 if correction is None else correction)
     found = over(rec, op, x, [rec.fake(outs[0].shape, dtype, x.device) for _ in range(2)], name)
+    if len(outs) == 2 and (found is NotImplemented or name == "std_mean"):
+        spread = aten.var.correction if name == "var_mean" else aten.std.correction
+        return rec.decompose(lambda x: (spread(x, *args[1:], **kwargs), x.mean(dims, keep)), x)
     if name == "std" and found is not NotImplemented:
         return rec.vector(root, [found[0], 2, outs[0].dtype], {}, outs, name="sqrt")
     return found if found is NotImplemented else found[: len(outs)]
+
+
+@reduction(aten.linalg_vector_norm.default)
+def norm(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """Norms of order infinity, minus infinity and zero; others are roots of sums of powers."""
+    order = float((dict(zip(argument_names(func), args, strict=False)) | kwargs).get("ord", 2))
+    if math.isinf(order) or order == 0:
+        return rec.decompose(decomposition_table[func], *args, **kwargs)
+    dims, keep = reduced(func, args, kwargs)
+
+    def powers(x: Tensor) -> Tensor:
+        x = x.to(accumulation_dtype(outs[0].dtype))
+        power = x.square() if order == 2 else x.abs().pow(order)
+        return root(power.sum(dims, keepdim=keep), order, outs[0].dtype)
+
+    return rec.decompose(powers, args[0]) if order > 0 else NotImplemented
+
+
+@reduction(aten.any.dim, aten.any.dims, aten.any.default, aten.all.dim, aten.all.dims, aten.all.default)
+def truth(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """Compare the number of true elements with none and with all."""
+    dims, keep = reduced(func, args, kwargs)
+    least = 1 if name_of(func) == "any" else reduced_size(args[0], dims)
+    return rec.decompose(lambda x: (x.ne(0).sum(dims, keep) >= least).to(outs[0].dtype), args[0])
+
+
+@reduction(aten.prod.dim_int, kind="local")
+def prod(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """Over all of space it is a barrier: a product of so many factors leaves the range of numbers."""
+    return NotImplemented

@@ -28,7 +28,7 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.ops import Along
-from lightning_plugin.rules.channels import dim_of, name_of, plain, resized
+from lightning_plugin.rules.channels import dim_of, name_of, of_last, plain, resized, within
 from lightning_plugin.rules.pointwise import local
 from lightning_plugin.rules.table import API, ATEN, Recorder, filled
 from lightning_plugin.rules.views import viewed
@@ -157,9 +157,12 @@ def declined(value: Value | None) -> Any:
     return NotImplemented if value is None else value
 
 
-@ATEN.rule(aten.slice.Tensor)
-def slice_space(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+@ATEN.rule(aten.slice.Tensor, kind="local or layout")
+def crop(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, dim, start, end, step = filled(args, None, 0, None, None, 1)
+    found = within(rec, func, args, kwargs, outs, [dim])
+    if found is not NotImplemented:
+        return found
     dim %= len(x.shape)
     first, stop, step = slice(start, end, step).indices(x.shape[dim])
     return declined(remap(rec, x, {dim: cropped(first, len(range(first, stop, step)), step)}, "slice"))
@@ -178,9 +181,10 @@ def parts(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tenso
     return rec.decompose(lambda x: tuple(map(partial(x.narrow, dim), starts, sizes)), x)
 
 
-@ATEN.rule(aten.select.int)
-def select_space(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    return declined(row(rec, args[0], args[1], args[2], outs[0]))
+@ATEN.rule(aten.select.int, kind="local or layout")
+def select(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    found = within(rec, func, args, kwargs, outs, [args[1]])
+    return declined(row(rec, args[0], args[1], args[2], outs[0])) if found is NotImplemented else found
 
 
 def row(rec: Recorder, x: Value, dim: int, index: int, out: Tensor) -> Value | None:
@@ -235,6 +239,66 @@ def joined(x: Tensor, part: Tensor, dim: int, start: int, stop: int) -> Tensor:
     return torch.cat(pieces, dim) if len(pieces) > 1 else part.clone()
 
 
+# Space turned around --------------------------------------------------------------------------------------
+
+
+@ATEN.rule(aten.flip.default)
+def flip(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    x = args[0]
+    dims = [d % len(x.shape) for d in args[1]]
+    maps = {d: cropped(x.shape[d] - 1, x.shape[d], -1) for d in dims if spatial(x, d)}
+    found = remap(rec, x, maps, "flip")
+    others = [d for d in dims if d not in maps]
+    if found is None:
+        return NotImplemented
+    return local(rec, func, [found, others], {}, outs[0], found.space, name="flip") if others else found
+
+
+@ATEN.rule(aten.roll.default, kind="layout")
+def roll(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    x, shifts, dims = filled(args, None, None, [])
+    shifts = [shifts] if isinstance(shifts, int) else list(shifts)
+    dims = [d % len(x.shape) for d in ([dims] if isinstance(dims, int) else dims)]
+    if not dims or len(set(dims)) < len(dims):
+        return NotImplemented
+    pairs = dict(zip(dims, shifts, strict=True))
+    maps = {d: rolled(x.shape[d], s) for d, s in pairs.items() if spatial(x, d)}
+    others = {d: s for d, s in pairs.items() if d not in maps}
+    found = remap(rec, x, maps, "roll")
+    if found is None or not others:
+        return NotImplemented if found is None else found
+    return local(rec, func, [found, list(others.values()), list(others)], {}, outs[0], found.space, name="roll")
+
+
+def rolled(size: int, shift: int) -> tuple[Run, ...]:
+    shift %= size
+    return (Run(0, shift, size - shift), Run(shift, size, 0)) if shift else cropped(0, size)
+
+
+@ATEN.rule(aten.repeat.default, kind="layout")
+def repeat(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    x, times = args[0], list(args[1])
+    new = len(times) - len(x.shape)
+    if not all(times):
+        return NotImplemented
+    maps = {
+        d: repeated(x.shape[d], times[d + new]) for d in range(len(x.shape)) if times[d + new] != 1 and spatial(x, d)
+    }
+    found = remap(rec, x, maps, "repeat")
+    if found is None:
+        return NotImplemented
+    others = [1 if d - new in maps else n for d, n in enumerate(times)]
+    dims = [(1,)] * new + list(found.space.dims)
+    layout = resized(Layout(tuple(dims), found.space.extent), outs[0].shape)
+    return local(rec, func, [found, others], {}, outs[0], layout, name="repeat")
+
+
+def repeated(size: int, times: int) -> tuple[Run, ...]:
+    if size == 1:
+        return (Run(0, times, 0, 0),)
+    return tuple(Run(i * size, (i + 1) * size, 0) for i in range(times))
+
+
 # Padding --------------------------------------------------------------------------------------------------
 
 
@@ -283,7 +347,7 @@ def constant_pad(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequenc
     return pad(rec, args[0], args[1], "constant", fill, outs[0], "constant_pad")
 
 
-@ATEN.rule(
+@of_last(
     aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default,
     aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default,
     kind="layout",

@@ -108,82 +108,47 @@ class Recorder(Protocol):
 
 
 @dataclass(frozen=True)
-class Chain:
-    """Rules for one function, in the order in which they are asked."""
-
-    rules: tuple[Rule, ...]
-
-    def __call__(self, *call: Any) -> Any:
-        for rule in self.rules:
-            result = rule(*call)
-            if result is not NotImplemented:
-                return result
-        return NotImplemented
-
-
-@dataclass(frozen=True)
 class Entry:
-    """A rule of a family; ``kind`` is what the page of operators says of it."""
+    """A rule; ``kind`` is what the page of operators says of it."""
 
-    family: str
     kind: str
     rule: Rule
 
 
 class RuleTable:
-    """The rules for each function, by family, that refuses to be overwritten by accident; ``pointwise`` is for
-    operators without one that PyTorch tags as that."""
+    """One rule for each function, that refuses to be overwritten by accident; ``pointwise`` is for operators without
+    one that PyTorch tags as that."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.entries: dict[Any, tuple[Entry, ...]] = {}
+        self.entries: dict[Any, Entry] = {}
         self.of_vectors: dict[Any, Rule] = {}
         self.stand_ins: dict[Any, Callable[..., Any]] = {}
         self.enlargers: dict[Any, Rule] = {}
         self.pointwise: Rule | None = None
-        self._asked: dict[Any, Rule] = {}
-        self._order: list[str] = []
-
-    def order(self, families: Sequence[str]) -> None:
-        """Ask families in this order, whichever was imported first; those of users come last."""
-        self._order = [*families]
-        for function in self.entries:
-            self._sort(function)
 
     def rule(self, *functions: Any, kind: str = "", replace: bool = False) -> Callable[[Rule], Rule]:
         """Register the decorated rule for these functions (an operator packet stands for all its overloads)."""
 
         def add(rule: Rule) -> Rule:
             for function in functions:
-                if replace:
-                    self.entries.pop(function, None)
-                elif any(not share(e.family, family(rule)) for e in self.entries.get(function, ())):
+                if function in self.entries and not replace:
                     raise ValueError(f"{self.name} has a rule for {function} already; pass replace=True to change it")
-                self.add(function, rule, kind)
+                self.entries[function] = Entry(kind or rule.__module__.rsplit(".", 1)[-1], rule)
             return rule
 
         return add
 
     def otherwise(self, *functions: Any, kind: str = "") -> Callable[[Rule], Rule]:
-        """Register the decorated rule for calls that all others decline."""
+        """Register the decorated rule for calls that the function's own declines."""
 
         def add(rule: Rule) -> Rule:
             for function in functions:
-                self.add(function, rule, kind)
+                former = self.get(function)
+                self.rule(function, kind=kind, replace=True)(rule if former is None else either(former, rule))
             return rule
 
         return add
-
-    def add(self, function: Any, rule: Rule, kind: str) -> None:
-        entry = Entry(family(rule), kind or family(rule).rsplit(".", 1)[-1], rule)
-        self.entries[function] = (*self.entries.get(function, ()), entry)
-        self._sort(function)
-
-    def _sort(self, function: Any) -> None:
-        order = self._order
-        known = sorted(self.entries[function], key=lambda e: order.index(e.family) if e.family in order else len(order))
-        self.entries[function] = tuple(known)
-        self._asked[function] = known[0].rule if len(known) == 1 else Chain(tuple(e.rule for e in known))
 
     def enlarging(self, *functions: Any) -> Callable[[Rule], Rule]:
         """Register what makes a map of a call on a vector whose result is as large as a map of the recording."""
@@ -215,22 +180,20 @@ class RuleTable:
         return add
 
     def get(self, function: Any) -> Rule | None:
-        found = self._asked.get(function)
-        if found is None:
-            found = self._asked.get(getattr(function, "overloadpacket", None))
+        found = self.entries.get(function) or self.entries.get(getattr(function, "overloadpacket", None))
         if found is None and torch.Tag.pointwise in getattr(function, "tags", ()):
-            found = self.pointwise
-        return found
+            return self.pointwise
+        return None if found is None else found.rule
 
 
-def family(rule: Rule) -> str:
-    """The module that a rule is in."""
-    return rule.__module__
+def either(first: Rule, second: Rule) -> Rule:
+    """A rule that asks two others, the second where the first declines."""
 
+    def rule(*call: Any) -> Any:
+        found = first(*call)
+        return second(*call) if found is NotImplemented else found
 
-def share(one: str, other: str) -> bool:
-    """True of two families that may both have a rule for a function: two of the engine's, which are in its list."""
-    return one != other and all(name.startswith(f"{__package__}.") for name in (one, other))
+    return rule
 
 
 ATEN = RuleTable("ATEN")

@@ -1,4 +1,4 @@
-"""Window operators, and convolutions among them.
+"""Window operators.
 
 Padding happens here, at the operator's own border: a tile reads what lies inside the map and pads what does not, so an
 interior tile pads nothing, and a border tile pads only on the side where the map ends.
@@ -20,10 +20,8 @@ from lightning_plugin.boxes import Box, Clip, Window, inside
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.ops import Kernel, TileOp
-from lightning_plugin.rules.channels import plain
-from lightning_plugin.rules.pointwise import local
+from lightning_plugin.rules.channels import of_last, plain
 from lightning_plugin.rules.table import ATEN, Recorder
-from lightning_plugin.rules.unread import How, biased, unread
 
 aten = torch.ops.aten
 
@@ -193,88 +191,6 @@ def each(value: int | Sequence[int], count: int) -> tuple[int, ...]:
     return tuple(value) * count if len(value) == 1 else tuple(value)
 
 
-@dataclass(frozen=True)
-class Convolution(SlidingOp):
-    uniform: ClassVar[bool] = True
-    groups: int = 1
-    bias: bool = True
-
-    @property
-    def stride(self) -> tuple[int, ...]:
-        return tuple(w.stride for w in self.slides)
-
-    @property
-    def dilation(self) -> tuple[int, ...]:
-        return tuple(w.dilation for w in self.slides)
-
-    def slide(self, box: Box, x: Tensor, vectors: Sequence[Tensor], padding: Sequence[int]) -> Tensor:
-        bias, apart = self.bias_of(vectors)
-        x, stride = self.thinned(x, vectors[0], padding)
-        made = torch.convolution(
-            x, vectors[0], bias if apart is None else apart.detach(), stride, padding, self.dilation, False,
-            [0] * len(padding), self.groups,
-        )  # fmt: skip
-        return made if apart is None else biased(made, apart)
-
-    def unread(self, box: Box) -> Kernel:
-        return self.sliding(box, self.slide_unread)
-
-    def slide_unread(self, x: Tensor, vectors: Sequence[Tensor], padding: Sequence[int]) -> Tensor:
-        bias, apart = self.bias_of(vectors)
-        x, stride = self.thinned(x, vectors[0], padding)
-        made = unread(x, vectors[0], bias, How(stride, padding, self.dilation, False, self.groups))
-        return made if apart is None else biased(made, apart)
-
-    def thinned(self, x: Tensor, weight: Tensor, padding: Sequence[int]) -> tuple[Tensor, Sequence[int]]:
-        """The input and the stride of the kernel, the same result.
-
-        On a CPU the gradient of a strided 1 × 1 convolution of fewer than 16 channels in channels-last order writes
-        past its workspace: a crash, or wrong numbers (uxlfoundation/oneDNN#6035). So the positions are picked before.
-        """
-        if not x.is_cpu or weight.shape[1] >= 16 or max(self.stride) == 1 or max(weight.shape[2:]) > 1 or any(padding):
-            return x, self.stride
-        picked: Any = (..., *(slice(None, None, s) for s in self.stride))
-        return x[picked], [1] * len(self.stride)
-
-    def bias_of(self, vectors: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None]:
-        """The bias, as the kernel's own or, where its gradient is summed apart, as that; see `biased`."""
-        if not self.bias:
-            return None, None
-        bias = vectors[1]
-        apart = torch.is_grad_enabled() and bias.requires_grad and bias.is_cpu and bias.dtype == torch.float32
-        return (None, bias) if apart else (bias, None)
-
-
-@ATEN.rule(aten.convolution.default)
-def convolution(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    x, weight, bias, stride, padding, dilation, transposed, _, groups = args
-    count = len(weight.shape) - 2
-    if transposed or not x.is_map or weight.is_map or len(x.shape) != count + 2 or x.space.tidy.is_space(1):
-        return NotImplemented
-    stride, padding, dilation = each(stride, count), each(padding, count), each(dilation, count)
-    dims = range(2, count + 2)
-    axes = [x.space.axis_of(d) for d in dims]
-    if None in axes and all(k == 1 for k in weight.shape[2:]) and set(stride) == {1} and not any(padding):
-        layout = x.space.with_dim(1, (weight.shape[0],))  # whatever space is made of, each position is on its own
-        return local(rec, func, args, kwargs, outs[0], layout, name="convolution")
-    if all(a is None for a in axes) or any(a is None and x.space.is_space(d) for a, d in zip(axes, dims, strict=True)):
-        return NotImplemented
-    used = [i for i, a in enumerate(axes) if a is not None]
-    windows = tuple(map(Window, weight.shape[2:], stride, dilation, padding))
-    found = tuple(a for a in axes if a is not None)
-    along, plain = parted(windows, used)
-    op = Convolution(along, found, x.space.extent, plain, groups, bias is not None)
-    inputs = [x, weight] if bias is None else [x, weight, bias]
-    extent = list(x.space.extent)
-    for i, a in zip(used, found, strict=True):
-        extent[a] = outs[0].shape[i + 2]
-    made = {1, *(d for a, d in zip(axes, dims, strict=True) if a is None)}
-    layout = Layout(
-        tuple((outs[0].shape[d],) if d in made else dim for d, dim in enumerate(x.space.dims)), tuple(extent)
-    )
-    return rec.emit(op, inputs, outs, layout, "convolution")
-
-
 def parted(windows: tuple[Window, ...], used: Sequence[int]) -> tuple[tuple[Window, ...], tuple[Window | None, ...]]:
     """The windows of axes, which are ``used``, and those of plain dimensions: see `SlidingOp`."""
     along = tuple(windows[i] for i in used)
@@ -345,7 +261,7 @@ class Columns(WindowOp):
         return F.unfold(x, kernel, dilation, 0, stride)
 
 
-@ATEN.rule(aten.im2col.default, kind="window")
+@of_last(aten.im2col.default, kind="window")
 def im2col(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, kernel, dilation, padding, stride = args
     axes = axes_of(x, 2)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_plugin import Plan, PlanError, TiledModule, make_plan
-from lightning_plugin.boxes import Box
-from lightning_plugin.rules.window import Convolution, Window
+from lightning_plugin.boxes import Box, Window
+from lightning_plugin.rules.convolution import Convolution
 from lightning_plugin.split import Seam, Split, Splitting
 from tests.exactness import TOLERANCE, difference
 from tests.lightning_plugin.split_by_hand import Residual, split_step

@@ -204,7 +204,6 @@ REDUCTIONS = {
     "grn": lambda x: x * response(x) / (response(x).mean(1, keepdim=True) + 1e-6),
     "squeeze-excite": lambda x: x * x.mean((2, 3)).tanh().view(*x.shape[:2], 1, 1),
     "flatten after pool": lambda x: F.adaptive_avg_pool2d(x, 1).flatten(1),
-    "prod": lambda x: (x * 0.1 + 1).flatten(2).prod(2),
     "softmax of all": lambda x: x.flatten(1).softmax(1).view_as(x).square(),
     "log-softmax": lambda x: x.flatten(2).log_softmax(-1) * 0.1,
     "spatial softmax coordinates": expected_column,

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from lightning_plugin import LazyImage, materialize
-from tests.exactness import asked
-from tests.lightning_plugin.rules.helpers import After, assert_tiled
+from tests.exactness import asked, assert_exact
+from tests.lightning_plugin.rules.helpers import After, assert_tiled, recorded_kinds
 
 GRIDS = [((3, 2), (2, 3)), ((1, 1), (4, 3)), ((5, 7), (1, 2))]
 
@@ -85,13 +85,14 @@ def test_an_index_out_of_range_is_refused():
 
 
 @pytest.mark.parametrize("zeros", [0, 1, 2])
-def test_the_product_of_all_with_zeros(zeros):
+def test_the_product_of_all_is_a_barrier_and_exact(zeros):
     def holes(x: Tensor) -> Tensor:
         mask = torch.ones(x.shape[2:])
         mask.view(-1)[[3, 20][:zeros]] = 0
         return ((x * 0.1 + 1) * mask).flatten(2).prod(2)
 
-    assert_tiled(After(holes), (2, 3, 5, 7))
+    assert_exact(After(holes), (1, 3, 5, 7))
+    assert recorded_kinds(After(holes).double(), (1, 3, 5, 7))["Barrier"] == 1
 
 
 def test_truth_of_all():

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lightning_plugin.graph import Node
 from lightning_plugin.planner.analysis.recorded import recorded
-from lightning_plugin.rules.rearrange import Concat
+from lightning_plugin.rules.concat import Concat
 from lightning_plugin.rules.uncut import Uncut
 from tests.exactness import assert_exact
 

@@ -1,0 +1,132 @@
+"""Maps side by side: along an axis, along plain dimensions, and single images as an axis of several."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from lightning_plugin.boxes import Box
+from lightning_plugin.graph import Value
+from lightning_plugin.layout import Axis, Layout
+from lightning_plugin.ops import TileOp
+from lightning_plugin.rules.channels import dim_of, resized
+from lightning_plugin.rules.patterns.patchwork import patchwork
+from lightning_plugin.rules.pointwise import local, spread
+from lightning_plugin.rules.table import ATEN, Recorder
+from lightning_plugin.rules.views import Reshape
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Concat(TileOp):
+    """Maps side by side along an axis; ``starts`` says where each begins, and ends with the whole's size."""
+
+    kind: ClassVar[str] = "layout"
+    axis: int
+    dim: int
+    starts: tuple[int, ...]
+
+    def spans(self, box: Box) -> list[tuple[int, int]]:
+        """Interval that each map gives, in its own positions; an empty interval where it gives nothing."""
+        lo, hi = box.lo[self.axis], box.hi[self.axis]
+        pairs = zip(self.starts, self.starts[1:], strict=False)
+        return [(max(lo, a) - a, min(hi, b) - a) for a, b in pairs]
+
+    def need(self, box: Box) -> tuple[Box, ...]:
+        found = []
+        for i, (lo, hi) in enumerate(self.spans(box)):
+            if hi <= lo:  # one position, which is dropped again: a tile is never empty
+                lo = min(lo, self.starts[i + 1] - self.starts[i] - 1)
+                hi = lo + 1
+            found.append(box.replace(self.axis, lo, hi))
+        return tuple(found)
+
+    def mark(self, axis: int, lo: int, hi: int) -> Hashable:
+        """Maps that have a share."""
+        if axis != self.axis:
+            return None
+        return tuple(lo < end and start < hi for start, end in itertools.pairwise(self.starts))
+
+    def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
+        given = [t for t, (lo, hi) in zip(tiles, self.spans(box), strict=True) if hi > lo]
+        return given[0] if len(given) == 1 else torch.cat(given, self.dim)
+
+
+@dataclass(frozen=True)
+class Instance(Reshape):
+    """A map as one image of several: an axis more, of one position, which is the first dimension."""
+
+    def need(self, box: Box) -> tuple[Box, ...]:
+        return (Box(box.lo[:-1], box.hi[:-1]),)
+
+
+@ATEN.rule(aten.cat, kind="layout")
+def cat(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    values, dim = [v for v in args[0] if 0 not in v.shape], dim_of(args, kwargs, 1) % len(outs[0].shape)
+    if dim == 0 and (found := images(rec, values, outs[0], 1)) is not NotImplemented:
+        return found
+    first = next(v for v in values if v.is_map)
+    if first.space.is_space(dim):
+        return along_axis(rec, values, first.space, dim, outs)
+    layout = resized(first.space, outs[0].shape)
+    space = set(layout.space)
+    values = [v if v.is_map else spread(rec, v, resized(first.space, v.shape), space) for v in values]
+    if any(not v.is_map or resized(v.space, outs[0].shape).tidy != layout.tidy for v in values):
+        return NotImplemented
+    return local(rec, func, [values, dim], {}, outs[0], layout, name="cat")
+
+
+def along_axis(rec: Recorder, values: Sequence[Value], lies: Layout, dim: int, outs: Sequence[Tensor]) -> Any:
+    """Maps, and vectors that lie as they do, one after the other along an axis."""
+    axis = lies.axis_of(dim)
+    if axis is None:
+        return NotImplemented
+    extents = [(*lies.extent[:axis], v.shape[dim], *lies.extent[axis + 1 :]) for v in values]
+    layouts = [lies.with_extent(extent) for extent in extents]
+    for v, layout in zip(values, layouts, strict=True):
+        if v.dtype != outs[0].dtype or (layout != v.space if v.is_map else layout.shape != v.shape):
+            return NotImplemented
+    maps = [v if v.is_map else rec.spread(v, layout) for v, layout in zip(values, layouts, strict=True)]
+    starts = tuple(itertools.accumulate((v.shape[dim] for v in values), initial=0))
+    extent = (*lies.extent[:axis], starts[-1], *lies.extent[axis + 1 :])
+    return rec.emit(Concat(axis, dim, starts), maps, outs, lies.with_extent(extent), "cat")
+
+
+@ATEN.rule(aten.stack, kind="local")
+def stack(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    values, dim = list(args[0]), dim_of(args, kwargs, 1) % len(outs[0].shape)
+    if dim == 0 and (found := images(rec, values, outs[0], 0)) is not NotImplemented:
+        return found
+    if any(not v.is_map or v.space != values[0].space for v in values):
+        return NotImplemented
+    dims = list(values[0].space.dims)
+    dims.insert(dim, (len(values),))
+    return local(rec, func, [values, dim], {}, outs[0], Layout(tuple(dims), values[0].space.extent), name="stack")
+
+
+def images(rec: Recorder, values: Sequence[Value], out: Tensor, lead: int) -> Any:
+    """Maps of one image each as an axis of several: patches that a loop cut out of one, say. ``lead`` is 1 where their
+    first dimension counts images, and 0 where they have none that does."""
+    if len(values) < 2 or not all(v.is_map for v in values):
+        return NotImplemented
+    if (patches := patchwork(rec, values, out)) is not None:
+        return patches
+    first = values[0]
+    if any(v.space != first.space or v.dtype != out.dtype for v in values):
+        return NotImplemented
+    extent = first.space.extent
+    layout = Layout(((Axis(len(extent)),), *first.space.tidy.dims[lead:]), (*extent, 1))
+    if (lead and first.shape[0] != 1) or layout.shape != (1, *out.shape[1:]):
+        return NotImplemented
+    fakes = [rec.fake(layout.shape, v.dtype, v.device) for v in values]
+    pairs = zip(values, fakes, strict=True)
+    several = [rec.emit(Instance(layout), [v], [fake], layout, "image")[0] for v, fake in pairs]
+    rec.session.instances.add(len(extent))
+    op = Concat(len(extent), 0, tuple(range(len(values) + 1)))
+    return rec.emit(op, several, [out], layout.with_extent((*extent, len(values))), "cat")

@@ -1,0 +1,212 @@
+"""Convolutions, plain and transposed.
+
+Input ``i`` of a transposed one adds to outputs ``i * stride - padding + dilation * [0, kernel)``. A tile takes all
+inputs that add to its outputs, runs PyTorch's operator on them without padding, and cuts its outputs out; where nothing
+adds to an output (output padding, a stride longer than the kernel), it is the bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lightning_plugin.boxes import Box, Window
+from lightning_plugin.layout import Layout
+from lightning_plugin.ops import Along, Kernel
+from lightning_plugin.rules.channels import of_last
+from lightning_plugin.rules.pointwise import local
+from lightning_plugin.rules.table import Recorder
+from lightning_plugin.rules.unread import How, biased, unread
+from lightning_plugin.rules.window import SlidingOp, axes_of, each, parted, windowed
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Convolution(SlidingOp):
+    uniform: ClassVar[bool] = True
+    groups: int = 1
+    bias: bool = True
+
+    @property
+    def stride(self) -> tuple[int, ...]:
+        return tuple(w.stride for w in self.slides)
+
+    @property
+    def dilation(self) -> tuple[int, ...]:
+        return tuple(w.dilation for w in self.slides)
+
+    def slide(self, box: Box, x: Tensor, vectors: Sequence[Tensor], padding: Sequence[int]) -> Tensor:
+        bias, apart = self.bias_of(vectors)
+        x, stride = self.thinned(x, vectors[0], padding)
+        made = torch.convolution(
+            x, vectors[0], bias if apart is None else apart.detach(), stride, padding, self.dilation, False,
+            [0] * len(padding), self.groups,
+        )  # fmt: skip
+        return made if apart is None else biased(made, apart)
+
+    def unread(self, box: Box) -> Kernel:
+        return self.sliding(box, self.slide_unread)
+
+    def slide_unread(self, x: Tensor, vectors: Sequence[Tensor], padding: Sequence[int]) -> Tensor:
+        bias, apart = self.bias_of(vectors)
+        x, stride = self.thinned(x, vectors[0], padding)
+        made = unread(x, vectors[0], bias, How(stride, padding, self.dilation, False, self.groups))
+        return made if apart is None else biased(made, apart)
+
+    def thinned(self, x: Tensor, weight: Tensor, padding: Sequence[int]) -> tuple[Tensor, Sequence[int]]:
+        """The input and the stride of the kernel, the same result.
+
+        On a CPU the gradient of a strided 1 × 1 convolution of fewer than 16 channels in channels-last order writes
+        past its workspace: a crash, or wrong numbers (uxlfoundation/oneDNN#6035). So the positions are picked before.
+        """
+        if not x.is_cpu or weight.shape[1] >= 16 or max(self.stride) == 1 or max(weight.shape[2:]) > 1 or any(padding):
+            return x, self.stride
+        picked: Any = (..., *(slice(None, None, s) for s in self.stride))
+        return x[picked], [1] * len(self.stride)
+
+    def bias_of(self, vectors: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None]:
+        """The bias, as the kernel's own or, where its gradient is summed apart, as that; see `biased`."""
+        if not self.bias:
+            return None, None
+        bias = vectors[1]
+        apart = torch.is_grad_enabled() and bias.requires_grad and bias.is_cpu and bias.dtype == torch.float32
+        return (None, bias) if apart else (bias, None)
+
+
+@of_last(aten.convolution.default, kind="window")
+def convolution(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    x, weight, bias, stride, padding, dilation, transposed, _, groups = args
+    count = len(weight.shape) - 2
+    if not x.is_map or weight.is_map or len(x.shape) != count + 2 or x.space.tidy.is_space(1):
+        return NotImplemented
+    stride, padding, dilation = each(stride, count), each(padding, count), each(dilation, count)
+    if transposed:
+        return stamped(rec, args, stride, padding, dilation, outs)
+    dims = range(2, count + 2)
+    axes = [x.space.axis_of(d) for d in dims]
+    if None in axes and all(k == 1 for k in weight.shape[2:]) and set(stride) == {1} and not any(padding):
+        layout = x.space.with_dim(1, (weight.shape[0],))  # whatever space is made of, each position is on its own
+        return local(rec, func, args, kwargs, outs[0], layout, name="convolution")
+    if all(a is None for a in axes) or any(a is None and x.space.is_space(d) for a, d in zip(axes, dims, strict=True)):
+        return NotImplemented
+    used = [i for i, a in enumerate(axes) if a is not None]
+    windows = tuple(map(Window, weight.shape[2:], stride, dilation, padding))
+    found = tuple(a for a in axes if a is not None)
+    along, plain = parted(windows, used)
+    op = Convolution(along, found, x.space.extent, plain, groups, bias is not None)
+    inputs = [x, weight] if bias is None else [x, weight, bias]
+    extent = list(x.space.extent)
+    for i, a in zip(used, found, strict=True):
+        extent[a] = outs[0].shape[i + 2]
+    made = {1, *(d for a, d in zip(axes, dims, strict=True) if a is None)}
+    layout = Layout(
+        tuple((outs[0].shape[d],) if d in made else dim for d, dim in enumerate(x.space.dims)), tuple(extent)
+    )
+    return rec.emit(op, inputs, outs, layout, "convolution")
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """One axis: an input at ``i`` is stamped on outputs ``i * stride - before + dilation * [0, kernel)``."""
+
+    kernel: int
+    stride: int
+    dilation: int
+    before: int
+    size: int
+
+    @property
+    def length(self) -> int:
+        return self.dilation * (self.kernel - 1) + 1
+
+    def need(self, lo: int, hi: int) -> tuple[int, int]:
+        """The inputs that add to outputs ``[lo, hi)``; one position, whose outputs are cut off, if there are none."""
+        first = max(0, -((self.length - 1 - lo - self.before) // self.stride))
+        end = min(self.size, (hi - 1 + self.before) // self.stride + 1)
+        if end <= first:
+            first = min(max(0, end - 1), self.size - 1)
+            end = first + 1
+        return first, end
+
+    def mark(self, lo: int, hi: int) -> tuple[int, int, int, int]:
+        """(where outputs start in what the inputs of ``[lo, hi)`` are stamped on, how many, zeros before, after)."""
+        first, end = self.need(lo, hi)
+        start = first * self.stride - self.before
+        stop = (end - 1) * self.stride - self.before + self.length
+        inside_lo = min(max(lo, start), stop)
+        inside_hi = max(min(hi, stop), inside_lo)
+        if inside_hi == inside_lo:
+            return 0, 0, hi - lo, 0
+        return inside_lo - start, inside_hi - inside_lo, inside_lo - lo, hi - inside_hi
+
+
+@dataclass(frozen=True)
+class Transposed(Along):
+    kind: ClassVar[str] = "resample"
+    maps: tuple[Stamp, ...]
+    groups: int
+    bias: bool
+
+    def cuts(self, box: Box) -> list[tuple[int, int, int, int]]:
+        """Offset and padding of the outputs in the inputs' stamps, on each axis."""
+        return [stamp.mark(lo, hi) for stamp, (lo, hi) in zip(self.maps, self.intervals(box), strict=True)]
+
+    @property
+    def how(self) -> How:
+        """Arguments of the operator on all inputs."""
+        strides, dilations = tuple(s.stride for s in self.maps), tuple(s.dilation for s in self.maps)
+        return How(strides, (0,) * len(strides), dilations, True, self.groups)
+
+    def unread(self, box: Box) -> Kernel | None:
+        cuts = self.cuts(box)
+        if any(n for cut in cuts for n in cut[2:]):
+            return None  # padding would make a result
+
+        def kernel(tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
+            return narrowed(unread(tiles[0], vectors[0], vectors[1] if self.bias else None, self.how), cuts)
+
+        return kernel
+
+    def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
+        count, how = len(self.maps), self.how
+        cuts = self.cuts(box)
+        pads = [n for cut in reversed(cuts) for n in cut[2:]]
+        bias = vectors[1] if self.bias else None
+        x = aten.convolution.default(
+            tiles[0], vectors[0], None if any(pads) else bias, how.stride, how.padding, how.dilation, True,
+            [0] * count, self.groups,
+        )  # fmt: skip
+        x = narrowed(x, cuts)
+        if any(pads):
+            x = F.pad(x, pads)
+            x = x if bias is None else x + bias.view(-1, *[1] * count)
+        return x
+
+
+def narrowed(stamped: Tensor, cuts: Sequence[tuple[int, int, int, int]]) -> Tensor:
+    """Cut the outputs out of the inputs' stamps."""
+    for d, (start, size, _, _) in enumerate(cuts, stamped.dim() - len(cuts)):
+        stamped = stamped.narrow(d, start, size)
+    return stamped
+
+
+def stamped(
+    rec: Recorder, args: Any, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
+    outs: Sequence[Tensor],
+) -> Any:  # fmt: skip
+    """A transposed convolution along axes."""
+    x, weight, bias, *_, groups = args
+    axes = axes_of(x, len(stride))
+    if axes is None or (bias is not None and bias.is_map):
+        return NotImplemented
+    sizes = [x.space.extent[a] for a in axes]
+    stamps = tuple(map(Stamp, weight.shape[2:], stride, dilation, padding, sizes))
+    inputs = [x, weight] if bias is None else [x, weight, bias]
+    op = Transposed(stamps, axes, groups, bias is not None)
+    return rec.emit(op, inputs, outs, windowed(x, len(stride), outs[0].shape), "conv_transpose")
