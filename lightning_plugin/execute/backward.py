@@ -222,7 +222,7 @@ class Backward:
         elsewhere = segment.team is not None or segment.rehearsal is not None
         if self.reduced or not given or not here or segment.scans or elsewhere:
             return ()
-        tiles = list(self.tiles.tapes.owned())
+        tiles = list(self.tiles.owned())
         counts = [
             torch.stack([torch.count_nonzero(c.read(owned[i])) for i, c in given.items() if not owned[i].empty]).sum()
             for owned in tiles
@@ -281,7 +281,7 @@ class Backward:
                     cotangents.append(cotangent * count if same else cotangent)
 
         carried = self.carried(first)
-        handed = self.tiles.tapes.run(first, read, self.operands, emit, True, carried)
+        handed = self.tiles.evaluate(first, read, self.operands, emit, True, carried)
         for serial, gradient in self._handed_back.items():
             if handed[serial].requires_grad:
                 outputs.append(handed[serial])
@@ -303,7 +303,7 @@ class Backward:
         for (v, box), g in zip(given, here, strict=False):
             if g is not None:
                 for owned in tiles:
-                    place = box if owned is first else self.tiles.tapes.boxes(owned)[v]
+                    place = box if owned is first else self.tiles.reads(owned)[v]
                     self.gradients.give(v, place, g, self.segment.plan.ahead)
         back = zip((serial for serial, _ in rows), here[len(given) :], strict=False)
         self._handed_back = {serial: g for serial, g in back if g is not None}  # type: ignore[redundant-expr]

@@ -73,7 +73,7 @@ class Forward:
         """Evaluate a tile once, for all that are identical to it."""
         run, first = self.segment, tiles[0]
         notes = run.team is None and bool(run.known)
-        near = notes and run.near(self.tiles.tapes.boxes(first))
+        near = notes and run.near(self.tiles.reads(first))
 
         def emit(i: int, box: Box, made: Sequence[Tensor]) -> None:
             boxes = [owned[i] for owned in tiles]
@@ -86,7 +86,7 @@ class Forward:
         if run.scans and run.trains:
             self.carried[first] = self._handed_on
         with self.tiles.watching(first), profiler_range("tile"):
-            self._handed_on = self.tiles.tapes.run(first, self.read, self.operands, emit, False, self._handed_on)
+            self._handed_on = self.tiles.evaluate(first, self.read, self.operands, emit, False, self._handed_on)
         if told:
             run.step.done(len(tiles))
 
@@ -148,7 +148,7 @@ class Forward:
         """Take what a rank has made of a tile: in the order of the grid, so that all ranks add in the same order."""
         for i, part in moved(parts, team.device).items():
             self.merge(i, part)
-        near = self.segment.near(self.tiles.tapes.boxes(tiles[0]))
+        near = self.segment.near(self.tiles.reads(tiles[0]))
         for i, target in enumerate(self.segment.program.targets):
             handle = None if target.stored is None else self.stored[target.stored]
             box = tiles[0][i]

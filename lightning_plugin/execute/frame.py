@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,20 +33,16 @@ class Rehearsal:
     hold.
 
     A segment runs a few tiles that stand for all, and lower tiers take no bytes; all else is the very code of a real
-    step. What a pass over tiles holds is measured once: a pass over the same tiles of an equal program, in another
-    block of the network or another plan, only makes what it hands on.
+    step. What a pass over tiles holds is measured once for a step's library: a pass over the same tiles of an equal
+    program, in another block of the network or another plan, only makes what it hands on.
 
     Attributes:
         tiles: The tiles of a program's grid that are run; the last argument says whether transfers go ahead.
         away: Makes what stands for a map on a lower tier.
-        look: Equal for programs that compute the same on maps of the same sizes.
-        passes: The bytes that passes over tiles were found to hold beyond what lay there.
     """
 
     tiles: Callable[[Program, Grid, bool], Iterable[tuple[Box, ...]]]
     away: Callable[[Layout, torch.dtype, torch.device, str], Any]
-    look: Callable[[Program], Hashable]
-    passes: dict[Hashable, int]
 
 
 @dataclass(frozen=True, eq=False)

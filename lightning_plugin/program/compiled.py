@@ -17,14 +17,18 @@ as without a compiler, and so do those that read keys in pieces.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from lightning_plugin.boxes import Box
+from lightning_plugin.ledger import Ledger, unseen
 from lightning_plugin.ops import ReduceOp
 from lightning_plugin.options import Compile
 from lightning_plugin.program.program import Program
@@ -63,12 +67,54 @@ class Compiled:
 
 
 @dataclass(eq=False)
+class CompiledTapes:
+    """The compiled tapes of a program on a grid, by the kind of their tiles and whether they run with grad.
+
+    Attributes:
+        runs: The number of runs of each kind's tape, until it is compiled.
+        made: The compiled tapes; None for one that cannot be compiled.
+    """
+
+    runs: Counter[tuple[Hashable, bool]] = field(default_factory=Counter)
+    made: dict[tuple[Hashable, bool], Compiled | None] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
 class Compiler:
     """Compiles the tapes of a module's steps; ``backend`` is `torch.compile`'s, ``refused`` what it was told no."""
 
     how: Compile
     backend: str = "inductor"
     refused: set[str] = field(default_factory=set)
+
+    def run(
+        self,
+        known: CompiledTapes,
+        kind: Hashable,
+        tape: Tape,
+        program: Program,
+        tiles: list[Any],
+        vectors: Sequence[Any],
+        grad: bool,
+        ledger: Ledger | None,
+    ) -> Callable[[Sequence[Box], Emit], None] | None:
+        """Run a compiled tape on what a tile begins with, and empty that list: its results, to be handed on, or None
+        where the tape is not compiled yet."""
+        known.runs[kind, grad] += 1
+        if known.runs[kind, grad] < OFTEN or not all(isinstance(tile, Tensor) for tile in tiles):
+            return None
+        with unseen(ledger):
+            if (kind, grad) not in known.made:
+                known.made[kind, grad] = self.make(tape, program, tiles, vectors, grad)
+            compiled = known.made[kind, grad]
+            if compiled is None:
+                return None
+            outputs = self.call(compiled, tiles, vectors, grad)
+        tiles.clear()
+        if ledger is not None:
+            for tensor in outputs:
+                ledger.see(tensor)
+        return partial(compiled.give, outputs, vectors)
 
     def make(
         self, tape: Tape, program: Program, tiles: list[Tensor], vectors: Sequence[Tensor], grad: bool
@@ -82,9 +128,12 @@ class Compiler:
             return None
         return made
 
-    def takes(self, program: Program, scans: bool) -> bool:
-        """True of a program whose tapes may be compiled; ``scans``: its tiles hand rows on."""
+    def takes(self, program: Program, scans: bool, lasting: bool) -> bool:
+        """True of a program whose tapes may be compiled; ``scans``: its tiles hand rows on; ``lasting``: the next step
+        runs by the same tapes."""
         reason = "its tiles hand rows on" if scans else why_not(program)
+        if reason is None and not lasting:
+            reason = "what they compute may be something else in the next step"
         if reason is not None:
             self.refuse(program, reason)
         return reason is None

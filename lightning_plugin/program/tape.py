@@ -3,10 +3,7 @@
 [Note: tapes] What a tile evaluates depends on the sizes of its boxes, on how they lie to each other, and on what an
 operator says of where they lie (its `mark`: a window pads next to a border); tiles that agree in all this are of one
 *kind*. A *tape* is what the tiles of a kind do: kernels in order, the part of each input that an operator reads, and
-when what was read is let go. What a box is on one axis depends on nothing but the tile's index there, and so does its
-part in the kind: boxes are found for one tile of each index and put together for all others, and a grid of n × n tiles
-asks the operators n times. Where an axis has another say (a tile without a share in some target), each tile has a tape
-of its own.
+when what was read is let go.
 
 A tape speaks of maps and vectors by number and holds nothing of a recording, so that the next recording of the same
 structure runs by it: see [Note: findings] in `findings`. Kernels whose operator holds what may be another thing then (a

@@ -279,8 +279,8 @@ def test_nobody_looks_at_background_behind_the_last_segment_that_shares(monkeypa
         before = TilePass.work
 
         def work(self: TilePass, looked: set[int] = looked, before: object = before) -> object:
-            if self.run.rehearsal is None and self.run.known:
-                looked.add(self.run.place)
+            if self.segment.rehearsal is None and self.segment.known:
+                looked.add(self.segment.place)
             return before(self)  # type: ignore[operator]
 
         with monkeypatch.context() as patch:

@@ -8,7 +8,7 @@ ones are where little is alive.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -18,6 +18,7 @@ from lightning_plugin.ops import Barrier, Gather, ReduceOp, Source, Spread, Tile
 from lightning_plugin.planner.analysis.background import Scene, scene
 from lightning_plugin.planner.analysis.profile import Profile, profile
 from lightning_plugin.planner.overhead import Repeats
+from lightning_plugin.program.findings import Library
 from lightning_plugin.program.fixed import spatial_axes, stages
 from lightning_plugin.program.pieces import uncut_from
 
@@ -33,7 +34,7 @@ class Network:
         owed: The bytes that an optimizer keeps, or will keep, for each tensor, by identity.
         below: The tier of each tensor that lives below the device already, by identity.
         space: The number of axes of space, for a network without an image of its own.
-        passes: The bytes that tile passes were found to hold in rehearsals; see `Rehearsal`.
+        library: Tiles, tapes and bytes of tile passes that rehearsals have found.
         repeats: Keys of operators and programs that are equal; see [Note: repeats] in `overhead`.
     """
 
@@ -42,7 +43,7 @@ class Network:
     owed: Mapping[int, int] = field(default_factory=dict)
     below: Mapping[int, str] = field(default_factory=dict)
     space: int | None = None
-    passes: dict[Hashable, int] = field(default_factory=dict)
+    library: Library = field(default_factory=Library)
     repeats: Repeats = field(default_factory=Repeats)
 
     @property

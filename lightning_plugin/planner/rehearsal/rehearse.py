@@ -205,7 +205,7 @@ def rehearse(plan: Plan, network: Network) -> RehearsedMemory:
     def away(layout: Layout, dtype: torch.dtype, device: torch.device, tier: str) -> Any:
         return FakeHostMap(layout, dtype, device) if tier == "host" else FakeDiskFile(layout, dtype, device)
 
-    step = Step(ledger, rehearsal=Rehearsal(tiles, away, network.repeats.program_key, network.passes))
+    step = Step(ledger, rehearsal=Rehearsal(tiles, away), library=network.library)
     # A step may be planned while the user's code has hooks on saved tensors, as in `torch.utils.checkpoint`.
     own = torch.autograd.graph.saved_tensors_hooks(unchanged, unchanged)
     with without_gc(), torch.inference_mode(False), MODES.planning, own:

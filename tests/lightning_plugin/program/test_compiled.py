@@ -11,7 +11,6 @@ from hypothesis import Phase, given, seed, settings
 from torch import Tensor, nn
 
 from lightning_plugin import LazyImage, TiledModule
-from lightning_plugin.program import findings
 from lightning_plugin.program.compiled import Compiler
 from tests.exactness import TOLERANCE
 from tests.lightning_plugin.networks import Case, cases
@@ -36,7 +35,7 @@ class Counted(Compiler):
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Tapes are compiled when they have run once."""
-    monkeypatch.setattr(findings, "OFTEN", 1)
+    monkeypatch.setattr("lightning_plugin.program.compiled.OFTEN", 1)
     Counted.tiles = 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -100,7 +99,7 @@ def network() -> nn.Module:
 
 def test_the_compiler_of_pytorch_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """By inductor's own kernels, in float64: what is in the middle of the map, of which there are enough tiles."""
-    monkeypatch.setattr(findings, "OFTEN", 10)
+    monkeypatch.setattr("lightning_plugin.program.compiled.OFTEN", 10)
     net = network()
     compare(net, compiled(net, "inductor", tiles=(6, 6)), torch.randn(1, 3, 96, 96, dtype=torch.float64))
     assert Counted.tiles > 20

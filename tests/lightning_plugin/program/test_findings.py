@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_plugin import LazyImage, TiledModule
 from lightning_plugin.engine import Engine
+from lightning_plugin.execute import tile_pass
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.program import findings
 from lightning_plugin.program.findings import Library
@@ -176,21 +177,21 @@ def test_a_change_between_steps_is_seen(name: str) -> None:
 
 @contextmanager
 def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Lines of grids and tapes that are looked for."""
+    """Kinds of tiles and tapes that are looked for."""
     calls: list[str] = []
-    record, look = findings.record, findings.Findings.look
+    record, kind_of = tile_pass.record, findings.kind_of
 
     def recorded(*args: Any) -> Any:
         calls.append("tape")
         return record(*args)
 
     def looked(*args: Any) -> Any:
-        calls.append("line")
-        return look(*args)
+        calls.append("kind")
+        return kind_of(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(findings, "record", recorded)
-        patch.setattr(findings.Findings, "look", looked)
+        patch.setattr(tile_pass, "record", recorded)
+        patch.setattr(findings, "kind_of", looked)
         yield calls
 
 
@@ -315,8 +316,7 @@ def test_findings_are_not_all_looked_at_for_each_new_one(monkeypatch: pytest.Mon
     library, kept = Library(), 400
     for i in range(kept):
         library.shorten()
-        library.findings[i] = findings.Findings.__new__(findings.Findings)
-        vars(library.findings[i]).update(tapes={}, scans={}, lines={}, tiles=None)
+        library.findings[i] = findings.Findings()
     assert len(looked) < 2 * findings.NEW * kept  # each for each would be 80,000
 
 
