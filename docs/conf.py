@@ -48,8 +48,15 @@ def setup(app: Sphinx) -> None:
     app.connect("builder-inited", lambda built: write_reference(HERE / "reference"))
     app.connect("builder-inited", lambda built: write_notebooks(HERE / "notebooks"))
     app.connect("autodoc-process-docstring", separate_plurals)
+    app.connect("autodoc-process-docstring", keep_colons, priority=400)  # before Napoleon, which has 500
 
 
 def separate_plurals(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
     """Let a letter follow code, as in `Slot`s, which reStructuredText takes only after an escaped space."""
     lines[:] = [re.sub(r"(?<!`)(`[^`]+`)(?=\w)", r"\1\\ ", line) for line in lines]
+
+
+def keep_colons(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    """Keep Napoleon from taking the words before a colon, in the first line about an attribute, for its type."""
+    if what in ("attribute", "data", "property"):
+        lines.insert(0, "\\")  # an empty line of text to reStructuredText

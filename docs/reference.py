@@ -13,6 +13,8 @@ from wsi_trainer.cli import COMMANDS, main
 PUBLIC = {
     "The engine": (
         "lightning_plugin",
+        "lightning_plugin.options",
+        "lightning_plugin.plan",
         "lightning_plugin.strategy",
         "lightning_plugin.rules",
         "lightning_plugin.source",

@@ -50,7 +50,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The strategies and what belongs to them, on demand: they import Lightning, which the engine does not need."""
+    """Import the strategies on first use: they import Lightning, which the engine does not need."""
     if name in ("SFTStrategy", "SFTDDPStrategy", "StepMonitor", "WholeCheckpoints"):
         return getattr(import_module("lightning_plugin.strategy"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

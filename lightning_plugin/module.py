@@ -45,7 +45,7 @@ class TiledModule(nn.Module):
     a loss on a map is computed tile by tile too. Each module's call runs by that module's options, also if several
     modules share an image; if one `TiledModule` calls another, the outer one's options apply.
 
-    The options are those of `ModuleOptions`; ``plan`` is a plan to run by, in place of a budget.
+    The options are those of `lightning_plugin.options.ModuleOptions`; ``plan`` is a plan to run, in place of a budget.
 
     The module is wrapped, not changed: its parameters, hooks and modes are the user's own. ``state_dict`` of the
     wrapper is the module's, key for key.

@@ -11,6 +11,8 @@ from lightning_plugin.graph import Rewriting
 from lightning_plugin.plan import Plan
 from lightning_plugin.units import parse_bytes
 
+__all__ = ["ModuleOptions", "RankOptions", "StrategyOptions"]
+
 Size = int | str | None
 Tiles = int | Sequence[int] | None
 Halo = Literal["auto", "recompute", "share", "split", "stochastic_split"]
@@ -30,24 +32,26 @@ class RankOptions(TypedDict, total=False):
         backward_tiles: Number of tiles in the backward pass, if it differs.
         host_budget: Host memory for maps and parameters that do not fit an accelerator: 0 is none; by default 64 GiB,
             and at most half of this machine's memory for its own devices.
-        disk: True lets maps and parameters that fit neither device nor host go to temporary files; a path is the folder
-            for them.
+        disk: True, the default, lets maps and parameters that fit neither device nor host go to temporary files; a path
+            is the folder for them.
         halo: Rows that two neighbouring tiles both need: "recompute" has both tiles compute them, "share" has one hand
-            them to the other, and "auto" is the faster of the two. Two approximations for training: "split" has windows
-            of the first operators see nothing beyond their own split of the image, and "stochastic_split" moves the
-            splits in each step.
+            them to the other, and "auto", the default, is the faster of the two. Two approximations for training:
+            "split" has windows of the first operators see nothing beyond their own split of the image, and
+            "stochastic_split" moves the splits in each step.
         splits: Number of splits along each spatial axis, with ``halo="split"`` or ``"stochastic_split"``.
-        split_depth: Depth to which the network is split: a share of its window operators, or the path of a module.
-        wobble: Largest distance by which "stochastic_split" moves a cut, as a part of a split's side, below 0.5.
-        half: Keep maps that leave the device as bfloat16. An approximation: gradients lose digits.
+        split_depth: Depth to which the network is split: a share of its window operators (0.5 by default), or the path
+            of a module.
+        wobble: Largest distance by which "stochastic_split" moves a cut, as a part of a split's side, below 0.5; 0.2 by
+            default.
+        half: Keep maps that leave the device as bfloat16; False by default. An approximation: gradients lose digits.
         chains: "always" plans a long run of equal layers as a chain of links, which stores a few of their maps and
-            recomputes the others by divide and conquer; "never" does not; "auto" does in networks of thousands of
-            operators.
-        compile: Compilation of tiles that are the same computation and have come often: "never"; "tiles", by
-            `torch.compile`; "graphs", which replays them as CUDA graphs besides. Compiling takes seconds for each kind
-            of tile, and a budget counts the memory of tiles as if they were not compiled.
+            recomputes the others by divide and conquer; "never" does not; "auto", the default, does in networks of
+            thousands of operators.
+        compile: Compilation of tiles that are the same computation and have come often: "never", the default; "tiles",
+            by `torch.compile`; "graphs", which replays them as CUDA graphs besides. Compiling takes seconds for each
+            kind of tile, and a budget counts the memory of tiles as if they were not compiled.
         trim: On a CPU, give freed memory back to the system when the process keeps much more than the budget counts.
-            False leaves that to the C library.
+            True by default; False leaves that to the C library.
     """
 
     budget: Size
@@ -70,8 +74,8 @@ class StrategyOptions(RankOptions, total=False):
 
     Args:
         parameters: The tier for parameters that do not fit the device, with their gradients and optimizer states:
-            "host", "disk", or "auto", the first of the two that has room; "device" keeps all of them on the device.
-            On a CPU "auto" is the disk, and "host" is memory beside the budget.
+            "host", "disk", or "auto", the default, which is the first of the two that has room; "device" keeps all of
+            them on the device. On a CPU "auto" is the disk, and "host" is memory beside the budget.
     """
 
     parameters: HomeTier
@@ -81,8 +85,8 @@ class ModuleOptions(StrategyOptions, total=False):
     """Options of a module or of a plan. (A strategy has no ``calls``: it plans all calls of a step together.)
 
     Args:
-        calls: Number of calls of the module before one backward. Each has a plan of its own, and the first ones leave
-            room in the budget for the others.
+        calls: Number of calls of the module before one backward; 1 by default. Each has a plan of its own, and the
+            first ones leave room in the budget for the others.
     """
 
     calls: int

@@ -16,6 +16,8 @@ from lightning_plugin import plan_views
 from lightning_plugin.boxes import Grid
 from lightning_plugin.errors import PlanError
 
+__all__ = ["ChainForecast", "ChainPlan", "Forecast", "Plan", "SegmentForecast", "SegmentPlan"]
+
 #: The version of the JSON format.
 VERSION = 1
 

@@ -117,7 +117,8 @@ def test_a_checkpoint_goes_on_and_a_config_begins_a_run(old: Path) -> None:
 
 def public_names() -> dict[str, list[str]]:
     """Names that 1.x keeps: of the modules in the reference that say what they export, and of the commands."""
-    modules = ("lightning_plugin", "lightning_plugin.strategy", "wsi_trainer.models", "wsi_trainer.slide")
+    engine = ("lightning_plugin", "lightning_plugin.options", "lightning_plugin.plan", "lightning_plugin.strategy")
+    modules = (*engine, "wsi_trainer.models", "wsi_trainer.slide")
     found = {name: sorted(importlib.import_module(name).__all__) for name in modules}
     return found | {"wsi-train": sorted(command.name for command in COMMANDS if command.target)}
 

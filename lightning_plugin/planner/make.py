@@ -48,7 +48,7 @@ def make_plan(
         dtype: The image's, if only its shape is given.
         optimizer: An optimizer of PyTorch's by its name, whose state for each parameter is part of the plan.
         policy: Restricts the search, for comparison.
-        options: Those of `Options`; ``budget`` has to be given.
+        options: Those of `lightning_plugin.options.ModuleOptions`; ``budget`` has to be given.
     """
     asked = Options.parse(options)
     if asked.budget is None:

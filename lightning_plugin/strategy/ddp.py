@@ -163,7 +163,8 @@ class SFTDDPStrategy(Tiling, DDPStrategy):
     process alone would need. Batches that fit the budget without tiles are computed by every process.
 
     Without ``budget`` and ``tiles``, the budget is most of the free memory of an accelerator, or half of the machine's
-    memory on a CPU. The options are those of `RankOptions`, for each process, and those of Lightning's ``DDPStrategy``.
+    memory on a CPU. The options are those of `lightning_plugin.options.RankOptions`, for each process, and those of
+    Lightning's ``DDPStrategy``.
 
     Args:
         split: ``"batch"``: each process has its own images. ``"image"``: the processes share the tiles of each image.

@@ -308,7 +308,7 @@ class SFTStrategy(Tiling, SingleDeviceStrategy):
         Trainer(strategy=SFTStrategy(budget="8GiB"))
 
     Without ``budget`` and ``tiles``, the budget is most of the free memory of an accelerator, or half of the machine's
-    memory on a CPU. The options are those of `StrategyOptions`.
+    memory on a CPU. The options are those of `lightning_plugin.options.StrategyOptions`.
 
     Args:
         tile_over: The size from which on a dense tensor of a batch is tiled; by default a small part of the budget.
