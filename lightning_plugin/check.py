@@ -96,6 +96,10 @@ def check(
         small_input: An image that plain PyTorch can hold, or the shape of a random one.
         tiles: Number of tiles along each spatial axis.
         seed: Seed of the random numbers in both steps.
+
+    Returns:
+        The report: print it, or test it as a bool. Its attributes are ``errors``, ``barriers``, ``skipped``,
+        ``rounding`` and ``unseen``.
     """
     module = copy.deepcopy(module)
     skipped = [f"{name}: dropout is switched off for the comparison" for name in _switch_off_dropout(module)]
