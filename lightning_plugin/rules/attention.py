@@ -20,12 +20,12 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
-from lightning_plugin.layout import Layout, canonical
+from lightning_plugin.layout import Layout
 from lightning_plugin.ops import Autocast, Pieces, TileOp
-from lightning_plugin.private import argument_names
+from lightning_plugin.rules.channels import arguments
 from lightning_plugin.rules.noise import Stream
 from lightning_plugin.rules.pieces import Dropout, Scores, attend
-from lightning_plugin.rules.pointwise import spread, zeros
+from lightning_plugin.rules.pointwise import aligned, zeros
 from lightning_plugin.rules.table import API, ATEN, Recorder
 from lightning_plugin.rules.uncut import axes_under, flattened, uncut
 
@@ -77,7 +77,7 @@ def attention(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[T
 )
 def fused_attention(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """The operators that `nn.MultiheadAttention` comes down to."""
-    a = Asked.of(dict(zip(argument_names(func), args, strict=False)) | kwargs)
+    a = Asked.of(arguments(func, args, kwargs))
     rest = [zeros(rec, o, "unused") for o in outs[1:]]  # what only the fused kernel's own backward would read
     if a.query.is_map:
         found = attended(rec, a, outs[0], None)
@@ -149,21 +149,6 @@ def beside(rec: Recorder, value: Value, dims: tuple[Any, ...], query: Value) -> 
         return None
     value = uncut(rec, value, axes_under(value, [rank - 2]), entire=True)
     return aligned(rec, value, Layout(dims, query.space.extent))
-
-
-def aligned(rec: Recorder, value: Value, layout: Layout) -> Value | None:
-    """A value that is broadcast to a layout: a vector cut as that is, or a map that is cut like it."""
-    space = set(layout.space)
-    if not value.is_map:
-        return spread(rec, value, layout, space)
-    if len(value.space.extent) != len(layout.extent):
-        return None
-    offset = len(layout.dims) - len(value.shape)
-    for d, dim in enumerate(value.space.dims):
-        mine = canonical(dim, value.space.extent)
-        if value.shape[d] > 1 and mine != canonical(layout.dims[d + offset], layout.extent):
-            return None
-    return value
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Dim, Layout
 from lightning_plugin.ops import Call, ReduceOp, Reduction, TileOp, accumulation_dtype
-from lightning_plugin.rules.channels import dim_of, name_of, reduced, within
+from lightning_plugin.rules.channels import arguments, name_of, reduced, within
 from lightning_plugin.rules.pointwise import broadcast, local
 from lightning_plugin.rules.reductions import ExpSum, SpaceOp, covers
 from lightning_plugin.rules.table import ATEN, Recorder, Rule
@@ -94,7 +94,7 @@ def along_axis(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[
 )
 def along_dim(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Along channels, or along one axis; running sums along all of space are a barrier."""
-    dim = dim_of(args, kwargs, 1, -1) % len(args[0].shape)
+    dim = arguments(func, args, kwargs)["dim"] % len(args[0].shape)
     found = within(rec, func, args, kwargs, outs, [dim])
     return along_axis(rec, func, args, kwargs, outs, [dim]) if found is NotImplemented else found
 

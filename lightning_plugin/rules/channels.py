@@ -7,6 +7,7 @@ whole is.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,15 +19,24 @@ from torch import Tensor
 
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Dim, Layout
-from lightning_plugin.private import argument_names, operator_name
+from lightning_plugin.private import operator_name, schema
 from lightning_plugin.rules.pointwise import local
 from lightning_plugin.rules.table import API, ATEN, Recorder, Rule, either
 
 aten = torch.ops.aten
 
 
-def dim_of(args: Sequence[Any], kwargs: dict[str, Any], position: int, default: int = 0) -> int:
-    return kwargs.get("dim", args[position] if len(args) > position else default)
+def arguments(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """A call's arguments by name, in order, defaults filled in; a builtin has the signature that PyTorch lists for
+    overrides."""
+    if (operator := schema(func)) is not None:
+        names = [a.name for a in operator.arguments]
+        given = dict(zip(names, args, strict=False)) | kwargs
+        return {a.name: given.get(a.name, a.default_value) for a in operator.arguments}
+    listed = func if inspect.isfunction(func) else torch.overrides.get_testing_overrides()[func]
+    call = inspect.signature(listed).bind(*args, **kwargs)
+    call.apply_defaults()
+    return dict(call.arguments)
 
 
 def name_of(func: Any) -> str:
@@ -110,7 +120,7 @@ ATEN.rule(aten.col2im.default, kind="local where space is plain")(carried)
 
 def reduced(func: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], bool]:
     """(the dimensions that a reduction reduces, whether it keeps them)."""
-    given = dict(zip(argument_names(func), args, strict=False)) | kwargs
+    given = arguments(func, args, kwargs)
     rank = len(args[0].shape)
     dims = given.get("dim")
     if dims is None or dims == []:

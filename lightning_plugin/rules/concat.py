@@ -14,7 +14,7 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.ops import TileOp
-from lightning_plugin.rules.channels import dim_of, resized
+from lightning_plugin.rules.channels import arguments, resized
 from lightning_plugin.rules.patterns.patchwork import patchwork
 from lightning_plugin.rules.pointwise import local, spread
 from lightning_plugin.rules.table import ATEN, Recorder
@@ -68,7 +68,8 @@ class Instance(Reshape):
 
 @ATEN.rule(aten.cat, kind="layout")
 def cat(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    values, dim = [v for v in args[0] if 0 not in v.shape], dim_of(args, kwargs, 1) % len(outs[0].shape)
+    values = [v for v in args[0] if 0 not in v.shape]
+    dim = arguments(func, args, kwargs)["dim"] % len(outs[0].shape)
     if dim == 0 and (found := images(rec, values, outs[0], 1)) is not NotImplemented:
         return found
     first = next(v for v in values if v.is_map)
@@ -100,7 +101,7 @@ def along_axis(rec: Recorder, values: Sequence[Value], lies: Layout, dim: int, o
 
 @ATEN.rule(aten.stack, kind="local")
 def stack(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    values, dim = list(args[0]), dim_of(args, kwargs, 1) % len(outs[0].shape)
+    values, dim = list(args[0]), arguments(func, args, kwargs)["dim"] % len(outs[0].shape)
     if dim == 0 and (found := images(rec, values, outs[0], 0)) is not NotImplemented:
         return found
     if any(not v.is_map or v.space != values[0].space for v in values):

@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lightning_plugin.boxes import Box, Window
-from lightning_plugin.layout import Layout
 from lightning_plugin.ops import Along, Kernel
 from lightning_plugin.rules.channels import of_last
 from lightning_plugin.rules.pointwise import local
@@ -101,13 +100,7 @@ def convolution(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence
     along, plain = parted(windows, used)
     op = Convolution(along, found, x.space.extent, plain, groups, bias is not None)
     inputs = [x, weight] if bias is None else [x, weight, bias]
-    extent = list(x.space.extent)
-    for i, a in zip(used, found, strict=True):
-        extent[a] = outs[0].shape[i + 2]
-    made = {1, *(d for a, d in zip(axes, dims, strict=True) if a is None)}
-    layout = Layout(
-        tuple((outs[0].shape[d],) if d in made else dim for d, dim in enumerate(x.space.dims)), tuple(extent)
-    )
+    layout = windowed(x, used, count, outs[0].shape)
     return rec.emit(op, inputs, outs, layout, "convolution")
 
 
@@ -209,4 +202,4 @@ def stamped(
     stamps = tuple(map(Stamp, weight.shape[2:], stride, dilation, padding, sizes))
     inputs = [x, weight] if bias is None else [x, weight, bias]
     op = Transposed(stamps, axes, groups, bias is not None)
-    return rec.emit(op, inputs, outs, windowed(x, len(stride), outs[0].shape), "conv_transpose")
+    return rec.emit(op, inputs, outs, windowed(x, range(len(stride)), len(stride), outs[0].shape), "conv_transpose")

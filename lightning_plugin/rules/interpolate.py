@@ -30,7 +30,7 @@ from lightning_plugin.rules.sampling import (
     mix,
 )
 from lightning_plugin.rules.table import Recorder
-from lightning_plugin.rules.window import squeezed_axes, windowed_at
+from lightning_plugin.rules.window import squeezed_axes, windowed
 
 aten = torch.ops.aten
 
@@ -54,19 +54,6 @@ class Resample(Along):
             index, weight = sampler.taps(box.lo[a], box.hi[a])
             x = mix(x, d, index - held.lo[a], weight)
         return x.to(tiles[0].dtype)
-
-
-@dataclass(frozen=True)
-class Neighbour(Resample):
-    """Each output is one input."""
-
-    def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
-        x = tiles[0]
-        (held,) = self.need(box)
-        for sampler, a, d in zip(self.maps, self.axes, self.dims, strict=True):
-            index = sampler.taps(box.lo[a], box.hi[a])[0][:, 0] - held.lo[a]
-            x = x.index_select(d, index.to(x.device))
-        return x
 
 
 @dataclass(frozen=True)
@@ -142,7 +129,7 @@ def resample(
     if any(out.shape[len(x.shape) - count + i] != 1 for i in range(count) if i not in used):
         return NotImplemented
     chosen = tuple(samplers[i] for i in used)
-    layout = windowed_at(x, used, count, out.shape)
+    layout = windowed(x, used, count, out.shape)
     op = operator(
         chosen, axes, tuple(len(x.shape) - count + i for i in used), func if len(used) == count else None, flags
     )
@@ -153,8 +140,7 @@ def operator(
     samplers: tuple[Any, ...], axes: tuple[int, ...], dims: tuple[int, ...], func: Any, flags: tuple[Any, ...]
 ) -> Resample:
     """The cheapest operator that does it; ``func`` is PyTorch's, where it may be run on a tile."""
-    nearest = isinstance(samplers[0], Nearest)
-    if nearest:
+    if isinstance(samplers[0], Nearest):
         repeats = [s.repeats for s in samplers]
         periods = [(1, n) for n in repeats if n is not None]
     else:
@@ -163,7 +149,7 @@ def operator(
         periods = [p for p in found if p is not None]
     if func is not None and len(periods) == len(samplers):
         return Periodic(samplers, axes, dims, func, tuple(periods), flags)
-    return (Neighbour if nearest else Resample)(samplers, axes, dims)
+    return Resample(samplers, axes, dims)
 
 
 def factors(args: Sequence[Any], first: int, count: int) -> list[float | None]:

@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lightning_plugin.graph import Value
-from lightning_plugin.layout import Axis, Layout
+from lightning_plugin.layout import Layout
 from lightning_plugin.ops import accumulation_dtype
-from lightning_plugin.private import argument_names, legacy_reduction, schema
-from lightning_plugin.rules.norm import arguments
-from lightning_plugin.rules.pointwise import local, pointwise
+from lightning_plugin.private import legacy_reduction
+from lightning_plugin.rules.channels import arguments
+from lightning_plugin.rules.pointwise import as_map, local, pointwise
 from lightning_plugin.rules.reductions import Sum
 from lightning_plugin.rules.table import API, ATEN, Recorder
 
@@ -28,21 +28,6 @@ aten = torch.ops.aten
 
 NONE, MEAN, SUM = 0, 1, 2
 """Reductions, as aten numbers them."""
-
-
-def aligned(rec: Recorder, value: Value, layout: Layout) -> Value | None:
-    """A value as a map that lies as ``layout`` does; None where its shape differs."""
-    if value.shape != layout.shape:
-        return None
-    if value.is_map:
-        mine, wanted = value.space.tidy, layout.tidy
-        same = mine.extent == wanted.extent and all(
-            a == b for a, b in zip(mine.dims, wanted.dims, strict=True) if any(isinstance(f, Axis) for f in (*a, *b))
-        )
-        if same:
-            return value
-        value = rec.gather(value)
-    return rec.spread(value, layout)
 
 
 def total(rec: Recorder, value: Value, dtype: torch.dtype, divisor: float = 1.0) -> Value:
@@ -65,12 +50,9 @@ def total(rec: Recorder, value: Value, dtype: torch.dtype, divisor: float = 1.0)
     kind="local + reduce",
 )
 def elementwise(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    names = argument_names(func)
-    given = dict(zip(names, args, strict=False)) | kwargs
-    reduction = given.get("reduction", MEAN)
-    given["reduction"] = NONE
-    defaults = {a.name: a.default_value for a in schema(func).arguments if a.has_default_value()}
-    full = [given.get(n, defaults.get(n)) for n in names]
+    given = arguments(func, args, kwargs)
+    reduction = given["reduction"]
+    full = list((given | {"reduction": NONE}).values())
     shape = torch.broadcast_shapes(given["self"].shape, given["target"].shape)
     dtype = outs[0].dtype if reduction == NONE else accumulation_dtype(outs[0].dtype)
     each = pointwise(rec, func, full, {}, [rec.fake(shape, outs[0].dtype, outs[0].device)])
@@ -105,9 +87,10 @@ def classes(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Ten
     indices = not target.dtype.is_floating_point
     if not layout.dims:
         return NotImplemented
-    target = aligned(rec, target, layout if indices else x.space)
-    if target is None:
+    wanted = layout if indices else x.space
+    if target.shape != wanted.shape:
         return NotImplemented
+    target = as_map(rec, target, wanted)
     how = {k: a[k] for k in ("ignore_index", "label_smoothing") if k in a}
     each = local(
         rec,

@@ -9,7 +9,6 @@ do not extend over space, the operator is local and PyTorch's own kernel does it
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from lightning_plugin.layout import CHANNELS_LAST, Layout, plain_strides
 from lightning_plugin.ops import TileOp, accumulation_dtype
 from lightning_plugin.private import first_order
 from lightning_plugin.rules.axes import over, projected
-from lightning_plugin.rules.channels import plain
+from lightning_plugin.rules.channels import arguments, plain
 from lightning_plugin.rules.pointwise import local, pointwise
 from lightning_plugin.rules.reductions import VarMean, covers
 from lightning_plugin.rules.table import API, Recorder
@@ -186,14 +185,6 @@ class Normalize(TileOp):
         out: Tensor = Normalization.apply(flat, mean, var, weight, bias, self.eps)
         # A view only where there is no other way: autograd pays with copies for what is written into a view in place.
         return out.reshape(x.shape) if self.fold else out
-
-
-def arguments(func: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
-    """A call's arguments by name, defaults filled in; a builtin has the signature that PyTorch lists for overrides."""
-    listed = func if inspect.isfunction(func) else torch.overrides.get_testing_overrides()[func]
-    call = inspect.signature(listed).bind(*args, **kwargs)
-    call.apply_defaults()
-    return dict(call.arguments)
 
 
 def type_of_statistics(x: Value) -> torch.dtype:

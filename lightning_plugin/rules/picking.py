@@ -23,9 +23,8 @@ from lightning_plugin.graph import Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.ops import Along, Captured, ReduceOp, Reduction
 from lightning_plugin.private import FakeTensor
-from lightning_plugin.rules.channels import name_of, plain, resized, within
-from lightning_plugin.rules.norm import arguments
-from lightning_plugin.rules.pointwise import local
+from lightning_plugin.rules.channels import arguments, name_of, plain, resized, within
+from lightning_plugin.rules.pointwise import as_map, local
 from lightning_plugin.rules.reductions import covers, find, flat_index
 from lightning_plugin.rules.table import API, ATEN, Recorder
 from lightning_plugin.rules.uncut import axes_under, flattened
@@ -68,29 +67,23 @@ class Picked(Along):
 def picked(rec: Recorder, x: Value, dim: int, index: Value, out: Tensor, name: str) -> Any:
     if not x.is_map or not axes_under(x, [dim]) or len(index.shape) != 1 or index.dtype != torch.int64:
         return NotImplemented
-    known = captured(index)
-    if known is None or not out.numel():
+    if index.node is None or not isinstance(index.node.op, Captured) or not out.numel():
         return NotImplemented
     bytes_picked = out.numel() * out.element_size()
     if bytes_picked < min(FEW_BYTES, FEW_PART * x.bytes):
         return NotImplemented
-    rec.settled([known])
+    rec.settled([index])
     line = flattened(rec, x, dim)
     axis = None if line is None else line.space.axis_of(dim)
     if line is None or axis is None:
         return NotImplemented
     size = x.shape[dim]
-    given = rec.session.tensor(known).tolist()
+    given = rec.session.tensor(index).tolist()
     if not all(-size <= n < size for n in given):
         return NotImplemented  # PyTorch says what is wrong with it
     numbers = tuple(n % size for n in given)
     extent = (*line.space.extent[:axis], len(numbers), *line.space.extent[axis + 1 :])
     return rec.emit(Picked((Numbers(numbers),), (axis,), dim), [line], [out], line.space.with_extent(extent), name)
-
-
-def captured(index: Value) -> Value | None:
-    """The captured tensor whose numbers an index has."""
-    return index if index.node is not None and isinstance(index.node.op, Captured) else None
 
 
 @dataclass(frozen=True)
@@ -201,19 +194,9 @@ def lined_up(rec: Recorder, operands: Sequence[Value], dim: int) -> list[Value] 
     space = first.space.space
     if dim in space:
         return None
-    maps = []
-    for v in operands:
-        if len(v.shape) != len(first.shape) or any(v.shape[d] != first.shape[d] for d in space):
-            return None
-        layout = resized(first.space, v.shape)
-        if not v.is_map:
-            v = rec.spread(v, layout)
-        if v.space.extent != layout.extent or any(
-            v.space.tidy.dims[d] != layout.tidy.dims[d] for d in {*space, *v.space.space}
-        ):
-            return None
-        maps.append(v)
-    return maps
+    if any(len(v.shape) != len(first.shape) or any(v.shape[d] != first.shape[d] for d in space) for v in operands):
+        return None
+    return [as_map(rec, v, resized(first.space, v.shape)) for v in operands]
 
 
 @API.rule(F.one_hot, kind="local")
@@ -317,10 +300,9 @@ class Best(ReduceOp):
 @ATEN.rule(aten.topk.default, kind="local or reduce")
 def topk(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Over channels, or over a dimension that holds all of space."""
-    given = dict(zip(("x", "k", "dim", "largest"), args, strict=False)) | kwargs
-    x, k, largest = args[0], args[1], bool(given.get("largest", True))
-    dim = given.get("dim", -1) % len(x.shape)
+    x, k, dim, largest, _ = arguments(func, args, kwargs).values()
+    dim %= len(x.shape)
     found = within(rec, func, args, kwargs, outs, [dim])
     if found is not NotImplemented or not covers(x, [dim]):
         return found
-    return rec.emit(Best(dim, k, largest, x.space), [x], outs, None, "topk")
+    return rec.emit(Best(dim, k, bool(largest), x.space), [x], outs, None, "topk")

@@ -117,6 +117,27 @@ def spread(rec: Recorder, vector: Value, layout: Layout, space: set[int]) -> Val
     return rec.spread(vector, Layout(tuple(dims), tuple(extent)))
 
 
+def aligned(rec: Recorder, value: Value, layout: Layout) -> Value | None:
+    """A value that is broadcast to a layout: a vector cut as that is, or a map that is cut like it."""
+    space = set(layout.space)
+    if not value.is_map:
+        return spread(rec, value, layout, space)
+    if len(value.space.extent) != len(layout.extent):
+        return None
+    offset = len(layout.dims) - len(value.shape)
+    for d, dim in enumerate(value.space.dims):
+        mine = canonical(dim, value.space.extent)
+        if value.shape[d] > 1 and mine != canonical(layout.dims[d + offset], layout.extent):
+            return None
+    return value
+
+
+def as_map(rec: Recorder, value: Value, layout: Layout) -> Value:
+    """A value of a layout's shape as a map that lies as it does."""
+    found = aligned(rec, value, layout) if value.is_map else None
+    return rec.spread(rec.gather(value), layout) if found is None else found
+
+
 def zeros(rec: Recorder, out: Tensor, name: str) -> Value:
     """A vector like a result that nobody reads, or that has no positions; no gradient comes back from it."""
     how = {"dtype": out.dtype, "device": out.device}

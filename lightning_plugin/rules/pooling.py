@@ -19,10 +19,10 @@ from lightning_plugin.graph import Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.ops import Along
 from lightning_plugin.private import schema
-from lightning_plugin.rules.channels import name_of, of_last
+from lightning_plugin.rules.channels import arguments, name_of, of_last
 from lightning_plugin.rules.convolution import Stamp
-from lightning_plugin.rules.table import ATEN, Recorder, filled
-from lightning_plugin.rules.window import SlidingOp, WindowOp, axes_of, each, parted, squeezed_axes, windowed_at
+from lightning_plugin.rules.table import ATEN, Recorder
+from lightning_plugin.rules.window import SlidingOp, WindowOp, axes_of, each, parted, squeezed_axes, windowed
 
 aten = torch.ops.aten
 
@@ -57,7 +57,7 @@ def max_pool(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Te
     They are computed by a second node, which costs nothing where it is not used.
     """
     count = 3 if "3d" in schema(func).name else 2
-    x, kernel, stride, padding, dilation, _ = filled(args, None, None, None, [0], [1], False)
+    x, kernel, stride, padding, dilation, _ = arguments(func, args, kwargs).values()
     kernel = each(kernel, count)
     stride = each(stride, count) if stride else kernel
     found = squeezed_axes(x, count)
@@ -65,7 +65,7 @@ def max_pool(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Te
         return NotImplemented
     axes, used = found
     windows, plain = parted(tuple(map(Window, kernel, stride, each(dilation, count), each(padding, count))), used)
-    layout = windowed_at(x, used, count, outs[0].shape)
+    layout = windowed(x, used, count, outs[0].shape)
     out = rec.emit(MaxPool(windows, axes, x.space.extent, plain), [x], outs[:1], layout, "max_pool")[0]
     if len(outs) == 1:
         return (out,)
@@ -150,7 +150,7 @@ class AvgPool(Pool):
 @of_last(aten.avg_pool2d.default, aten.avg_pool3d.default, aten.avg_pool1d.default, kind="window")
 def avg_pool(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     count = int(schema(func).name[-2])
-    x, kernel, stride, padding, _, count_padding, divisor = filled(args, None, None, [], [0], False, True, None)
+    x, kernel, stride, padding, _, count_padding, *divisor = arguments(func, args, kwargs).values()
     kernel, padding = each(kernel, count), each(padding, count)
     stride = each(stride, count) if stride else kernel
     found = squeezed_axes(x, count)
@@ -159,8 +159,8 @@ def avg_pool(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Te
     axes, used = found
     windows, plain = parted(tuple(map(Window, kernel, stride, (1,) * count, padding)), used)
     own = tuple(padding[i] for i in used)
-    op = AvgPool(windows, axes, x.space.extent, plain, count_padding, divisor, own)
-    return rec.emit(op, [x], outs, windowed_at(x, used, count, outs[0].shape), name_of(func))
+    op = AvgPool(windows, axes, x.space.extent, plain, count_padding, divisor[0] if divisor else None, own)
+    return rec.emit(op, [x], outs, windowed(x, used, count, outs[0].shape), name_of(func))
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,8 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.ops import TileOp
-from lightning_plugin.rules.channels import name_of
+from lightning_plugin.rules.channels import arguments, name_of
 from lightning_plugin.rules.noise import Stream
-from lightning_plugin.rules.norm import arguments
 from lightning_plugin.rules.pointwise import local
 from lightning_plugin.rules.table import API, ATEN, Recorder
 
@@ -198,15 +197,12 @@ def like(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor
 @ATEN.rule(aten.uniform.default, aten.exponential.default, kind="local, random")
 def fill(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """``x.uniform_()``, ``x.exponential_()``."""
-    x, rest = args[0], args[1:]
-    if kwargs.get("generator") is not None or not x.is_map:
+    a = arguments(func, args, kwargs)
+    if a["generator"] is not None or not a["self"].is_map:
         return NotImplemented
     if name_of(func) == "exponential":
-        rate = kwargs.get("lambd", rest[0] if rest else 1.0)
-        return emit(rec, Noise, x, outs, "exponential", x.dtype, 1 / rate, grad=False)
-    given = {"from": 0.0, "to": 1.0} | dict(zip(("from", "to"), rest, strict=False)) | kwargs
-    low, high = given["from"], given["to"]
-    return emit(rec, Noise, x, outs, "uniform", x.dtype, high - low, low, grad=False)
+        return emit(rec, Noise, a["self"], outs, "exponential", a["self"].dtype, 1 / a["lambd"], grad=False)
+    return emit(rec, Noise, a["self"], outs, "uniform", a["self"].dtype, a["to"] - a["from"], a["from"], grad=False)
 
 
 @API.rule(Tensor.normal_, kind="local, random")
@@ -219,10 +215,10 @@ def normal(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tens
 
 @ATEN.rule(aten.bernoulli.default, aten.bernoulli.p, kind="local, random")
 def bernoulli(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    if kwargs.get("generator") is not None:
+    a = arguments(func, args, kwargs)
+    if a["generator"] is not None:
         return NotImplemented
-    p = kwargs.get("p", args[1] if len(args) > 1 else None)
-    return emit(rec, Bernoulli, args[0], outs, p, outs[0].dtype, grad=False)
+    return emit(rec, Bernoulli, args[0], outs, a.get("p"), outs[0].dtype, grad=False)
 
 
 @API.rule(Tensor.bernoulli_, kind="local, random")

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import accumulation_dtype
-from lightning_plugin.private import argument_names, decomposition_table
+from lightning_plugin.private import decomposition_table
 from lightning_plugin.rules.axes import over, reduction
-from lightning_plugin.rules.channels import name_of, reduced
+from lightning_plugin.rules.channels import arguments, name_of, reduced
 from lightning_plugin.rules.reductions import (
     TIES,
     ExpSum,
@@ -109,7 +109,7 @@ def moments(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Ten
 @reduction(aten.linalg_vector_norm.default)
 def norm(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Norms of order infinity, minus infinity and zero; others are roots of sums of powers."""
-    order = float((dict(zip(argument_names(func), args, strict=False)) | kwargs).get("ord", 2))
+    order = float(arguments(func, args, kwargs)["ord"])
     if math.isinf(order) or order == 0:
         return rec.decompose(decomposition_table[func], *args, **kwargs)
     dims, keep = reduced(func, args, kwargs)

@@ -219,7 +219,23 @@ def find(positions: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class Extreme(SpaceOp):
+class Found(SpaceOp):
+    """Largest (``sign`` 1) or smallest (-1) value of a map that lies as ``layout``, and where it is."""
+
+    layout: Layout
+    sign: int = 1
+
+    def positions(self, box: Box, device: torch.device) -> Tensor:
+        return flat_index(self.layout, sorted(self.dims), box, device)
+
+    def best(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The best of each row, and which are."""
+        best = (x.amax if self.sign > 0 else x.amin)(-1, keepdim=True)
+        return best, (x == best) | (x.isnan() & best.isnan())
+
+
+@dataclass(frozen=True)
+class Extreme(Found):
     """Largest (``sign`` 1) or smallest (-1) value; positions that tie for it share the gradient, as `amax` has it.
 
     [Note: ties] A tile that is computed again on another grid may differ from the first time in its last bits, and a
@@ -230,20 +246,14 @@ class Extreme(SpaceOp):
     """
 
     uniform: ClassVar[bool] = True
-    layout: Layout
-    sign: int = 1
 
     @property
     def blank(self) -> tuple[float, ...]:
         return (-math.inf, 0.0, -1.0) if self.sign > 0 else (math.inf, 0.0, 0.0)
 
-    def positions(self, box: Box, device: torch.device) -> Tensor:
-        return flat_index(self.layout, sorted(self.dims), box, device)
-
     def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
         x = self.flat(tiles[0])
-        best = (x.amax if self.sign > 0 else x.amin)(-1, keepdim=True)
-        match = (x == best) | (x.isnan() & best.isnan())
+        best, match = self.best(x)
         ties = match.sum(-1)
         positions = self.positions(box, x.device)
         if x.device.type == "cpu" and not isinstance(ties, FakeTensor) and bool((ties == 1).all()):
@@ -295,23 +305,17 @@ class Extreme(SpaceOp):
 
 
 @dataclass(frozen=True)
-class First(SpaceOp):
+class First(Found):
     """Extreme value with its index, the first in row-major order among equals; it takes the whole gradient."""
-
-    layout: Layout
-    sign: int = 1
 
     @property
     def blank(self) -> tuple[float, ...]:
         return -self.sign * math.inf, math.inf
 
-    def positions(self, box: Box, device: torch.device) -> Tensor:
-        return flat_index(self.layout, sorted(self.dims), box, device)
-
     def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
         x = self.flat(tiles[0])
-        best = (x.amax if self.sign > 0 else x.amin)(-1, keepdim=True)
-        where = ((x == best) | (x.isnan() & best.isnan())).to(torch.uint8).argmax(-1)
+        best, match = self.best(x)
+        where = match.to(torch.uint8).argmax(-1)
         found = best.squeeze(-1), self.positions(box, x.device)[where]
         return Reduction(tuple(restored(part, self.dims) if self.keep else part for part in found))
 

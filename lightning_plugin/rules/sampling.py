@@ -253,6 +253,8 @@ def mix(x: Tensor, dim: int, index: Tensor, weight: Tensor) -> Tensor:
     """Weighted sums of positions along ``dim``, for (outputs, taps) of indices and weights."""
     outputs, taps = index.shape
     index, weight = index.to(x.device), weight.to(x)
+    if taps == 1:  # whose weight is one
+        return x.index_select(dim, index[:, 0])
     tail = [1] * (x.dim() - 1 - dim)
     if taps <= 4:
         total = None

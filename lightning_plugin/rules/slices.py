@@ -28,9 +28,9 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.ops import Along
-from lightning_plugin.rules.channels import dim_of, name_of, of_last, plain, resized, within
+from lightning_plugin.rules.channels import arguments, name_of, of_last, plain, resized, within
 from lightning_plugin.rules.pointwise import local
-from lightning_plugin.rules.table import API, ATEN, Recorder, filled
+from lightning_plugin.rules.table import API, ATEN, Recorder
 from lightning_plugin.rules.views import viewed
 
 aten = torch.ops.aten
@@ -159,23 +159,21 @@ def declined(value: Value | None) -> Any:
 
 @ATEN.rule(aten.slice.Tensor, kind="local or layout")
 def crop(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    x, dim, start, end, step = filled(args, None, 0, None, None, 1)
+    x, dim, *ends = arguments(func, args, kwargs).values()
     found = within(rec, func, args, kwargs, outs, [dim])
     if found is not NotImplemented:
         return found
     dim %= len(x.shape)
-    first, stop, step = slice(start, end, step).indices(x.shape[dim])
+    first, stop, step = slice(*ends).indices(x.shape[dim])
     return declined(remap(rec, x, {dim: cropped(first, len(range(first, stop, step)), step)}, "slice"))
 
 
 @ATEN.rule(aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int, kind="local or layout")
 def parts(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Each part is a slice, or a position, of its own, so that one is not kept alive for another's sake."""
-    x = args[0]
+    x, dim = args[0], arguments(func, args, kwargs)["dim"]
     if func is aten.unbind.int:
-        dim = dim_of(args, kwargs, 1)
         return rec.decompose(lambda x: tuple(x.select(dim, i) for i in range(len(outs))), x)
-    dim = dim_of(args, kwargs, 2)
     sizes = [out.shape[dim] for out in outs]
     starts = [0, *itertools.accumulate(sizes)]
     return rec.decompose(lambda x: tuple(map(partial(x.narrow, dim), starts, sizes)), x)
@@ -212,9 +210,9 @@ def row(rec: Recorder, x: Value, dim: int, index: int, out: Tensor) -> Value | N
 @ATEN.rule(aten.slice_scatter.default, kind="local or layout")
 def slice_scatter(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Put the part before the slice, the new part and the part after it side by side."""
-    given = dict(zip(("x", "part", "dim", "start", "end", "step"), args, strict=False)) | kwargs
-    x, part, dim = args[0], args[1], given.get("dim", 0) % len(outs[0].shape)
-    start, stop, step = slice(given.get("start"), given.get("end"), given.get("step", 1)).indices(x.shape[dim])
+    x, part, dim, *ends = arguments(func, args, kwargs).values()
+    dim %= len(outs[0].shape)
+    start, stop, step = slice(*ends).indices(x.shape[dim])
     if step != 1:
         return NotImplemented
     return rec.decompose(lambda x, part: joined(x, part, dim, start, max(start, stop)), x, part)
@@ -256,7 +254,7 @@ def flip(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor
 
 @ATEN.rule(aten.roll.default, kind="layout")
 def roll(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    x, shifts, dims = filled(args, None, None, [])
+    x, shifts, dims = arguments(func, args, kwargs).values()
     shifts = [shifts] if isinstance(shifts, int) else list(shifts)
     dims = [d % len(x.shape) for d in ([dims] if isinstance(dims, int) else dims)]
     if not dims or len(set(dims)) < len(dims):
@@ -343,8 +341,8 @@ def pad(rec: Recorder, x: Value, pads: Sequence[int], mode: str, fill: float, ou
 
 @ATEN.rule(aten.constant_pad_nd.default, kind="layout")
 def constant_pad(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    fill = kwargs.get("value", args[2] if len(args) > 2 else 0.0)
-    return pad(rec, args[0], args[1], "constant", fill, outs[0], "constant_pad")
+    x, pads, fill = arguments(func, args, kwargs).values()
+    return pad(rec, x, pads, "constant", fill, outs[0], "constant_pad")
 
 
 @of_last(
@@ -360,11 +358,10 @@ def mirrored_pad(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequenc
 @API.rule(F.pad, kind="layout")
 def circular_pad(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """PyTorch pads circularly with copies into an empty tensor, which cannot be read off its operators."""
-    given = dict(zip(("input", "pad", "mode", "value"), args, strict=False)) | kwargs
-    x = given["input"]
-    if given.get("mode", "constant") != "circular" or not x.is_map:
+    a = arguments(func, args, kwargs)
+    if a["mode"] != "circular" or not a["input"].is_map:
         return NotImplemented
-    return pad(rec, x, given["pad"], "circular", 0.0, outs[0], "circular_pad")
+    return pad(rec, a["input"], a["pad"], "circular", 0.0, outs[0], "circular_pad")
 
 
 # Vectors made as large as a map ---------------------------------------------------------------------------

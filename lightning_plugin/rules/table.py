@@ -198,8 +198,3 @@ def either(first: Rule, second: Rule) -> Rule:
 
 ATEN = RuleTable("ATEN")
 API = RuleTable("API")
-
-
-def filled(args: Any, *defaults: Any) -> Any:
-    """Positional arguments with the defaults of those that were left out."""
-    return [*args, *defaults[len(args) :]]

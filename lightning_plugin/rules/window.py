@@ -20,7 +20,7 @@ from lightning_plugin.boxes import Box, Clip, Window, inside
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.ops import Kernel, TileOp
-from lightning_plugin.rules.channels import of_last, plain
+from lightning_plugin.rules.channels import of_last, plain, resized
 from lightning_plugin.rules.table import ATEN, Recorder
 
 aten = torch.ops.aten
@@ -169,21 +169,6 @@ def axes_of(value: Value, count: int) -> tuple[int, ...] | None:
     return found[0] if found is not None and len(found[1]) == count else None
 
 
-def windowed(value: Value, count: int, shape: Sequence[int]) -> Layout:
-    """The layout of a window operator's result."""
-    layout = value.space
-    rank = len(layout.dims)
-    extent = list(layout.extent)
-    dims = list(layout.dims)
-    for d in range(rank - count, rank):
-        (axis,) = layout.dims[d]
-        extent[axis.index] = shape[d]  # type: ignore[union-attr]
-    for d in range(rank - count):
-        if not layout.is_space(d):
-            dims[d] = (shape[d],)
-    return Layout(tuple(dims), tuple(extent))
-
-
 def each(value: int | Sequence[int], count: int) -> tuple[int, ...]:
     """An argument that PyTorch lets users give once for all dimensions."""
     if isinstance(value, int):
@@ -213,13 +198,14 @@ def squeezed_axes(value: Value, count: int) -> tuple[tuple[int, ...], tuple[int,
     return (tuple(axes), tuple(used)) if used else None
 
 
-def windowed_at(value: Value, used: Sequence[int], count: int, shape: Sequence[int]) -> Layout:
+def windowed(value: Value, used: Sequence[int], count: int, shape: Sequence[int]) -> Layout:
+    """The layout of a result whose last ``count`` dimensions, or those ``used``, were axes and are still."""
     layout = value.space
     extent = list(layout.extent)
     for i in used:
         d = len(layout.dims) - count + i
-        extent[layout.dims[d][0].index] = shape[d]  # type: ignore[union-attr]
-    return layout.with_extent(extent)
+        extent[layout.axis_of(d)] = shape[d]  # type: ignore[index]
+    return resized(layout.with_extent(extent), shape)
 
 
 # Windows as a dimension of their own ----------------------------------------------------------------------
@@ -250,26 +236,17 @@ def unfold(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tens
     return rec.emit(op, [x], outs, layout, "unfold")
 
 
-@dataclass(frozen=True)
-class Columns(WindowOp):
-    """Windows of images (N, C, H, W) as columns (N, C x kernel, H x W)."""
-
-    def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
-        x, pads = tiles[0], self.pads(box)
-        x = F.pad(x, pads) if any(pads) else x
-        kernel, dilation, stride = zip(*((w.kernel, w.dilation, w.stride) for w in self.windows), strict=True)
-        return F.unfold(x, kernel, dilation, 0, stride)
-
-
 @of_last(aten.im2col.default, kind="window")
 def im2col(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    x, kernel, dilation, padding, stride = args
-    axes = axes_of(x, 2)
-    if axes is None or len(x.shape) != 4 or not plain(x, 0) or not plain(x, 1):
+    """Windows of images (N, C, H, W) as columns (N, C x kernel, H x W)."""
+    x, *sides = args
+    if axes_of(x, 2) is None or len(x.shape) != 4 or not plain(x, 1):
         return NotImplemented
-    windows = tuple(Window(k, s, d, p) for k, s, d, p in zip(kernel, stride, dilation, padding, strict=True))
-    extent = list(x.space.extent)
-    for w, p, a in zip(windows, padding, axes, strict=True):
-        extent[a] = (extent[a] + 2 * p - w.dilation * (w.kernel - 1) - 1) // w.stride + 1
-    layout = Layout(((x.shape[0],), (outs[0].shape[1],), tuple(Axis(a) for a in axes)), tuple(extent))
-    return rec.emit(Columns(windows, axes, x.space.extent), [x], outs, layout, "im2col")
+
+    def columns(x: Tensor) -> Tensor:
+        x = F.pad(x, [p for p in reversed(sides[2]) for _ in range(2)])
+        for d, (kernel, dilation, _, stride) in enumerate(zip(*sides, strict=True), 2):
+            x = x.unfold(d, dilation * (kernel - 1) + 1, stride)[..., ::dilation]
+        return x.permute(0, 1, 4, 5, 2, 3).reshape(outs[0].shape)
+
+    return rec.decompose(columns, x)

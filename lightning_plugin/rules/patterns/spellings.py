@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lightning_plugin.private import decomposition_table
+from lightning_plugin.rules.channels import arguments
 from lightning_plugin.rules.table import API, ATEN, Recorder
 from lightning_plugin.rules.window import each
 
@@ -20,19 +21,10 @@ aten = torch.ops.aten
 @API.rule(F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, kind="reduce")
 def global_average(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """An average pooling whose one window is the map: a mean over space, which no tile has to see whole."""
-    names = (
-        "input",
-        "kernel_size",
-        "stride",
-        "padding",
-        "ceil_mode",
-        "count_include_pad",
-        "divisor_override",
-    )
-    a = dict(zip(names, args, strict=False)) | kwargs
+    a = arguments(func, args, kwargs)
     x, count = a["input"], int(func.__name__[-2])
     sizes = x.shape[len(x.shape) - count :]
-    padded = any(each(a.get("padding", 0), count)) or a.get("divisor_override") is not None
+    padded = any(each(a["padding"], count)) or a.get("divisor_override") is not None
     if not x.is_map or padded or tuple(each(a["kernel_size"], count)) != tuple(sizes) or math.prod(sizes) == 1:
         return NotImplemented
     return rec.decompose(torch.mean, x, list(range(-count, 0)), keepdim=True)

@@ -71,7 +71,7 @@ def test_same_size_with_a_factor() -> None:
     "kind,how",
     [
         ("Periodic", {"scale_factor": 2}), ("Periodic", {"scale_factor": 2, "mode": "bilinear"}),
-        ("Periodic", {"scale_factor": 0.5, "mode": "bicubic"}), ("Neighbour", {"scale_factor": 1.7}),
+        ("Periodic", {"scale_factor": 0.5, "mode": "bicubic"}), ("Resample", {"scale_factor": 1.7}),
         ("Resample", {"scale_factor": 2, "mode": "bilinear", "align_corners": True}),
     ],
 )  # fmt: skip
