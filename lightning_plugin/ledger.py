@@ -61,26 +61,32 @@ class Sums:
     """The bytes of sums that wait in the pass under way: by the leaf, 0 where one gradient came so far; and in all."""
 
     waiting: dict[int, int] = field(default_factory=dict)
-    held: int = 0
+    total: int = 0
     began_in: int = -1
+
+    @property
+    def held(self) -> int:
+        """The bytes of all sums."""
+        self.forget()
+        return self.total
+
+    def forget(self) -> None:
+        """Drop the sums of an earlier pass: they are gone with it."""
+        if self.began_in != (now := current_pass()):
+            self.waiting.clear()
+            self.total = 0
+            self.began_in = now
 
     def arrives(self, leaf: Tensor, size: int) -> None:
         """A gradient of a leaf was made."""
         self.forget()
         known = self.waiting.get(id(leaf))
         self.waiting[id(leaf)] = 0 if known is None else size
-        self.held += 0 if known is None else size - known
+        self.total += 0 if known is None else size - known
 
     def taken(self, leaf: Tensor) -> None:
         """A leaf has got its gradient."""
-        self.held -= self.waiting.pop(id(leaf), 0)
-
-    def forget(self) -> None:
-        """Drop the sums of an earlier pass: they are gone with it."""
-        if self.began_in != current_pass():
-            self.waiting.clear()
-            self.held = 0
-            self.began_in = current_pass()
+        self.total -= self.waiting.pop(id(leaf), 0)
 
     def coming(self, leaves: Iterable[Tensor]) -> int:
         """The bytes of the sums that one more gradient of each leaf will make."""
@@ -219,17 +225,6 @@ class Ledger:
     def discount(self, tensor: Tensor) -> None:
         """A tensor's storage is not the device's any more, or its memory is counted elsewhere."""
         self._gone(storage_key(tensor))
-
-    def enter(self, who: Any, goes_on: bool = False) -> None:
-        """From now on it is ``who``'s turn, or nobody's: a new one, or, where it ``goes_on``, the one that began
-        before. A rehearsal tells turns apart."""
-        self.sums.forget()
-
-    @contextmanager
-    def during(self, who: Any) -> Iterator[None]:
-        """A block that is ``who``'s turn; after it, it is again whose it was before."""
-        self.sums.forget()
-        yield
 
     @property
     def peak_bytes(self) -> int:

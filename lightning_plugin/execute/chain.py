@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -279,9 +279,12 @@ class Links:
         """A block that runs a link: the step as it is to know it. The ledger watches the first of each direction; the
         others need as much. What is kept is watched always. A link that has no tiles is told as one."""
         ledger = self.step.ledger
-        if ledger is None or ledger.fakes or ledger.thorough or what == "kept":
-            with self.turn("backward" if what == "backward" else "forward"):
+        if (rehearsal := self.step.rehearsal) is not None:
+            with rehearsal.during((TURN, "backward" if what == "backward" else "forward")):
                 yield self.step
+            return
+        if ledger is None or ledger.thorough or what == "kept":
+            yield self.step
         elif what in self.needs:
             ledger.expect(self.needs[what])
             yield replace(self.step, ledger=None)
@@ -289,12 +292,8 @@ class Links:
             with ledger.measured() as most:
                 yield self.step
             self.needs[what] = most.size
-        if self.whole and (ledger is None or not ledger.fakes):
+        if self.whole:
             self.step.done(1)
-
-    def turn(self, what: str) -> AbstractContextManager[None]:
-        ledger = self.step.ledger
-        return nullcontext() if ledger is None or not ledger.fakes else ledger.during((TURN, what))
 
 
 class LinkFunction(torch.autograd.Function):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,10 +39,15 @@ class Rehearsal:
     Attributes:
         tiles: The tiles of a program's grid that are run; the last argument says whether transfers go ahead.
         away: Makes what stands for a map on a lower tier.
+        enter: From now on memory is counted for a segment's forward or backward (nobody's: None): a new turn of it, or,
+            where the second argument says that it goes on, the one that began before.
+        during: A block whose memory is counted so, and after it again as before.
     """
 
     tiles: Callable[[Program, Grid, bool], Iterable[tuple[Box, ...]]]
     away: Callable[[Layout, torch.dtype, torch.device, str], Any]
+    enter: Callable[[Any, bool], None]
+    during: Callable[[Any], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +100,6 @@ class Frame:
         tokens: The number that stands for each boundary in autograd's graph.
         streams: The vectors that are fetched for a use only.
         chains: The plan of each chain, by its node's serial number.
-        spare: The vectors that a rehearsal leaves out.
         background: The number of first segments in which constant parts of maps are looked for: up to the last that
             the plan has share identical tiles.
     """
@@ -108,7 +112,6 @@ class Frame:
     tokens: dict[Value, Tensor] = field(default_factory=dict)
     streams: Streams | None = None
     chains: Mapping[int, ChainPlan] = field(default_factory=dict)
-    spare: Set[Value] = frozenset()
     background: int = 0
 
     def __contains__(self, v: object) -> bool:

@@ -142,9 +142,9 @@ class SegmentFunction(torch.autograd.Function):
         if ctx.versions is not None:
             Inputs(inputs, ctx.versions).tensors()
         ctx.run.check_images()
-        ledger = ctx.run.ledger
-        if ledger is not None:
-            ledger.enter((ctx.run.place, "backward"))
+        ledger, rehearsal = ctx.run.ledger, ctx.run.rehearsal
+        if rehearsal is not None:
+            rehearsal.enter((ctx.run.place, "backward"), False)
         # Saved tensors come back as new ones: whose gradients are collected, autograd's own nodes know.
         leaves = [f.variable for f, _ in ctx.next_functions if hasattr(f, "variable")]
         make_room(ctx.run, ctx.handles, leaves)
@@ -214,7 +214,7 @@ class Recompute:
         with (
             torch.no_grad(),
             torch.autocast(run.kind, enabled=False),
-            nullcontext() if run.ledger is None else run.ledger.during((run.place, "recompute")),
+            nullcontext() if run.rehearsal is None else run.rehearsal.during((run.place, "recompute")),
             profiler_range("segment", run.place, run.plan.path, "recompute"),
         ):
             Forward(run, self.run.inputs_of(run, inputs), {**self.boundaries, **missing}).run()

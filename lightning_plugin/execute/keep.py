@@ -8,8 +8,7 @@ BatchNorm is one call of PyTorch's own kernel here, where a tiled run needs a st
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -53,25 +52,9 @@ class GatherFunction(torch.autograd.Function):
         return None, None, torch.zeros((), device=grad.device), None
 
 
-class Uses:
-    """Counts, for each map, the nodes that have still to read it."""
-
-    def __init__(self, nodes: Sequence[Node]) -> None:
-        self.left = Counter(v for node in nodes for v in node.inputs if v.is_map)
-
-    def done(self, node: Node, frame: Frame) -> None:
-        for v in node.inputs:
-            if v.is_map:
-                self.left[v] -= 1
-                if not self.left[v]:
-                    frame.whole.pop(v, None)
-
-    def last(self, v: Value) -> bool:
-        return self.left[v] == 1
-
-
-def keep(node: Node, frame: Frame, uses: Uses, fused: Mapping[int, Node]) -> None:
-    """Run a node whole. A statistic that only its normalisation needs is left to that (see `pairs`)."""
+def keep(node: Node, frame: Frame, fused: Mapping[int, Node], done: Collection[Value]) -> None:
+    """Run a node whole, and let go of the maps that it is the last to read, which are ``done`` with. A statistic that
+    only its normalisation needs is left to that (see `pairs`)."""
     partner = fused.get(node.serial)
     if partner is not None and isinstance(node.op, ReduceOp):
         return
@@ -93,19 +76,18 @@ def keep(node: Node, frame: Frame, uses: Uses, fused: Mapping[int, Node]) -> Non
         else:
             assert isinstance(node.op, TileOp)
             vectors = [frame.vector(v) for v in node.vectors]
-            frame.whole[node.outputs[0]] = run_whole(node, frame, tiles, vectors, uses)
+            frame.whole[node.outputs[0]] = run_whole(node, frame, tiles, vectors, done)
     for result in frame.made(node.outputs):
         if ledger is not None:
             ledger.hook(result, before)
         if frame.step.watch is not None:
             frame.step.watch.see(node, result)
     del tiles
-    uses.done(node, frame)
-    if partner is not None:
-        uses.done(partner, frame)
+    for v in done:
+        frame.whole.pop(v, None)
 
 
-def run_whole(node: Node, frame: Frame, tiles: list[Tensor], vectors: list[Tensor], uses: Uses) -> Tensor:
+def run_whole(node: Node, frame: Frame, tiles: list[Tensor], vectors: list[Tensor], done: Collection[Value]) -> Tensor:
     op = node.op
     assert isinstance(op, TileOp)
     box = Box.whole(node.outputs[0].space.extent)
@@ -113,7 +95,8 @@ def run_whole(node: Node, frame: Frame, tiles: list[Tensor], vectors: list[Tenso
     if (
         node.inplace is not None
         and source not in frame.stored
-        and uses.last(source)
+        and source in done
+        and node.maps.count(source) == 1
         and not _given(source)
         and not source.node.op.views  # type: ignore[union-attr]
     ):

@@ -15,12 +15,12 @@ from lightning_plugin.errors import PlanError
 from lightning_plugin.execute.chain import IN_CHAINS, TURN, run_chain
 from lightning_plugin.execute.frame import Frame, Step
 from lightning_plugin.execute.function import run_segment
-from lightning_plugin.execute.keep import Uses, keep, pairs, whole
+from lightning_plugin.execute.keep import keep, pairs, whole
 from lightning_plugin.execute.room import Guard, leaves
 from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.execute.streams import Streams, Use, as_used, kind
 from lightning_plugin.graph import Node, Value, ancestors
-from lightning_plugin.ledger import Ledger, watched
+from lightning_plugin.ledger import watched
 from lightning_plugin.ops import Barrier, Captured, Gather, Spread, VectorOp
 from lightning_plugin.plan import ChainPlan, Plan, SegmentPlan
 from lightning_plugin.private import tree_leaves
@@ -45,14 +45,14 @@ def run_plan(plan: Plan, nodes: Sequence[Node], frame: Frame) -> None:
 
 def run_stages(stages: Sequence[Stage], nodes: Sequence[Node], frame: Frame) -> None:
     """Run the segments of a plan that was prepared."""
-    ledger, uses = frame.step.ledger, Uses(nodes)
+    rehearsal = frame.step.rehearsal
     gathers = [n for n in nodes if isinstance(n.op, Gather)]
     try:
         for stage in stages:
-            if ledger is not None:
-                ledger.enter((stage.place, "forward"))
+            if rehearsal is not None:
+                rehearsal.enter((stage.place, "forward"), False)
             with profiler_range("segment", stage.place, stage.plan.path, "forward"):
-                stage.run(frame, uses)
+                stage.run(frame)
             frame.step.settle()
             for node in gathers:
                 if any(node.inputs[0] in t.node.outputs for t in stage.targets):
@@ -65,8 +65,8 @@ def run_stages(stages: Sequence[Stage], nodes: Sequence[Node], frame: Frame) -> 
                     compute(v, frame)
         if frame.streams is not None:
             frame.streams.rest()
-        if ledger is not None:
-            ledger.enter(None)
+        if rehearsal is not None:
+            rehearsal.enter(None, False)
     finally:
         frame.forget_maps()
 
@@ -95,7 +95,13 @@ def streams_of(
 
 @dataclass(eq=False)
 class Stage:
-    """A segment with what it runs; ``last`` are the maps that no later segment reads."""
+    """A segment with what it runs.
+
+    Attributes:
+        last: The maps that no later segment reads.
+        done: For each node of a kept segment, by its serial, the maps that nothing but kept nodes read, and no later
+            one.
+    """
 
     plan: SegmentPlan
     targets: Sequence[Target]
@@ -104,6 +110,7 @@ class Stage:
     place: int
     queue: TransferQueue
     last: list[Value] = field(default_factory=list)
+    done: dict[int, list[Value]] = field(default_factory=dict)
 
     def reads(self) -> list[Value]:
         if self.program is not None:
@@ -122,10 +129,10 @@ class Stage:
         """The vectors that a kept node needs: of a normalisation that makes its statistics itself, the others."""
         return node.vectors if node.serial not in self.fused else node.vectors[2:]
 
-    def run(self, frame: Frame, uses: Uses) -> None:
+    def run(self, frame: Frame) -> None:
         if self.program is None:
             with watched(frame.step.ledger):
-                self.run_kept([t.node for t in self.targets], frame, uses)
+                self.run_kept([t.node for t in self.targets], frame)
         else:
             self.run_tiled(self.program, frame)
 
@@ -145,8 +152,7 @@ class Stage:
         with frame.use((self.place, -1), program.vectors):
             run_segment(SegmentRun(program, frame, self.plan, at, self.place), frame)
 
-    def run_kept(self, nodes: Sequence[Node], frame: Frame, uses: Uses) -> None:
-        ledger = frame.step.ledger
+    def run_kept(self, nodes: Sequence[Node], frame: Frame) -> None:
         guard = Guard(self.plan, nodes, frame.step)
         for place, node in enumerate(nodes):
             partner = self.fused.get(node.serial)
@@ -157,21 +163,18 @@ class Stage:
                 elif partner is None or v.node is not partner:
                     compute(v, frame)
             with frame.use((self.place, node.serial), self.needed(node)):
-                keep(node, frame, uses, self.fused)
-            if ledger is not None:
-                self.mark(node, frame, place, ledger, guard)
+                keep(node, frame, self.fused, self.done[node.serial])
+            self.mark(node, frame, place, guard)
 
-    def mark(self, node: Node, frame: Frame, place: int, ledger: Ledger, guard: Guard) -> None:
-        """Let the ledger know when backward comes by, and what autograd makes there by itself, and have the budget
-        looked at before."""
-        who = (self.place, "backward")
+    def mark(self, node: Node, frame: Frame, place: int, guard: Guard) -> None:
+        """Let a rehearsal know when backward comes by, or have the budget looked at before."""
+        who, rehearsal = (self.place, "backward"), frame.step.rehearsal
         for result in frame.made(node.outputs):
             if not result.requires_grad:
                 continue
-            if ledger.fakes:
-                result.register_hook(lambda g: ledger.enter(who, goes_on=True))
-                continue
-            if guard.looks:
+            if rehearsal is not None:
+                result.register_hook(lambda g: rehearsal.enter(who, True))
+            elif guard.looks:
                 result.register_hook(partial(guard, place=place))
                 guard.leaves += leaves(frame.made(node.inputs))
 
@@ -185,9 +188,14 @@ def prepare(plan: Plan, nodes: Sequence[Node], step: Step, first: int = 0) -> li
         fused = pairs([t.node for t in here], nodes) if segment.keep else {}
         stages.append(Stage(segment, here, program, fused, place, queue))
     seen: set[Value] = set()
+    elsewhere = {v for stage in stages if stage.program is not None for v in stage.program.reads}
+    elsewhere.update(n.inputs[0] for n in nodes if isinstance(n.op, Gather))
     for stage in reversed(stages):
         touched = [*stage.reads(), *(v for t in stage.targets for v in t.node.outputs if v.is_map)]
         stage.last = [v for v in dict.fromkeys(touched) if v not in seen]
+        for t in reversed(stage.targets) if stage.program is None else ():
+            stage.done[t.node.serial] = [v for v in t.node.maps if v not in seen and v not in elsewhere]
+            seen.update(t.node.maps)
         seen.update(stage.last)
     return stages
 
@@ -205,7 +213,7 @@ def compute(value: Value, frame: Frame) -> None:
             continue
         if isinstance(op, Captured):
             (v,) = node.outputs
-            if v not in frame.spare:
+            if v in frame.bindings.captures:  # else a rehearsal has left it out
                 frame.vectors[v] = as_used(frame.bindings.captures[v].tensor, v.requires_grad)
         elif isinstance(op, Gather):
             gather(node, frame)
@@ -222,7 +230,7 @@ def compute(value: Value, frame: Frame) -> None:
 def run_links(node: Node, op: Chain, frame: Frame) -> None:
     """Run a chain: what its plan says of a link is prepared once."""
     plan = frame.chains.get(node.serial) or whole_chain(node, op)
-    inner, step, ledger = Plan(plan.segments), frame.step, frame.step.ledger
+    inner, step = Plan(plan.segments), frame.step
     known: dict[Body, list[Stage]] = {}
 
     def run(body: Body, link: Frame) -> None:
@@ -234,8 +242,8 @@ def run_links(node: Node, op: Chain, frame: Frame) -> None:
         streams = streams_of(link.bindings.captures, False, body.nodes, stages, link)
         run_stages(stages, body.nodes, replace(link, streams=streams))
 
-    turn = ledger.during((TURN, "forward")) if ledger is not None and ledger.fakes else nullcontext()
-    with turn, watched(ledger if frame.step.rehearsal is not None else None):
+    turn = nullcontext() if step.rehearsal is None else step.rehearsal.during((TURN, "forward"))
+    with turn, watched(None if step.rehearsal is None else step.ledger):
         run_chain(node, frame, plan, run)
 
 

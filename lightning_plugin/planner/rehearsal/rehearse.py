@@ -145,7 +145,6 @@ class RehearsalLedger(Ledger):
         self.now.see(self.live + size)
 
     def enter(self, who: Any, goes_on: bool = False) -> None:
-        super().enter(who, goes_on)
         self.now = Turn() if who is None else self.turns.setdefault(who, Turn(self.live))
         if not goes_on:
             self.now.began, self.now.released = self.live, 0
@@ -205,7 +204,7 @@ def rehearse(plan: Plan, network: Network) -> RehearsedMemory:
     def away(layout: Layout, dtype: torch.dtype, device: torch.device, tier: str) -> Any:
         return FakeHostMap(layout, dtype, device) if tier == "host" else FakeDiskFile(layout, dtype, device)
 
-    step = Step(ledger, rehearsal=Rehearsal(tiles, away), library=network.library)
+    step = Step(ledger, rehearsal=Rehearsal(tiles, away, ledger.enter, ledger.during), library=network.library)
     # A step may be planned while the user's code has hooks on saved tensors, as in `torch.utils.checkpoint`.
     own = torch.autograd.graph.saved_tensors_hooks(unchanged, unchanged)
     with without_gc(), torch.inference_mode(False), MODES.planning, own:
@@ -279,7 +278,7 @@ def fake_frame(plan: Plan, network: Network, step: Step) -> Frame:
     for v in (v for n in recording.nodes for v in (*n.inputs, *n.outputs)):
         if v in recording.bindings.images and v not in images:
             images[v] = blank(v, recording.bindings.images[v], ledger)
-    return Frame(Bindings(images, captures), known, step, spare=left_out)
+    return Frame(Bindings(images, captures), known, step)
 
 
 def without_links(plan: Plan, network: Network) -> set[Value]:
