@@ -34,7 +34,6 @@ from lightning_plugin.private import (
     has_meta_kernel,
     instead_of_meta,
     is_composite,
-    never_compiled,
     schema,
     storage_key,
 )
@@ -102,7 +101,6 @@ class Remembering(Fakes):
         self.parts: dict[Any, Any] = {}
         self.skins: dict[torch.device, Skin] = {}
 
-    @never_compiled
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         if func is DEVICE_OF:
             return args[0].device

@@ -349,6 +349,17 @@ def will_run(node: Any) -> bool:
     return node is not None and bool(torch._C._will_engine_execute_node(node))
 
 
+def never_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that PyTorch's compiler leaves alone, without importing the compiler for that."""
+    guarded: Callable[..., Any] = torch._disable_dynamo(function)  # type: ignore[attr-defined]
+
+    @wraps(function)
+    def either(*args: Any, **kwargs: Any) -> Any:
+        return (guarded if torch.compiler.is_compiling() or get_eval_frame_callback() else function)(*args, **kwargs)
+
+    return either
+
+
 def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
     """The backward of a function whose own gradients have no graph: it refuses to run where one is asked for
     (``create_graph=True``), as PyTorch's `once_differentiable` does only where the gradient it is given requires grad.
@@ -364,7 +375,7 @@ def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
         one_at_a_time(args)
         return backward(*args)
 
-    return run
+    return never_compiled(run)
 
 
 def one_at_a_time(gradients: Iterable[Any]) -> None:
@@ -416,25 +427,8 @@ def compiles() -> bool:
     return "torch._dynamo" in sys.modules
 
 
-def never_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that PyTorch's compiler leaves alone, without importing the compiler for that."""
-    guarded: Callable[..., Any] = torch._disable_dynamo(function)  # type: ignore[attr-defined]
-
-    @wraps(function)
-    def either(*args: Any, **kwargs: Any) -> Any:
-        return (guarded if torch.compiler.is_compiling() or get_eval_frame_callback() else function)(*args, **kwargs)
-
-    return either
-
-
 class TorchDispatchMode(DispatchModeBase):
-    """A mode that sees operators; PyTorch's own imports the compiler when it first does (`never_compiled`)."""
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        seen = vars(cls).get("__torch_dispatch__")
-        if seen is not None:
-            cls.__torch_dispatch__ = never_compiled(seen)  # type: ignore[method-assign]
+    """A mode that sees operators; PyTorch's own imports the compiler when it first does."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -396,6 +396,28 @@ def test_under_torch_compile_a_tiled_module_is_called_as_ever(within: bool) -> N
     assert wrapped.plan is not None
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_compiled_step_pulls_tiles_back_as_ever() -> None:
+    """The user compiles the whole step, and with it the call of backward."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3)).double()
+    tiled = TiledModule(copy.deepcopy(plain), tiles=(2, 2))
+
+    @torch.compile(backend="eager")
+    def step(x: Tensor) -> Tensor:
+        loss = tiled(x).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    for _ in range(2):
+        x = torch.randn(1, 3, 20, 22, dtype=torch.float64)
+        loss = plain(x).square().mean()
+        loss.backward()
+        torch.testing.assert_close(step(x), loss.detach(), rtol=0, atol=1e-9)
+        for mine, theirs in zip(tiled.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=1e-9)
+
+
 class TwoResults(nn.Module):
     """A map, and another that is made of it: whole, or in tiles."""
 
