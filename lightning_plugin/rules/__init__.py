@@ -18,7 +18,6 @@ from lightning_plugin.rules import (  # noqa: F401  (each registers its rules)
     slices,
     views,
 )
-from lightning_plugin.rules.patterns import spellings  # noqa: F401
 from lightning_plugin.rules.table import API, ATEN, Recorder
 
 __all__ = ["API", "ATEN", "Recorder"]

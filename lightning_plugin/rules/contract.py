@@ -19,12 +19,12 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Dim, Layout
 from lightning_plugin.ops import ReduceOp, Reduction
+from lightning_plugin.rules.attention import attention_by_hand
 from lightning_plugin.rules.axes import Projection
-from lightning_plugin.rules.channels import name_of, plain
-from lightning_plugin.rules.patterns.by_hand import attention_by_hand
+from lightning_plugin.rules.channels import name_of
 from lightning_plugin.rules.pointwise import local
 from lightning_plugin.rules.reductions import widen
-from lightning_plugin.rules.table import API, ATEN, Recorder
+from lightning_plugin.rules.table import ATEN, Recorder
 from lightning_plugin.rules.uncut import axes_under, uncut
 
 aten = torch.ops.aten
@@ -179,20 +179,6 @@ def per_position(rec: Recorder, value: Value, batch: Dim, extent: tuple[int, ...
 
 def name_of_product(func: Any) -> str:
     return "matmul" if func is torch.matmul else name_of(func)
-
-
-@API.rule(torch.matmul, Tensor.matmul, Tensor.__matmul__, kind="local")
-def matrix(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """A map times one matrix, from either side: local, and the matrix is not copied for every row."""
-    if len(args) != 2 or kwargs:
-        return NotImplemented
-    left, right = args
-    x, w = (left, right) if left.is_map else (right, left)
-    mixed = len(x.shape) - (1 if x is left else 2)
-    if w.is_map or len(w.shape) != 2 or len(x.shape) < 2 or not plain(x, mixed):
-        return NotImplemented
-    layout = x.space.tidy.with_dim(mixed, (outs[0].shape[mixed],))
-    return local(rec, torch.matmul, [left, right], {}, outs[0], layout, name="matmul", autocast=rec.autocast)
 
 
 @ATEN.rule(aten.addmm.default, aten.baddbmm.default, aten.addmv.default, kind="local or reduce")

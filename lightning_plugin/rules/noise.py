@@ -77,8 +77,8 @@ class Stream:
         view = out.view(sizes)
         for place in chunks(sizes):
             index = torch.zeros((), dtype=torch.int64, device=out.device)
-            for d, (line, part) in enumerate(zip(lines, place, strict=True)):
-                index = index + line[part].view([-1, *[1] * (len(sizes) - 1 - d)])
+            for line, part in zip(lines, place, strict=True):
+                index = index.unsqueeze(-1) + line[part]
             view[place] = draw(partial(self.bits, index.mul_(signed(GOLDEN))))
         return out
 

@@ -18,7 +18,7 @@ from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Dim, Layout, canonical
 from lightning_plugin.ops import Call, Kernel, TileOp
 from lightning_plugin.private import operator_name
-from lightning_plugin.rules.table import API, ATEN, Recorder
+from lightning_plugin.rules.table import API, ATEN, Recorder, decomposed
 
 aten = torch.ops.aten
 
@@ -195,6 +195,7 @@ UNTAGGED = (
 
 ATEN.rule(*UNTAGGED, kind="local")(pointwise)
 ATEN.pointwise = pointwise
+ATEN.rule(aten.linalg_cross.default, aten.tril.default, aten.triu.default, kind="local")(decomposed)
 
 
 @ATEN.rule(aten.log_sigmoid_forward, kind="local")

@@ -153,6 +153,8 @@ def avg_pool(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Te
     x, kernel, stride, padding, _, count_padding, *divisor = arguments(func, args, kwargs).values()
     kernel, padding = each(kernel, count), each(padding, count)
     stride = each(stride, count) if stride else kernel
+    if kernel == x.shape[-count:] and not any(padding) and divisor in ([], [None]) and math.prod(kernel) > 1:
+        return rec.decompose(torch.mean, x, list(range(-count, 0)), keepdim=True)  # which no tile has to see whole
     found = squeezed_axes(x, count)
     if found is None:
         return NotImplemented

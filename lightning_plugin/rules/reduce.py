@@ -11,7 +11,6 @@ from torch import Tensor
 
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import accumulation_dtype
-from lightning_plugin.private import decomposition_table
 from lightning_plugin.rules.axes import over, reduction
 from lightning_plugin.rules.channels import arguments, name_of, reduced
 from lightning_plugin.rules.reductions import (
@@ -25,7 +24,7 @@ from lightning_plugin.rules.reductions import (
     reduced_size,
     root,
 )
-from lightning_plugin.rules.table import Recorder
+from lightning_plugin.rules.table import ATEN, Recorder, decomposed
 
 aten = torch.ops.aten
 
@@ -111,7 +110,7 @@ def norm(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor
     """Norms of order infinity, minus infinity and zero; others are roots of sums of powers."""
     order = float(arguments(func, args, kwargs)["ord"])
     if math.isinf(order) or order == 0:
-        return rec.decompose(decomposition_table[func], *args, **kwargs)
+        return decomposed(rec, func, args, kwargs, outs)
     dims, keep = reduced(func, args, kwargs)
 
     def powers(x: Tensor) -> Tensor:
@@ -134,3 +133,9 @@ def truth(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tenso
 def prod(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Over all of space it is a barrier: a product of so many factors leaves the range of numbers."""
     return NotImplemented
+
+
+ATEN.rule(
+    aten.aminmax.default, aten.count_nonzero.default, aten.count_nonzero.dim_IntList, aten.nansum.default,
+    kind="local or reduce",
+)(decomposed)  # fmt: skip

@@ -20,9 +20,10 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
-from lightning_plugin.layout import Axis, Layout
+from lightning_plugin.layout import Layout
 from lightning_plugin.ops import ReduceOp, Reduction, accumulation_dtype
 from lightning_plugin.private import FakeTensor, first_order
+from lightning_plugin.rules.noise import coordinates
 
 #: Number of positions that tie for an extreme value to be remembered; see [Note: ties].
 TIES = 32
@@ -201,14 +202,9 @@ def flat_index(layout: Layout, dims: Sequence[int], box: Box, device: torch.devi
 
     It ascends, because a tile keeps the order of the map.
     """
-    factors = [f for d in dims for f in layout.dims[d]]
     index = torch.zeros((), dtype=torch.int64, device=device)
-    step = 1
-    for place, f in reversed(list(enumerate(factors))):
-        lo, hi, size = (box.lo[f.index], box.hi[f.index], layout.extent[f.index]) if isinstance(f, Axis) else (0, f, f)
-        line = torch.arange(lo, hi, device=device) * step
-        index = index + line.view([-1, *[1] * (len(factors) - 1 - place)])
-        step *= size
+    for line in coordinates(Layout(tuple(layout.dims[d] for d in dims), layout.extent), box, device):
+        index = index.unsqueeze(-1) + line
     return index.reshape(-1)
 
 

@@ -26,6 +26,7 @@ from torch import Tensor
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.ops import Autocast, Op
+from lightning_plugin.private import decomposition_table
 
 Rule = Callable[..., Any]
 
@@ -152,38 +153,39 @@ class RuleTable:
 
     def enlarging(self, *functions: Any) -> Callable[[Rule], Rule]:
         """Register what makes a map of a call on a vector whose result is as large as a map of the recording."""
-
-        def add(rule: Rule) -> Rule:
-            for function in functions:
-                self.enlargers[function] = rule
-            return rule
-
-        return add
+        return entering(self.enlargers, functions)
 
     def stand_in(self, function: Any) -> Callable[[Rule], Rule]:
         """Record the decorated function in place of one that looks at values, which no recording has."""
-
-        def add(other: Rule) -> Rule:
-            self.stand_ins[function] = other
-            return other
-
-        return add
+        return entering(self.stand_ins, [function])
 
     def on_vectors(self, *functions: Any) -> Callable[[Rule], Rule]:
         """Register the rule for calls on vectors alone that do more than return a result."""
-
-        def add(rule: Rule) -> Rule:
-            for function in functions:
-                self.of_vectors[function] = rule
-            return rule
-
-        return add
+        return entering(self.of_vectors, functions)
 
     def get(self, function: Any) -> Rule | None:
         found = self.entries.get(function) or self.entries.get(getattr(function, "overloadpacket", None))
         if found is None and torch.Tag.pointwise in getattr(function, "tags", ()):
             return self.pointwise
         return None if found is None else found.rule
+
+
+def entering(table: dict[Any, Rule], functions: Sequence[Any]) -> Callable[[Rule], Rule]:
+    """A decorator that enters what it decorates for these functions."""
+
+    def add(rule: Rule) -> Rule:
+        table.update(dict.fromkeys(functions, rule))
+        return rule
+
+    return add
+
+
+def decomposed(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """PyTorch's own decomposition, of operators of which it has the operator's derivative everywhere.
+
+    Others have not: that of a norm gives NaN at zero, since PyTorch decomposes behind autograd.
+    """
+    return rec.decompose(decomposition_table[func], *args, **kwargs)
 
 
 def either(first: Rule, second: Rule) -> Rule:

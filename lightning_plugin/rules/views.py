@@ -20,7 +20,7 @@ from lightning_plugin.layout import Axis, Dim, Factor, Layout
 from lightning_plugin.ops import Along, TileOp
 from lightning_plugin.rules.channels import name_of
 from lightning_plugin.rules.pointwise import local
-from lightning_plugin.rules.table import ATEN, Recorder
+from lightning_plugin.rules.table import ATEN, Recorder, decomposed
 from lightning_plugin.rules.uncut import flattened
 
 aten = torch.ops.aten
@@ -182,3 +182,9 @@ def restrided(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[T
     if tuple(out.shape) != x.shape or offset or any(size > 1 and a != b for size, a, b in strides):
         return NotImplemented
     return rec.emit(Reshape(x.space), [x], outs, x.space, "view")
+
+
+ATEN.rule(
+    aten.channel_shuffle.default, aten.pixel_shuffle.default, aten.pixel_unshuffle.default, aten.rot90.default,
+    kind="views",
+)(decomposed)  # fmt: skip
