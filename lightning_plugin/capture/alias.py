@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -211,18 +211,7 @@ def remember_storage(session: Session, fake: Tensor) -> None:
         known.append(fake)
 
 
-class Applies(Recorder, Protocol):
-    """Records a function of fake tensors (`record.Recorder`).
-
-    ``apply`` returns the fake of its result, ``label`` is the call under way in words.
-    """
-
-    @property
-    def label(self) -> str: ...
-    def apply(self, func: Callable[..., Tensor], *fakes: Tensor) -> Tensor: ...
-
-
-def rebind(session: Session, fake: Tensor, value: Value, writer: str, recorder: Applies) -> None:
+def rebind(session: Session, fake: Tensor, value: Value, writer: str, recorder: Recorder) -> None:
     """Bind a tensor that was written to to its new value, as [Note: views] says."""
     for other in session.storages.get(storage_key(fake), ()):
         if other is not fake and not is_above(other, fake):
@@ -257,7 +246,7 @@ def is_above(other: Tensor, fake: Tensor) -> bool:
     return False
 
 
-def current(fake: Tensor, recorder: Applies) -> Value:
+def current(fake: Tensor, recorder: Recorder) -> Value:
     """The value of a tensor as it is after all writes."""
     state = bound(fake)
     if isinstance(state, Value):

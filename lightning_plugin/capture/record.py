@@ -99,6 +99,7 @@ class Recorder:
         return f"{self.name} in '{self.path}'" if self.path else self.name
 
     def fake(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A tensor without data, for the result of a node."""
         with self.session.faking():
             return torch.empty(tuple(shape), dtype=dtype, device=device)
 

@@ -318,5 +318,4 @@ def flat_mask(rec: Recorder, mask: Value, weights: Value) -> Value | None:
     if len(mask.shape) < 2 or math.prod(lead) != 1 or mask.shape[-2:] not in (weights.shape[1:], (1, weights.shape[2])):
         return None
     fake = rec.fake(mask.shape[-2:], mask.dtype, mask.device)
-    found: Value = rec.vector(aten.reshape.default, [mask, list(mask.shape[-2:])], {}, [fake], name="view")[0]
-    return found
+    return rec.vector(aten.reshape.default, [mask, list(mask.shape[-2:])], {}, [fake], name="view")[0]

@@ -424,8 +424,7 @@ def norm_of_vectors(
     given = [norm, channels, dtype, *operands]
     result, *found = rec.vector(with_statistics, given, {}, [out, *fakes], name="batch_norm", **how)
     move(rec, running, found, momentum)
-    made: Value = result
-    return made
+    return result
 
 
 def with_statistics(norm: Norm, channels: int, dtype: torch.dtype, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:

@@ -369,8 +369,7 @@ def circular_pad(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequenc
 
 def small_map(rec: Recorder, vector: Value) -> Value:
     """A vector ``(N, C, *space)`` as a map of that space."""
-    found: Value = rec.spread(vector, Layout.channels_first(vector.shape))
-    return found
+    return rec.spread(vector, Layout.channels_first(vector.shape))
 
 
 @ATEN.enlarging(

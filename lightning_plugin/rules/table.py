@@ -16,96 +16,21 @@ the function says more than its pieces do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from lightning_plugin.graph import Value
-from lightning_plugin.layout import Layout
-from lightning_plugin.ops import Autocast, Op
 from lightning_plugin.private import decomposition_table
 
+if TYPE_CHECKING:  # the recorder of a call, which asks the rules
+    from lightning_plugin.capture.record import Recorder as Recorder
+else:
+    Recorder = Any
+
 Rule = Callable[..., Any]
-
-
-class Session(Protocol):
-    """The recording that a call is part of.
-
-    ``instances`` are the axes that count images, ``tensor`` gives what a captured value stands for, ``capture`` makes a
-    value of a tensor, and ``random_key`` is that of the next random numbers.
-    """
-
-    instances: set[int]
-
-    def tensor(self, v: Value) -> Tensor: ...
-    def capture(self, tensor: Tensor) -> Value: ...
-    def random_key(self) -> tuple[int, int]: ...
-
-
-class Recorder(Protocol):
-    """One call that is being recorded: rules make values and nodes with it, as `capture.record.Recorder` does."""
-
-    name: str
-    grad: bool
-    autocast: Autocast
-
-    @property
-    def session(self) -> Session: ...
-
-    def fake(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """A tensor without data, for the result of a node."""
-        ...
-
-    def emit(
-        self,
-        op: Op,
-        inputs: Sequence[Value],
-        fakes: Sequence[Tensor],
-        layouts: Sequence[Layout | None] | Layout | None,
-        name: str = "",
-        grad: bool = True,
-    ) -> tuple[Value, ...]:
-        """Add a node; results with a layout are maps, others are vectors."""
-        ...
-
-    def vector(
-        self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], fakes: Sequence[Tensor], **how: Any
-    ) -> tuple[Value, ...]:
-        """Add a node that runs a function on vectors with ordinary autograd."""
-        ...
-
-    def decompose(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Record what a function runs, whose operators have rules of their own; `NotImplemented` where one has none."""
-        ...
-
-    def spread(self, vector: Value, layout: Layout) -> Value:
-        """A vector with dimensions of space as a map."""
-        ...
-
-    def gather(self, value: Value) -> Value:
-        """A map as one vector."""
-        ...
-
-    def template(self, args: Any, kwargs: dict[str, Any]) -> tuple[tuple[Value, ...], tuple[Any, ...], tuple]:
-        """The values in a call's arguments (maps first), and the arguments with slots in their place."""
-        ...
-
-    def settled(self, values: Iterable[Value]) -> None:
-        """Go on only if these captured tensors are as the recording leaves them; else it is run first."""
-        ...
-
-    def update(
-        self, buffers: Sequence[Value], values: Sequence[Value], run: Callable[[Sequence[Tensor]], None]
-    ) -> None:
-        """Have a module's buffers written, once, when the values are known."""
-        ...
-
-    def then(self, values: Sequence[Value], run: Callable[[Sequence[Tensor]], None]) -> None:
-        """Have something happen, once, when the values are known."""
-        ...
 
 
 @dataclass(frozen=True)

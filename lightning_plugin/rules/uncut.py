@@ -61,14 +61,12 @@ def uncut(rec: Recorder, value: Value, axes: Collection[int], entire: bool = Fal
         return value
     all_of_it = all(size == 1 or a in whole for a, size in enumerate(layout.extent))
     if all_of_it and not entire:
-        gathered: Value = rec.gather(value)
-        return gathered
+        return rec.gather(value)
     sizes = tuple(layout.extent[a] for a in whole)
     dims = tuple(tuple(plain_factor(f, layout, whole) for f in dim) for dim in layout.dims)
     extent = tuple(1 if a in whole else size for a, size in enumerate(layout.extent))
     op = (Entire if all_of_it else Uncut)(whole, sizes)
-    found: Value = rec.emit(op, [value], [value.fake], Layout(dims, extent), "uncut")[0]
-    return found
+    return rec.emit(op, [value], [value.fake], Layout(dims, extent), "uncut")[0]
 
 
 def plain_factor(factor: int | Axis, layout: Layout, whole: Collection[int]) -> int | Axis:
@@ -140,8 +138,7 @@ def flattened(rec: Recorder, value: Value, dim: int) -> Value | None:
     ]
     dims[dim] = (Axis(axis),)
     op = Flatten(axis, dim, inner, inside)
-    found: Value = rec.emit(op, [value], [value.fake], Layout(tuple(dims), tuple(extent)), "flatten")[0]
-    return found
+    return rec.emit(op, [value], [value.fake], Layout(tuple(dims), tuple(extent)), "flatten")[0]
 
 
 def alternatives(rec: Recorder, values: Sequence[Value], whole_call: bool) -> Iterator[dict[Value, Value]]:
