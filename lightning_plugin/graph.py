@@ -76,6 +76,12 @@ class Value:
         return self.fake.device
 
     @property
+    def autocast_type(self) -> str:
+        """The type of its device, as autocast knows it."""
+        found = self.device.type
+        return found if torch.amp.is_autocast_available(found) else "cpu"
+
+    @property
     def bytes(self) -> int:
         return self.fake.numel() * self.fake.element_size()
 
@@ -246,6 +252,23 @@ class Capture:
     def changed(self) -> bool:
         """True if the tensor was written to since it was recorded, other than by the recording (no version)."""
         return self.version is not None and self.version != version(self.tensor)
+
+
+def as_used(tensor: Tensor, requires_grad: bool) -> Tensor:
+    """A captured tensor, requiring grad if and only if it did when it was used.
+
+    A parameter that was frozen since gets its gradient if it is free again when backward comes, as in PyTorch.
+    """
+    if tensor.requires_grad == requires_grad:
+        return tensor
+    if not requires_grad:
+        return tensor.detach()
+    tensor.requires_grad_(True)
+    try:
+        with torch.enable_grad():
+            return tensor.view_as(tensor)
+    finally:
+        tensor.requires_grad_(False)
 
 
 @dataclass(frozen=True, eq=False)

@@ -153,9 +153,9 @@ def written(t: Tensor) -> Version | None:
     return None if t.is_inference() else (t._version, -1)
 
 
-def is_view(t: Tensor) -> bool:
-    """True if autograd takes a tensor for a view of another."""
-    return t._is_view()
+def lasting(result: Tensor) -> Tensor:
+    """A result that the user may write to: no view of something else."""
+    return result.clone() if result._is_view() else result
 
 
 def without_storage(cls: type, like: Tensor, requires_grad: bool) -> Any:

@@ -57,7 +57,7 @@ class Backward:
     def __init__(self, ctx: Any, inputs: Sequence[Tensor], grads: Sequence[Tensor | None]):
         self.segment: SegmentRun = ctx.run
         self.ctx = ctx
-        self.needs = ctx.needs_input_grad[3:]
+        self.needs = ctx.needs_input_grad[4:]
         self.leaves = [t.detach().requires_grad_(need) for t, need in zip(inputs, self.needs, strict=True)]
         self.vectors, self.spreads, self.images = self.segment.by_value(self.leaves)
         self.handles: dict[Value, Boundary] = dict(zip(self.segment.boundaries, ctx.handles, strict=True))
@@ -128,7 +128,7 @@ class Backward:
         kinds = [v.device for v in segment.boundaries]
         needs = self.needs[len(self.needs) - len(kinds) :]
         tokens = [torch.zeros((), device=d) if need else None for d, need in zip(kinds, needs, strict=True)]
-        return (None, None, None, *vectors, *spreads, *images, *tokens)
+        return (None, None, None, None, *vectors, *spreads, *images, *tokens)
 
     def over_tiles(self, part: SegmentRun) -> None:
         """Pull back every tile of the part of the segment that has cotangents."""
@@ -137,7 +137,7 @@ class Backward:
         self.operands = [self.vectors[v] for v in program.vectors]
         tiles = self.tiles = TilePass(part, self.segment.backward_grid, self.handles, self.given)
         with (
-            torch.autocast(part.kind, enabled=False),
+            torch.autocast(part.autocast_type, enabled=False),
             tiles.counted(self.key()) as known,
             part.at.queue.pooling(),
         ):

@@ -25,11 +25,10 @@ from torch import Tensor
 from lightning_plugin.chain import Body, Chain, stored
 from lightning_plugin.execute.frame import Frame, Step
 from lightning_plugin.execute.function import Inputs, seen
-from lightning_plugin.execute.streams import as_used, lasting
-from lightning_plugin.graph import Bindings, Capture, Node, Value
+from lightning_plugin.graph import Bindings, Capture, Node, Value, as_used
 from lightning_plugin.ops import Barrier, VectorOp
 from lightning_plugin.plan import ChainPlan
-from lightning_plugin.private import first_order, retains_graph
+from lightning_plugin.private import first_order, lasting, retains_graph
 
 
 @dataclass(eq=False)

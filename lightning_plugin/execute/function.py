@@ -34,28 +34,24 @@ from lightning_plugin.execute.forward import Forward
 from lightning_plugin.execute.frame import Frame
 from lightning_plugin.execute.room import make_room
 from lightning_plugin.execute.segment import SegmentRun
-from lightning_plugin.execute.streams import Saved, Streams, lasting
+from lightning_plugin.execute.streams import Saved, Streams
 from lightning_plugin.graph import Value
 from lightning_plugin.ledger import Ledger
-from lightning_plugin.private import Version, first_order, retains_graph, saved_by_hooks, unchanged, version, written
+from lightning_plugin.private import (
+    Version,
+    first_order,
+    lasting,
+    retains_graph,
+    saved_by_hooks,
+    unchanged,
+    version,
+    written,
+)
 from lightning_plugin.program.findings import Owned
 from lightning_plugin.program.program import parts_of
 from lightning_plugin.program.scan import scanned
 from lightning_plugin.progress import profiler_range
 from lightning_plugin.residency.boundary import Boundary
-
-
-@dataclass(frozen=True, eq=False)
-class Evaluated:
-    """Results of a segment's forward.
-
-    Attributes:
-        results: Results and tokens of its parts.
-        carried: The rows that each tile of a scan was handed.
-    """
-
-    results: dict[Value, Tensor]
-    carried: Mapping[Owned, dict[int, Tensor]]
 
 
 def run_segment(run: SegmentRun, frame: Frame) -> None:
@@ -72,15 +68,14 @@ def run_segment(run: SegmentRun, frame: Frame) -> None:
             frame.stored[v] = Boundary(
                 v.space, v.dtype, v.device, run.at, run.ledger, run.plan.half, run.constants(v, frame), numbered
             )
-    with torch.no_grad(), torch.autocast(run.kind, enabled=False):
+    with torch.no_grad(), torch.autocast(run.autocast_type, enabled=False):
         work = Forward(run, run.inputs(frame), frame.stored)
         found = dict(zip(run.outputs, map(lasting, work.run()), strict=True))
     seen(run.ledger, found.values())
     # On the segment's device, so that autograd runs all segments in one thread, in one order.
     found |= {v: torch.zeros((), device=v.device) for v in run.stored}
-    made = Evaluated(found, work.carried)
     for program in programs:
-        connect(run if program is run.program else run.part(program, frame), frame, made)
+        connect(run if program is run.program else run.part(program, frame), frame, found, work.carried)
     several = sum(v.requires_grad for v in (*run.outputs, *run.stored)) > 1
     for v in run.outputs:
         # With a node of its own: autograd shows hooks on one of several results the missing gradients of others.
@@ -96,22 +91,27 @@ def seen(ledger: Ledger | None, results: Iterable[Tensor | None]) -> None:
             ledger.see(t)  # type: ignore[union-attr]
 
 
-def connect(run: SegmentRun, frame: Frame, made: Evaluated) -> None:
-    """Put a part's backward behind its results."""
+def connect(
+    run: SegmentRun, frame: Frame, made: dict[Value, Tensor], carried: Mapping[Owned, dict[int, Tensor]]
+) -> None:
+    """Put a part's backward behind its results and tokens, which the segment's forward has ``made``; ``carried`` are
+    the rows that each tile of a scan was handed."""
     # Some writes are allowed that PyTorch refuses, and others refused that it does not see: `Inputs` looks. Hooks of
     # streams stay, and the user's.
     hooked = frame.streams is not None or saved_by_hooks()
     hooks = nullcontext() if hooked else torch.autograd.graph.saved_tensors_hooks(unchanged, unchanged)
     with torch.enable_grad(), hooks:
-        results = SegmentFunction.apply(run, frame, made, *run.inputs(frame))
-    made.results.update(zip((*run.outputs, *run.stored), results, strict=True))
+        results = SegmentFunction.apply(run, frame, made, carried, *run.inputs(frame))
+    made.update(zip((*run.outputs, *run.stored), results, strict=True))
     if run.ledger is not None and results and results[0].grad_fn is not None:
         run.ledger.hook_function(results[0].grad_fn)
 
 
 class SegmentFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, run: SegmentRun, frame: Frame, made: Evaluated, *inputs: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, run: SegmentRun, frame: Frame, made: Mapping[Value, Tensor], carried: Any, *inputs: Tensor
+    ) -> tuple[Tensor, ...]:
         ctx.run = run
         stored = {v: frame.stored[v] for v in run.stored}
         boundaries = {v: frame.stored[v] for v in run.boundaries}
@@ -119,11 +119,11 @@ class SegmentFunction(torch.autograd.Function):
             recompute = Recompute(run, Inputs.of([t.detach() for t in inputs], frame.streams), stored, boundaries)
             for handle in stored.values():
                 handle.recompute = recompute
-        ctx.carried = made.carried
+        ctx.carried = carried
         ctx.handles = list(boundaries.values())
         ctx.cotangents = [handle.cotangent for handle in stored.values()]
         ctx.recalled = {t: stored[t.map] for t in run.recalls}
-        results = [made.results[v] for v in (*run.outputs, *run.stored)]
+        results = [made[v] for v in (*run.outputs, *run.stored)]
         # Copies: the user may write to the results, and backward needs them as they were.
         ctx.results = [r.clone() for r in results[: len(run.outputs)]]
         # What the user's hooks save may come back as other tensors: they look after it themselves.
@@ -213,7 +213,7 @@ class Recompute:
             handle.make_room()
         with (
             torch.no_grad(),
-            torch.autocast(run.kind, enabled=False),
+            torch.autocast(run.autocast_type, enabled=False),
             nullcontext() if run.rehearsal is None else run.rehearsal.during((run.place, "recompute")),
             profiler_range("segment", run.place, run.plan.path, "recompute"),
         ):

@@ -16,11 +16,10 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.execute.frame import Frame
-from lightning_plugin.execute.streams import as_used, lasting
-from lightning_plugin.graph import Node, Value
+from lightning_plugin.graph import Node, Value, as_used
 from lightning_plugin.ledger import Ledger, watched
 from lightning_plugin.ops import ReduceOp, Source, Spread, TileOp, accumulation_dtype
-from lightning_plugin.private import first_order
+from lightning_plugin.private import first_order, lasting
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.rules.norm import Normalize, channels_last, pulled_back_in_order
 from lightning_plugin.rules.reductions import VarMean

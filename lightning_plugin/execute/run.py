@@ -18,8 +18,8 @@ from lightning_plugin.execute.function import run_segment
 from lightning_plugin.execute.keep import keep, pairs, whole
 from lightning_plugin.execute.room import Guard, leaves
 from lightning_plugin.execute.segment import SegmentRun
-from lightning_plugin.execute.streams import Streams, Use, as_used, kind
-from lightning_plugin.graph import Node, Value, ancestors
+from lightning_plugin.execute.streams import Streams, Use
+from lightning_plugin.graph import Node, Value, ancestors, as_used
 from lightning_plugin.ledger import watched
 from lightning_plugin.ops import Barrier, Captured, Gather, Spread, VectorOp
 from lightning_plugin.plan import ChainPlan, Plan, SegmentPlan
@@ -256,7 +256,7 @@ def call(node: Node, frame: Frame) -> None:
     op = node.op
     assert isinstance(op, (VectorOp, Barrier))
     grad = any(v.requires_grad for v in node.outputs)
-    with torch.set_grad_enabled(grad), torch.autocast(kind(node.outputs[0]), enabled=False):
+    with torch.set_grad_enabled(grad), torch.autocast(node.outputs[0].autocast_type, enabled=False):
         result = op.run([frame.vector(v) for v in node.inputs])
     flat = tree_leaves(result)
     tensors = [t for t in flat if isinstance(t, Tensor)]

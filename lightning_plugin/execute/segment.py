@@ -19,8 +19,7 @@ from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.constants import Constants
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.frame import Frame
-from lightning_plugin.execute.streams import as_used, kind
-from lightning_plugin.graph import Value
+from lightning_plugin.graph import Value, as_used
 from lightning_plugin.ops import Pieces
 from lightning_plugin.plan import SegmentPlan
 from lightning_plugin.program.pieces import Strip, strips
@@ -53,7 +52,7 @@ class SegmentRun:
         the run itself.
         """
         self.program = program
-        self.kind = kind(program.targets[0].map)
+        self.autocast_type = program.targets[0].map.autocast_type
         self.stored = [t.stored for t in program.targets if t.stored is not None]
         self.spreads = [v for v in program.reads if frame.ordinary(v) is not None]
         #: The images that are read box by box. One that a kept segment has made whole is an ordinary tensor: counted

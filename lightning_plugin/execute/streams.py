@@ -21,36 +21,13 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.errors import RecordingError
-from lightning_plugin.graph import Node, Value
+from lightning_plugin.graph import Node, Value, as_used
 from lightning_plugin.ledger import Ledger, watched
 from lightning_plugin.ops import VectorOp
-from lightning_plugin.private import first_order, is_view, repeatable, storage_key, tree_leaves, version
+from lightning_plugin.private import first_order, repeatable, storage_key, tree_leaves, version
 from lightning_plugin.progress import Progress
 from lightning_plugin.residency.homes import Homes
 from lightning_plugin.residency.transfer import Arrivals, Pending, Transfer, TransferQueue, arriving
-
-
-def as_used(tensor: Tensor, requires_grad: bool) -> Tensor:
-    """A captured tensor, requiring grad if and only if it did when it was used.
-
-    A parameter that was frozen since gets its gradient if it is free again when backward comes, as in PyTorch.
-    """
-    if tensor.requires_grad == requires_grad:
-        return tensor
-    if not requires_grad:
-        return tensor.detach()
-    tensor.requires_grad_(True)
-    try:
-        with torch.enable_grad():
-            return tensor.view_as(tensor)
-    finally:
-        tensor.requires_grad_(False)
-
-
-def lasting(result: Tensor) -> Tensor:
-    """A result that the user may write to: no view of something else."""
-    return result.clone() if is_view(result) else result
-
 
 #: A derived vector of fewer bytes is kept as others are.
 SMALL = 1 << 12
@@ -80,7 +57,7 @@ class Saved:
     def fetch(self) -> Tensor:
         """The tensor once more; nothing is fetched beside it."""
         streams, v = self.streams, self.value
-        with torch.no_grad(), torch.autocast(kind(v), enabled=False), watched(streams.ledger):
+        with torch.no_grad(), torch.autocast(v.autocast_type, enabled=False), watched(streams.ledger):
             return streams.value(v).as_strided(self.shape, self.stride, self.offset)
 
 
@@ -162,7 +139,11 @@ class Streams:
     def bring(self, v: Value, vectors: dict[Value, Tensor]) -> Tensor:
         """A served value as a use has it: on the device, and with its way back."""
         if v not in vectors:
-            with torch.set_grad_enabled(v.requires_grad), torch.autocast(kind(v), enabled=False), watched(self.ledger):
+            with (
+                torch.set_grad_enabled(v.requires_grad),
+                torch.autocast(v.autocast_type, enabled=False),
+                watched(self.ledger),
+            ):
                 if v in self.captured:
                     made: list[Tensor] = [Copy.apply(as_used(self.captured[v], v.requires_grad), self, v)]
                     values: Sequence[Value] = (v,)
@@ -305,8 +286,3 @@ def run(node: Node, tensors: Sequence[Tensor]) -> list[Tensor]:
     """The tensors that a call on vectors gives."""
     assert isinstance(node.op, VectorOp)
     return [t for t in tree_leaves(node.op.run(tensors)) if isinstance(t, Tensor)]
-
-
-def kind(v: Value) -> str:
-    """The type of a value's device, as autocast knows it."""
-    return v.device.type if torch.amp.is_autocast_available(v.device.type) else "cpu"
