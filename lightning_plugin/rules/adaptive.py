@@ -213,7 +213,7 @@ def adaptive(rec: Recorder, x: Value, size: Sequence[int], outs: Sequence[Tensor
     rank = len(x.shape)
     dims = tuple(rank - count + i for i in used)
     bins = tuple(Bins(x.shape[d], outs[0].shape[d]) for d in dims)
-    layout = windowed(x, used, count, outs[0].shape)
+    layout = windowed(x, axes, outs[0].shape)
     if small(bins) and set(dims) == set(x.space.space):
         op = (BinMax if maximum else BinMean)(bins, axes, dims, outs[0].dtype)
         return rec.emit(Binned(op, layout, layout, op.blank, bins, axes), [x], outs, None, name)

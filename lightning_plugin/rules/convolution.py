@@ -21,7 +21,7 @@ from lightning_plugin.rules.channels import of_last
 from lightning_plugin.rules.pointwise import local
 from lightning_plugin.rules.table import Recorder
 from lightning_plugin.rules.unread import How, biased, unread
-from lightning_plugin.rules.window import SlidingOp, axes_of, each, parted, windowed
+from lightning_plugin.rules.window import SlidingOp, axes_of, each, sliding, windowed
 
 aten = torch.ops.aten
 
@@ -87,20 +87,16 @@ def convolution(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence
     stride, padding, dilation = each(stride, count), each(padding, count), each(dilation, count)
     if transposed:
         return stamped(rec, args, stride, padding, dilation, outs)
-    dims = range(2, count + 2)
-    axes = [x.space.axis_of(d) for d in dims]
-    if None in axes and all(k == 1 for k in weight.shape[2:]) and set(stride) == {1} and not any(padding):
+    found = sliding(x, tuple(map(Window, weight.shape[2:], stride, dilation, padding)), outs[0].shape, plain=True)
+    in_place = all(k == 1 for k in weight.shape[2:]) and set(stride) == {1} and not any(padding)
+    if in_place and axes_of(x, count) is None:
         layout = x.space.with_dim(1, (weight.shape[0],))  # whatever space is made of, each position is on its own
         return local(rec, func, args, kwargs, outs[0], layout, name="convolution")
-    if all(a is None for a in axes) or any(a is None and x.space.is_space(d) for a, d in zip(axes, dims, strict=True)):
+    if found is None:
         return NotImplemented
-    used = [i for i, a in enumerate(axes) if a is not None]
-    windows = tuple(map(Window, weight.shape[2:], stride, dilation, padding))
-    found = tuple(a for a in axes if a is not None)
-    along, plain = parted(windows, used)
-    op = Convolution(along, found, x.space.extent, plain, groups, bias is not None)
+    fields, layout = found
     inputs = [x, weight] if bias is None else [x, weight, bias]
-    layout = windowed(x, used, count, outs[0].shape)
+    op = Convolution(**fields, groups=groups, bias=bias is not None)
     return rec.emit(op, inputs, outs, layout, "convolution")
 
 
@@ -202,4 +198,4 @@ def stamped(
     stamps = tuple(map(Stamp, weight.shape[2:], stride, dilation, padding, sizes))
     inputs = [x, weight] if bias is None else [x, weight, bias]
     op = Transposed(stamps, axes, groups, bias is not None)
-    return rec.emit(op, inputs, outs, windowed(x, range(len(stride)), len(stride), outs[0].shape), "conv_transpose")
+    return rec.emit(op, inputs, outs, windowed(x, axes, outs[0].shape), "conv_transpose")

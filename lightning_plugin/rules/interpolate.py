@@ -129,7 +129,7 @@ def resample(
     if any(out.shape[len(x.shape) - count + i] != 1 for i in range(count) if i not in used):
         return NotImplemented
     chosen = tuple(samplers[i] for i in used)
-    layout = windowed(x, used, count, out.shape)
+    layout = windowed(x, axes, out.shape)
     op = operator(
         chosen, axes, tuple(len(x.shape) - count + i for i in used), func if len(used) == count else None, flags
     )

@@ -22,7 +22,7 @@ from lightning_plugin.private import schema
 from lightning_plugin.rules.channels import arguments, name_of, of_last
 from lightning_plugin.rules.convolution import Stamp
 from lightning_plugin.rules.table import ATEN, Recorder
-from lightning_plugin.rules.window import SlidingOp, WindowOp, axes_of, each, parted, squeezed_axes, windowed
+from lightning_plugin.rules.window import SlidingOp, WindowOp, axes_of, each, sliding
 
 aten = torch.ops.aten
 
@@ -60,17 +60,17 @@ def max_pool(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Te
     x, kernel, stride, padding, dilation, _ = arguments(func, args, kwargs).values()
     kernel = each(kernel, count)
     stride = each(stride, count) if stride else kernel
-    found = squeezed_axes(x, count)
+    windows = tuple(map(Window, kernel, stride, each(dilation, count), each(padding, count)))
+    found = sliding(x, windows, outs[0].shape)
     if found is None:
         return NotImplemented
-    axes, used = found
-    windows, plain = parted(tuple(map(Window, kernel, stride, each(dilation, count), each(padding, count))), used)
-    layout = windowed(x, used, count, outs[0].shape)
-    out = rec.emit(MaxPool(windows, axes, x.space.extent, plain), [x], outs[:1], layout, "max_pool")[0]
-    if len(outs) == 1:
-        return (out,)
-    indices = MaxPoolIndices(windows, axes, x.space.extent, plain)
-    return out, rec.emit(indices, [x], outs[1:], layout, "max_pool indices")[0]
+    fields, layout = found
+    out = rec.emit(MaxPool(**fields), [x], outs[:1], layout, "max_pool")
+    return (
+        out
+        if len(outs) == 1
+        else (*out, *rec.emit(MaxPoolIndices(**fields), [x], outs[1:], layout, "max_pool indices"))
+    )
 
 
 @dataclass(frozen=True)
@@ -155,14 +155,13 @@ def avg_pool(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Te
     stride = each(stride, count) if stride else kernel
     if kernel == x.shape[-count:] and not any(padding) and divisor in ([], [None]) and math.prod(kernel) > 1:
         return rec.decompose(torch.mean, x, list(range(-count, 0)), keepdim=True)  # which no tile has to see whole
-    found = squeezed_axes(x, count)
+    found = sliding(x, tuple(map(Window, kernel, stride, (1,) * count, padding)), outs[0].shape)
     if found is None:
         return NotImplemented
-    axes, used = found
-    windows, plain = parted(tuple(map(Window, kernel, stride, (1,) * count, padding)), used)
-    own = tuple(padding[i] for i in used)
-    op = AvgPool(windows, axes, x.space.extent, plain, count_padding, divisor[0] if divisor else None, own)
-    return rec.emit(op, [x], outs, windowed(x, used, count, outs[0].shape), name_of(func))
+    fields, layout = found
+    own = tuple(w.before for w in fields["windows"])
+    op = AvgPool(**fields, count_padding=count_padding, divisor=divisor[0] if divisor else None, padding=own)
+    return rec.emit(op, [x], outs, layout, name_of(func))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ interior tile pads nothing, and a border tile pads only on the side where the ma
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box, Clip, Window, inside
 from lightning_plugin.graph import Value
-from lightning_plugin.layout import Axis, Layout
+from lightning_plugin.layout import Layout
 from lightning_plugin.ops import Kernel, TileOp
 from lightning_plugin.rules.channels import of_last, plain, resized
 from lightning_plugin.rules.table import ATEN, Recorder
@@ -176,36 +176,41 @@ def each(value: int | Sequence[int], count: int) -> tuple[int, ...]:
     return tuple(value) * count if len(value) == 1 else tuple(value)
 
 
-def parted(windows: tuple[Window, ...], used: Sequence[int]) -> tuple[tuple[Window, ...], tuple[Window | None, ...]]:
-    """The windows of axes, which are ``used``, and those of plain dimensions: see `SlidingOp`."""
-    along = tuple(windows[i] for i in used)
-    if len(used) == len(windows):
-        return along, ()
-    return along, tuple(None if i in used else w for i, w in enumerate(windows))
-
-
-def squeezed_axes(value: Value, count: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The axes under the last dimensions and which of these dimensions have one; the others must be of size one."""
+def squeezed_axes(value: Value, count: int, plain: bool = False) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The axes under the last dimensions and which of these dimensions have one; the others must be of size one, or
+    ``plain``."""
     layout = value.space
     rank = len(layout.dims)
-    axes, used = [], []
-    for i, d in enumerate(range(rank - count, rank)):
-        if len(layout.dims[d]) == 1 and isinstance(layout.dims[d][0], Axis):
-            axes.append(layout.dims[d][0].index)  # type: ignore[union-attr]
-            used.append(i)
-        elif value.shape[d] != 1 or layout.is_space(d):
-            return None
-    return (tuple(axes), tuple(used)) if used else None
+    found = {i: layout.axis_of(rank - count + i) for i in range(count)}
+    used = tuple(i for i, axis in found.items() if axis is not None)
+    others = [rank - count + i for i in range(count) if i not in used]
+    if not used or any(layout.is_space(d) or (value.shape[d] != 1 and not plain) for d in others):
+        return None
+    return tuple(axis for axis in found.values() if axis is not None), used
 
 
-def windowed(value: Value, used: Sequence[int], count: int, shape: Sequence[int]) -> Layout:
-    """The layout of a result whose last ``count`` dimensions, or those ``used``, were axes and are still."""
-    layout = value.space
-    extent = list(layout.extent)
-    for i in used:
-        d = len(layout.dims) - count + i
-        extent[layout.axis_of(d)] = shape[d]  # type: ignore[index]
+def windowed(value: Value, axes: Collection[int], shape: Sequence[int]) -> Layout:
+    """The layout of a result whose dimensions with these axes have them still, in other sizes."""
+    layout, extent = value.space, list(value.space.extent)
+    for d, size in enumerate(shape):
+        axis = layout.axis_of(d)
+        if axis in axes:
+            extent[axis] = size  # type: ignore[index]
     return resized(layout.with_extent(extent), shape)
+
+
+def sliding(
+    value: Value, windows: Sequence[Window], shape: Sequence[int], plain: bool = False
+) -> tuple[dict[str, Any], Layout] | None:
+    """The fields of a `WindowOp` over the last dimensions, and the layout of its result; None where there is none."""
+    found = squeezed_axes(value, len(windows), plain)
+    if found is None:
+        return None
+    axes, used = found
+    others = () if len(used) == len(windows) else tuple(None if i in used else w for i, w in enumerate(windows))
+    along = tuple(windows[i] for i in used)
+    fields = {"windows": along, "axes": axes, "extent": value.space.extent, "plain": others}
+    return fields, windowed(value, axes, shape)
 
 
 # Windows as a dimension of their own ----------------------------------------------------------------------
