@@ -30,7 +30,11 @@ from lightning_plugin.residency.tiers import Home
 
 
 class SegmentRun:
-    """A program with what its segment's plan says, and where its tensors come from."""
+    """A program with what its segment's plan says, and where its tensors come from.
+
+    Backward keeps the run, and so the run keeps nothing of the frame but images: results lead, through autograd, to the
+    run itself.
+    """
 
     def __init__(self, program: Program, frame: Frame, plan: SegmentPlan, at: Home, place: int):
         self.plan = plan
@@ -43,14 +47,6 @@ class SegmentRun:
         self.place = place
         self.backward_grid = plan.backward
         self.at = at
-        self.take(program, frame)
-
-    def take(self, program: Program, frame: Frame) -> None:
-        """Look up where a program's tensors come from.
-
-        Backward keeps the run, and so the run keeps nothing of the frame but images: results lead, through autograd, to
-        the run itself.
-        """
         self.program = program
         self.autocast_type = program.targets[0].map.autocast_type
         self.stored = [t.stored for t in program.targets if t.stored is not None]
@@ -98,9 +94,7 @@ class SegmentRun:
 
     def part(self, program: Program, frame: Frame) -> SegmentRun:
         """The same run of one part of its program; see [Note: parts] in `program.program`."""
-        run = copy(self)
-        run.take(program, frame)
-        return run
+        return SegmentRun(program, frame, self.plan, self.at, self.place)
 
     def narrowed(self, targets: Sequence[Target]) -> SegmentRun:
         """The same run of a program that makes some of the targets; vectors, spread vectors and images are the
