@@ -145,7 +145,8 @@ def channels_last_sums(
 
 @dataclass(frozen=True)
 class Normalize(TileOp):
-    """Apply statistics; with ``fold``, batch and channels are one channel dimension (GroupNorm and its kin).
+    """Apply statistics; with ``fold``, batch and channels are one channel dimension, of which so many neighbours share
+    theirs (GroupNorm and its kin).
 
     Where images are tiled among each other, the statistics of each are maps along the axes of images; ``among`` is
     their extent.
@@ -156,7 +157,7 @@ class Normalize(TileOp):
     eps: float
     weight: bool
     bias: bool
-    fold: bool = False
+    fold: int = 0
     among: tuple[int, ...] = ()
 
     def need(self, box: Box) -> tuple[Box, ...]:
@@ -170,12 +171,13 @@ class Normalize(TileOp):
 
     @property
     def views(self) -> bool:
-        return self.fold
+        return self.fold > 0
 
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         x = tiles[0]
-        mean, var, *rest = [*(t.reshape(-1) for t in tiles[1:]), *vectors]
-        if self.among:
+        mean, var, *rest = [*tiles[1:], *vectors]
+        if self.fold:
+            mean, var = (t.reshape(-1).repeat_interleave(self.fold) for t in (mean, var))
             rest = [v.repeat(x.shape[0]) for v in rest]
         weight = rest.pop(0) if self.weight else None
         bias = rest.pop(0) if self.bias else None
@@ -215,7 +217,7 @@ def normalize(
     bias: Value | None,
     eps: float,
     out: Tensor,
-    fold: bool,
+    fold: int = 0,
 ) -> Value:
     among = mean.space.extent if mean.is_map else ()
     op = Normalize(eps, weight is not None, bias is not None, fold, among)
@@ -263,12 +265,7 @@ def batch_norm(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[
     dims = [d for d in range(len(x.shape)) if d != 1]
     mean, var, size = statistics(rec, x, dims, [x.shape[1]])
     running(rec, a, mean, var, size, a["momentum"])
-    return normalize(rec, x, mean, var, a["weight"], a["bias"], a["eps"], outs[0], False)
-
-
-def flat_repeated(t: Tensor, times: int) -> Tensor:
-    """Each number so many times."""
-    return t.reshape(-1).repeat_interleave(times)
+    return normalize(rec, x, mean, var, a["weight"], a["bias"], a["eps"], outs[0])
 
 
 def grouped(
@@ -279,28 +276,11 @@ def grouped(
     layout = Layout((x.space.dims[0], (groups,), (c // groups,), *x.space.dims[2:]), x.space.extent)
     view = viewed(rec, x, layout)
     mean, var, size = statistics(rec, view, range(2, len(layout.dims)), [n, groups])
-
-    def each_channel(v: Value) -> Value:
-        fake = rec.fake([n * c], v.dtype, x.device)
-        return rec.vector(flat_repeated, [v, c // groups], {}, [fake], name="repeat")[0]
-
-    def each_image(v: Value | None) -> Value | None:
-        if v is None:
-            return None
-        fake = rec.fake([n * c], v.dtype, x.device)
-        return rec.vector(Tensor.repeat, [v, n], {}, [fake], name="repeat")[0]
-
-    def among_images(v: Value) -> Value:
-        fake = rec.fake([n, c], v.dtype, x.device)
-        return rec.spread(rec.vector(Tensor.view, [v, n, c], {}, [fake], name="view")[0], each)
-
-    if covers(view, range(2, len(layout.dims))):
-        how = each_channel(mean), each_channel(var), each_image(weight), each_image(bias)
-    else:
-        own = projected(x, range(1, len(x.shape)), True)
-        each = Layout((own.dims[0], (c,)), own.extent)
-        how = among_images(each_channel(mean)), among_images(each_channel(var)), weight, bias
-    y = normalize(rec, x, *how, eps, out, True)
+    own = [mean, var]
+    if not covers(view, range(2, len(layout.dims))):  # of each image: a map along the axes of images
+        images = projected(x, range(1, len(x.shape)), True)
+        own = [rec.spread(v, Layout((images.dims[0], (groups,)), images.extent)) for v in own]
+    y = normalize(rec, x, own[0], own[1], weight, bias, eps, out, c // groups)
     return y, mean, var, size
 
 

@@ -213,7 +213,7 @@ def record_synced_batch_norm(rec: Recorder, func: Any, args: Any, kwargs: Any, o
     mean, var, total, token = rec.vector(Merge.apply, (mean, var, token, size, group), {}, fakes, name="merge ranks")
     _last_tokens[rec.session] = token
     move(rec, [running_mean, running_var], [mean, var, total], momentum, with_unbiased_var)
-    return normalize(rec, x, mean, var, weight, bias, eps, outs[0], False)
+    return normalize(rec, x, mean, var, weight, bias, eps, outs[0])
 
 
 def first_token(rec: Recorder, x: Value) -> Value:
