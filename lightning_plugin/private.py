@@ -66,8 +66,8 @@ plain = torch._C.DisableTorchFunctionSubclass
 # Trees
 
 # Trees are PyTorch's own, faster where they are plain. A recording looks through the arguments of every call several
-# times, and nearly all are tuples of tensors and numbers. Whatever else there is (a dataclass that somebody has
-# registered, a named tuple) is PyTorch's affair.
+# times, and nearly all are tuples of tensors and numbers (PyTorch's own take eight times as long: a seventh of a step
+# that keeps all). Whatever else there is (a dataclass that somebody has registered, a named tuple) is PyTorch's affair.
 
 
 def tree_map(change: Callable[[Any], Any], tree: Any) -> Any:
@@ -294,10 +294,6 @@ def operator_name(func: Any) -> str:
     if function := custom_function(func):
         return function.__name__
     return str(func._schema.name.removeprefix("aten::"))
-
-
-def argument_names(func: Any) -> list[str]:
-    return [a.name for a in func._schema.arguments]
 
 
 def parse_to(*args: Any, **kwargs: Any) -> tuple[torch.device | None, torch.dtype | None, bool, Any]:

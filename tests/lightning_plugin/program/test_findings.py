@@ -309,6 +309,16 @@ def test_few_findings_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not first & set(library.findings)
 
 
+def test_of_a_grid_of_many_tiles_few_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(findings, "FEW", 3)
+    world, library = World(), Library()
+    for number in range(2):
+        found, peak = world.step(of(world, library), number)
+        expected, most = world.step(of(world, Library()), number)
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)) and peak == most
+    assert all(len(found.tiles) <= 3 and found.owned is None for found in library.findings.values())
+
+
 def test_findings_are_not_all_looked_at_for_each_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
     looked = []
     size = findings.Findings.size.fget
