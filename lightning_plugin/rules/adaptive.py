@@ -22,7 +22,7 @@ from lightning_plugin.rules.axes import Projection
 from lightning_plugin.rules.channels import name_of, of_last
 from lightning_plugin.rules.interpolate import Resample
 from lightning_plugin.rules.reduce import first_of
-from lightning_plugin.rules.reductions import earlier, widen
+from lightning_plugin.rules.reductions import earlier, placed, widen
 from lightning_plugin.rules.sampling import Bins
 from lightning_plugin.rules.table import Recorder
 from lightning_plugin.rules.window import squeezed_axes, windowed
@@ -158,19 +158,9 @@ class BinMax(BinOp):
     def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
         """The tile's value at the position of each maximum, where that lies in the tile."""
         x, where = tiles[0], outputs[1]
-        inside = torch.ones_like(where, dtype=torch.bool)
-        local, step = torch.zeros_like(where), 1
-        for b, a, _, _ in reversed(self.lines(box)):
-            at = where % b.size - box.lo[a]
-            inside &= (at >= 0) & (at < box.hi[a] - box.lo[a])
-            local = local + at * step
-            where = where // b.size
-            step *= box.hi[a] - box.lo[a]
-        order = (*(d for d in range(x.dim()) if d not in self.dims), *self.dims)
-        count = len(self.dims)
-        place = torch.where(inside, local, 0).permute(order).flatten(-count)
-        found = x.permute(order).flatten(-count).gather(-1, place).unflatten(-1, [inside.shape[d] for d in self.dims])
-        found = found.permute([order.index(d) for d in range(x.dim())])
+        place, inside = placed(where, box, self.axes, [b.size for b in self.bins])
+        first = self.dims[0]  # those that are not pooled between it and the last are of size one
+        found = x.flatten(first).gather(first, torch.where(inside, place, 0).flatten(first)).view_as(inside)
         return torch.where(inside, found, 0), None
 
 

@@ -6,7 +6,7 @@ needed input tile, which then starts where they meet. Else each axis mixes its t
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar
@@ -56,64 +56,64 @@ class Resample(Along):
         return x.to(tiles[0].dtype)
 
 
-@dataclass(frozen=True)
-class Periodic(Resample):
-    """PyTorch's kernel on a tile: after ``periods[i]`` = (inputs, outputs) positions, the i-th axis starts over."""
+@dataclass(frozen=True, slots=True)
+class Period:
+    """A sampler that starts over after so many inputs and outputs. What it needs begins where a period does."""
 
-    func: Any
-    periods: tuple[tuple[int, int], ...]
-    flags: tuple[Any, ...]
+    sampler: Sampler
+    inputs: int
+    outputs: int
 
-    def starts(self, box: Box) -> list[int]:
-        """Number of periods before the tile begins."""
-        return [self.start(i, box.lo[a], box.hi[a]) for i, a in enumerate(self.axes)]
+    def start(self, lo: int, hi: int) -> int:
+        """Number of periods before outputs ``[lo, hi)``."""
+        return min(self.sampler.need(lo, hi)[0] // self.inputs, lo // self.outputs)
 
-    def start(self, i: int, lo: int, hi: int) -> int:
-        """The same, for an interval of the i-th axis."""
-        inputs, outputs = self.periods[i]
-        return min(self.maps[i].need(lo, hi)[0] // inputs, lo // outputs)
+    def need(self, lo: int, hi: int) -> tuple[int, int]:
+        return self.start(lo, hi) * self.inputs, self.sampler.need(lo, hi)[1]
 
-    def need(self, box: Box) -> tuple[Box, ...]:
-        (wanted,) = super().need(box)
-        for start, a, (inputs, _) in zip(self.starts(box), self.axes, self.periods, strict=True):
-            wanted = wanted.replace(a, start * inputs, wanted.hi[a])
-        return (wanted,)
-
-    def mark(self, axis: int, lo: int, hi: int) -> Hashable:
+    def mark(self, lo: int, hi: int) -> int:
         """Offset of the tile in its first period."""
-        return tuple(
-            lo - self.start(i, lo, hi) * outputs
-            for i, (a, (_, outputs)) in enumerate(zip(self.axes, self.periods, strict=True))
-            if a == axis
-        )
+        return lo - self.start(lo, hi) * self.outputs
+
+
+@dataclass(frozen=True)
+class Periodic(Along):
+    """PyTorch's kernel on a tile."""
+
+    kind: ClassVar[str] = "resample"
+    uniform: ClassVar[bool] = True
+    maps: tuple[Period, ...]
+    dims: tuple[int, ...]
+    func: Any
+    flags: tuple[Any, ...]
 
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         x = tiles[0]
-        sizes, skips = [], []
-        for sampler, start, a, d, (_, outputs) in zip(
-            self.maps, self.starts(box), self.axes, self.dims, self.periods, strict=True
-        ):
-            skips.append(box.lo[a] - start * outputs)
-            size = box.hi[a] - start * outputs
+        sizes = []
+        for m, (lo, hi), d in zip(self.maps, self.intervals(box), self.dims, strict=True):
+            size = hi - lo + m.mark(lo, hi)
             # PyTorch has short cuts that look at sizes alone, and some number of outputs may happen to meet one:
             # equal sizes are copied, and the nearest neighbour of twice the size is the half.
-            if isinstance(sampler, Nearest):
-                size = x.shape[d] * outputs
+            if isinstance(m.sampler, Nearest):
+                size = x.shape[d] * m.outputs
             elif size == x.shape[d]:
                 size += 1
             sizes.append(size)
-        scales = [outputs / inputs for inputs, outputs in self.periods]
-        x = self.func(x, sizes, *self.flags, *scales)
-        for skip, a, d in zip(skips, self.axes, self.dims, strict=True):
-            x = x.narrow(d, skip, box.hi[a] - box.lo[a])
+        x = self.func(x, sizes, *self.flags, *(m.outputs / m.inputs for m in self.maps))
+        for m, (lo, hi), d in zip(self.maps, self.intervals(box), self.dims, strict=True):
+            x = x.narrow(d, m.mark(lo, hi), hi - lo)
         return x
 
 
-def period(scale: float) -> tuple[int, int] | None:
-    """(inputs, outputs) after which positions repeat, if that is soon and exact."""
-    ratio = Fraction(scale).limit_denominator(PERIOD)
-    if ratio.numerator in range(1, PERIOD + 1) and float(ratio) == scale:
-        return ratio.numerator, ratio.denominator
+def period(sampler: Sampler) -> Period | None:
+    """A sampler as one that starts over, if that is soon and exact."""
+    if isinstance(sampler, Nearest):
+        return None if sampler.repeats is None else Period(sampler, 1, sampler.repeats)
+    if not isinstance(sampler, (Linear, Cubic)) or sampler.align or sampler.size == sampler.out:
+        return None
+    ratio = Fraction(sampler.scale).limit_denominator(PERIOD)
+    if ratio.numerator in range(1, PERIOD + 1) and float(ratio) == sampler.scale:
+        return Period(sampler, ratio.numerator, ratio.denominator)
     return None
 
 
@@ -138,17 +138,11 @@ def resample(
 
 def operator(
     samplers: tuple[Any, ...], axes: tuple[int, ...], dims: tuple[int, ...], func: Any, flags: tuple[Any, ...]
-) -> Resample:
+) -> Along:
     """The cheapest operator that does it; ``func`` is PyTorch's, where it may be run on a tile."""
-    if isinstance(samplers[0], Nearest):
-        repeats = [s.repeats for s in samplers]
-        periods = [(1, n) for n in repeats if n is not None]
-    else:
-        native = [isinstance(s, (Linear, Cubic)) and not s.align and s.size != s.out for s in samplers]
-        found = [period(s.scale) if ok else None for s, ok in zip(samplers, native, strict=True)]
-        periods = [p for p in found if p is not None]
-    if func is not None and len(periods) == len(samplers):
-        return Periodic(samplers, axes, dims, func, tuple(periods), flags)
+    periods = tuple(p for s in samplers if func is not None and (p := period(s)) is not None)
+    if len(periods) == len(samplers):
+        return Periodic(periods, axes, dims, func, flags)
     return Resample(samplers, axes, dims)
 
 

@@ -21,6 +21,7 @@ from lightning_plugin.ops import Along
 from lightning_plugin.private import schema
 from lightning_plugin.rules.channels import arguments, name_of, of_last
 from lightning_plugin.rules.convolution import Stamp
+from lightning_plugin.rules.reductions import placed
 from lightning_plugin.rules.table import ATEN, Recorder
 from lightning_plugin.rules.window import SlidingOp, WindowOp, axes_of, each, sliding
 
@@ -181,15 +182,8 @@ class Unpool(Along):
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         x, where = tiles
         count = len(self.axes)
-        inside = torch.ones_like(where, dtype=torch.bool)
-        place, step = torch.zeros_like(where), 1
-        for a in reversed(self.axes):
-            at = where % self.extent[a] - box.lo[a]
-            where = where // self.extent[a]
-            size = box.hi[a] - box.lo[a]
-            inside &= (at >= 0) & (at < size)
-            place = place + at * step
-            step *= size
+        place, inside = placed(where, box, self.axes, [self.extent[a] for a in self.axes])
+        step = math.prod(box.extent[a] for a in self.axes)
         # What lies outside of the box goes to one place behind it, which is cut off.
         place = torch.where(inside, place, step).flatten(-count)
         out = x.new_zeros(*x.shape[:-count], step + 1).scatter(-1, place, x.flatten(-count))

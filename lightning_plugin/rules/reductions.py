@@ -214,6 +214,18 @@ def find(positions: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
     return place, positions[place] == wanted
 
 
+def placed(where: Tensor, box: Box, axes: Sequence[int], sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """(flat positions in a tile of flat positions in a map whose axes have these sizes, whether they are in it)."""
+    inside, place, step = torch.ones_like(where, dtype=torch.bool), torch.zeros_like(where), 1
+    for a, size in reversed(list(zip(axes, sizes, strict=True))):
+        at, held = where % size - box.lo[a], box.extent[a]
+        where = where // size
+        inside &= (at >= 0) & (at < held)
+        place = place + at * step
+        step *= held
+    return place, inside
+
+
 @dataclass(frozen=True)
 class Found(SpaceOp):
     """Largest (``sign`` 1) or smallest (-1) value of a map that lies as ``layout``, and where it is."""
