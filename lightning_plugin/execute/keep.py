@@ -51,9 +51,9 @@ class GatherFunction(torch.autograd.Function):
         return None, None, torch.zeros((), device=grad.device), None
 
 
-def keep(node: Node, frame: Frame, fused: Mapping[int, Node], done: Collection[Value]) -> None:
-    """Run a node whole, and let go of the maps that it is the last to read, which are ``done`` with. A statistic that
-    only its normalisation needs is left to that (see `pairs`)."""
+def keep(node: Node, frame: Frame, fused: Mapping[int, Node], last_reads: Collection[Value]) -> None:
+    """Run a node whole, and let go of the maps that it is the last to read (``last_reads``). A statistic that only its
+    normalisation needs is left to that (see `pairs`)."""
     partner = fused.get(node.serial)
     if partner is not None and isinstance(node.op, ReduceOp):
         return
@@ -75,18 +75,20 @@ def keep(node: Node, frame: Frame, fused: Mapping[int, Node], done: Collection[V
         else:
             assert isinstance(node.op, TileOp)
             vectors = [frame.vector(v) for v in node.vectors]
-            frame.whole[node.outputs[0]] = run_whole(node, frame, tiles, vectors, done)
+            frame.whole[node.outputs[0]] = run_whole(node, frame, tiles, vectors, last_reads)
     for result in frame.made(node.outputs):
         if ledger is not None:
             ledger.hook(result, before)
         if frame.step.watch is not None:
             frame.step.watch.see(node, result)
     del tiles
-    for v in done:
+    for v in last_reads:
         frame.whole.pop(v, None)
 
 
-def run_whole(node: Node, frame: Frame, tiles: list[Tensor], vectors: list[Tensor], done: Collection[Value]) -> Tensor:
+def run_whole(
+    node: Node, frame: Frame, tiles: list[Tensor], vectors: list[Tensor], last_reads: Collection[Value]
+) -> Tensor:
     op = node.op
     assert isinstance(op, TileOp)
     box = Box.whole(node.outputs[0].space.extent)
@@ -94,7 +96,7 @@ def run_whole(node: Node, frame: Frame, tiles: list[Tensor], vectors: list[Tenso
     if (
         node.inplace is not None
         and source not in frame.stored
-        and source in done
+        and source in last_reads
         and node.maps.count(source) == 1
         and not _given(source)
         and not source.node.op.views  # type: ignore[union-attr]

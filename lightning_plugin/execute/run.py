@@ -99,8 +99,7 @@ class Stage:
 
     Attributes:
         last: The maps that no later segment reads.
-        done: For each node of a kept segment, by its serial, the maps that nothing but kept nodes read, and no later
-            one.
+        last_reads: For each node of a kept segment, by its serial, the maps that only kept nodes read, and it last.
     """
 
     plan: SegmentPlan
@@ -110,7 +109,7 @@ class Stage:
     place: int
     queue: TransferQueue
     last: list[Value] = field(default_factory=list)
-    done: dict[int, list[Value]] = field(default_factory=dict)
+    last_reads: dict[int, list[Value]] = field(default_factory=dict)
 
     def reads(self) -> list[Value]:
         if self.program is not None:
@@ -163,7 +162,7 @@ class Stage:
                 elif partner is None or v.node is not partner:
                     compute(v, frame)
             with frame.use((self.place, node.serial), self.needed(node)):
-                keep(node, frame, self.fused, self.done[node.serial])
+                keep(node, frame, self.fused, self.last_reads[node.serial])
             self.mark(node, frame, place, guard)
 
     def mark(self, node: Node, frame: Frame, place: int, guard: Guard) -> None:
@@ -194,7 +193,7 @@ def prepare(plan: Plan, nodes: Sequence[Node], step: Step, first: int = 0) -> li
         touched = [*stage.reads(), *(v for t in stage.targets for v in t.node.outputs if v.is_map)]
         stage.last = [v for v in dict.fromkeys(touched) if v not in seen]
         for t in reversed(stage.targets) if stage.program is None else ():
-            stage.done[t.node.serial] = [v for v in t.node.maps if v not in seen and v not in elsewhere]
+            stage.last_reads[t.node.serial] = [v for v in t.node.maps if v not in seen and v not in elsewhere]
             seen.update(t.node.maps)
         seen.update(stage.last)
     return stages
