@@ -103,8 +103,13 @@ class Layout:
     def permute(self, order: Sequence[int]) -> Layout:
         return Layout(tuple(self.dims[d] for d in order), self.extent)
 
-    def regroup(self, shape: Sequence[int]) -> Layout | None:
-        """The layout after a view to ``shape``, or None where it would cut through an axis, or nothing is left."""
+    def regroup(self, shape: Sequence[int], blocks: dict[int, int] | None = None) -> Layout | None:
+        """The layout after a view to ``shape``, or None where it would cut through an axis, or nothing is left.
+
+        With ``blocks`` it may cut axes, and they get the size of a block of each that is cut: that is a plain factor
+        then, inside each position of the axis, which has fewer.
+        """
+        extent = list(self.extent)
         factors: list[Factor] = [f for dim in self.dims for f in dim if f != 1]
         sizes: list[int] = [self.extent[f.index] if isinstance(f, Axis) else f for f in factors]
         if 0 in sizes:
@@ -123,10 +128,12 @@ class Layout:
                     left //= sizes[0]
                     dim.append(factors.pop(0))
                     sizes.pop(0)
-                elif not isinstance(factors[0], Axis) and sizes[0] % left == 0:
-                    dim.append(left)
-                    sizes[0] //= left
-                    factors[0] = sizes[0]
+                elif sizes[0] % left == 0 and (blocks is not None or isinstance(factors[0], int)):
+                    first, rest = factors[0], sizes[0] // left
+                    if isinstance(first, Axis) and blocks is not None:
+                        blocks[first.index], extent[first.index] = rest, left
+                    dim.append(first if isinstance(first, Axis) else left)
+                    factors[0] = sizes[0] = rest
                     left = 1
                 else:
                     return None
@@ -135,7 +142,7 @@ class Layout:
         while dims and factors and sizes[0] == 1:
             dims[-1] = (*dims[-1], factors.pop(0))
             sizes.pop(0)
-        return None if factors else Layout(tuple(dims), self.extent)
+        return None if factors else Layout(tuple(dims), tuple(extent))
 
     def part(self, held: Box, wanted: Box) -> Part | None:
         """`narrow` for all tiles whose boxes lie like these to each other; None where the part is all of it."""

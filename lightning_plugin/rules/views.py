@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
-from lightning_plugin.layout import Axis, Dim, Factor, Layout
+from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.ops import Along, TileOp
 from lightning_plugin.rules.channels import name_of
 from lightning_plugin.rules.pointwise import local
@@ -83,48 +83,6 @@ class Cut(Along):
         return tiles[0].reshape(self.layout.tile_shape(box))
 
 
-def cut(layout: Layout, shape: Sequence[int]) -> Cut | None:
-    """The operator of a view that `Layout.regroup` declines, where all it does besides is to cut axes."""
-    blocks: dict[int, int] = {}
-    extent = list(layout.extent)
-    dims: list[Dim] = []
-    waiting: list[Factor] = [f for dim in layout.dims for f in dim if f != 1]
-    sizes = [layout.extent[f.index] if isinstance(f, Axis) else f for f in waiting]
-    if 0 in sizes:
-        return None
-    wanted = [s for s in shape if s != 1]
-    for want in wanted:
-        dim: list[Factor] = []
-        while want > 1 and waiting:
-            f, size = waiting.pop(0), sizes.pop(0)
-            if want % size and size % want:
-                return None
-            if want % size == 0:
-                want //= size
-                dim.append(f)
-                continue
-            rest = size // want
-            if isinstance(f, Axis):
-                blocks[f.index] = rest
-                extent[f.index] = want
-            dim.append(f if isinstance(f, Axis) else want)
-            waiting.insert(0, rest)
-            sizes.insert(0, rest)
-            want = 1
-        if want > 1:
-            return None
-        dims.append(tuple(dim))
-    if any(size > 1 for size in sizes):
-        return None
-    full = iter(dims)
-    placed: list[Dim] = [(1,) if s == 1 else next(full) for s in shape]
-    placed[-1] = (*placed[-1], *(f for f in waiting if isinstance(f, Axis)))
-    found = Layout(tuple(placed), tuple(extent))
-    if found.shape != tuple(shape):
-        return None
-    return Cut(tuple(Block(size) for size in blocks.values()), tuple(blocks), found)
-
-
 def joined(rec: Recorder, x: Value) -> Value:
     """The same map with every dimension that is (an axis, a plain factor) made an axis."""
     for d, dim in enumerate(x.space.dims):
@@ -140,10 +98,14 @@ def joined(rec: Recorder, x: Value) -> Value:
 )  # fmt: skip
 def view(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x = args[0]
-    layout = x.space.regroup(tuple(outs[0].shape))
+    blocks: dict[int, int] = {}
+    layout = x.space.regroup(tuple(outs[0].shape), blocks)
     if layout is None:
-        found = cut(x.space, tuple(outs[0].shape))
-        return NotImplemented if found is None else rec.emit(found, [x], outs, found.layout, name_of(func))
+        return NotImplemented
+    if blocks:
+        return rec.emit(
+            Cut(tuple(map(Block, blocks.values())), tuple(blocks), layout), [x], outs, layout, name_of(func)
+        )
     return joined(rec, rec.emit(Reshape(layout), [x], outs, layout, name_of(func))[0])
 
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lightning_plugin.layout import Axis, Layout
-from lightning_plugin.rules.views import cut
 from tests.lightning_plugin.rules.helpers import After, assert_tiled
 
 SHAPE = (2, 3, 12, 8)
@@ -136,12 +135,13 @@ def test_1d() -> None:
 
 def test_cut_and_join_are_inverse() -> None:
     layout = Layout.channels_first((2, 4, 12, 8))
-    found = cut(layout, (2, 4, 3, 4, 4, 2))
-    assert found is not None
-    assert found.layout == Layout(((Axis(2),), (4,), (Axis(0),), (4,), (Axis(1),), (2,)), (3, 4, 2))
-    assert [block.size for block in found.maps] == [4, 2]
-    assert cut(layout, (2, 4, 5, 4)) is None
-    assert cut(layout, (8, 8, 12)) is None
+    blocks: dict[int, int] = {}
+    found = layout.regroup((2, 4, 3, 4, 4, 2), blocks)
+    assert found == Layout(((Axis(2),), (4,), (Axis(0),), (4,), (Axis(1),), (2,)), (3, 4, 2))
+    assert blocks == {0: 4, 1: 2}
+    assert layout.regroup((2, 4, 3, 4, 4, 2)) is None
+    assert layout.regroup((2, 4, 5, 4), {}) is None
+    assert layout.regroup((8, 8, 12), {}) is None
 
 
 @given(
