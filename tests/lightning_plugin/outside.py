@@ -9,6 +9,7 @@ import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -63,8 +64,19 @@ def account(step: Callable[[], object], net: nn.Module) -> Account:
 
 
 def standing(net: nn.Module) -> list[Tensor]:
+    """A network's tensors and their gradients, without those that were moved to a file."""
     tensors = [*net.parameters(), *net.buffers()]
-    return tensors + [t.grad for t in tensors if t.grad is not None]
+    return [t for t in (*tensors, *(t.grad for t in tensors)) if t is not None and not in_a_file(t)]
+
+
+def in_a_file(tensor: Tensor) -> bool:
+    """True if a tensor lies in a part of a file that is mapped into memory, as the system's own list says."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, _, _, _, inode, *_ = line.split()
+        begin, end = (int(number, 16) for number in span.split("-"))
+        if begin <= tensor.data_ptr() < end:
+            return inode != "0"
+    return False
 
 
 def events_of(node: Any, operator: int | None) -> Iterator[Event]:
