@@ -197,7 +197,7 @@ def on_axis(index: int, axis: int, axes: int) -> tuple[int, ...]:
     return tuple(index if a == axis else 0 for a in range(axes))
 
 
-def telling(count: int) -> list[int]:
+def representative_indices(count: int) -> list[int]:
     """Tiles on one axis that may differ from the others: next to the borders, and two in the middle, as sizes may
     differ by one."""
     middle = count // 2

@@ -46,7 +46,7 @@ UNSUITED = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 PLAIN = (int, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
-class Manner(Enum):
+class MemoryEffect(Enum):
     """The effect of an operator on memory."""
 
     FRESH = "all results are new"
@@ -57,25 +57,25 @@ class Manner(Enum):
 
 
 @cache
-def manner(func: Any) -> Manner:
+def memory_effect(func: Any) -> MemoryEffect:
     """The effect of an operator on memory by its schema."""
     said = schema(func)
     if said is None or func.namespace not in ("aten", "prims") or UNSUITED.intersection(func.tags):
-        return Manner.OTHER
+        return MemoryEffect.OTHER
     if is_composite(func):
-        return Manner.COMPOSITE
+        return MemoryEffect.COMPOSITE
     given, made = [a.alias_info for a in said.arguments], [r.alias_info for r in said.returns]
     if not made or any(str(r.type) != "Tensor" for r in said.returns):
-        return Manner.OTHER
+        return MemoryEffect.OTHER
     if not any(given):
-        return Manner.OTHER if any(made) else Manner.FRESH
+        return MemoryEffect.OTHER if any(made) else MemoryEffect.FRESH
     if not has_meta_kernel(func) or len(made) > 1 or made[0] is None or given[0] is None or any(given[1:]):
-        return Manner.OTHER
-    return Manner.WRITES if given[0].is_write else Manner.VIEW
+        return MemoryEffect.OTHER
+    return MemoryEffect.WRITES if given[0].is_write else MemoryEffect.VIEW
 
 
 @dataclass(frozen=True)
-class Lying:
+class TensorFacts:
     """A new tensor's size, strides, type and device."""
 
     size: tuple[int, ...]
@@ -87,16 +87,16 @@ class Lying:
         return self.skin.around(torch.empty_strided(self.size, self.stride, dtype=self.dtype, device="meta"))
 
 
-class Uncommon(Exception):
+class NotCacheable(Exception):
     """Arguments that are left to PyTorch's mode."""
 
 
-class Remembering(Fakes):
+class CachingFakeMode(Fakes):
     """A mode of fake tensors; see [Note: remembered]."""
 
     def __init__(self, allow_non_fake_inputs: bool) -> None:
         super().__init__(allow_non_fake_inputs)
-        self.results: dict[Any, tuple[Lying | None, ...] | None] = {}
+        self.results: dict[Any, tuple[TensorFacts | None, ...] | None] = {}
         #: Parts of keys and results, each once: most tensors are read by several operators.
         self.parts: dict[Any, Any] = {}
         self.skins: dict[torch.device, Skin] = {}
@@ -105,43 +105,43 @@ class Remembering(Fakes):
         if func is DEVICE_OF:
             return args[0].device
         kwargs = kwargs or {}
-        how = manner(func)
+        how = memory_effect(func)
         try:
-            if how is Manner.FRESH:
+            if how is MemoryEffect.FRESH:
                 return self.fresh(func, types, args, kwargs)
-            if how is Manner.COMPOSITE:
+            if how is MemoryEffect.COMPOSITE:
                 self.device_of(args)
                 with self:
                     return func.decompose(*args, **kwargs)
-            if how is not Manner.OTHER:
+            if how is not MemoryEffect.OTHER:
                 device = self.device_of(args)
                 made = self.on_meta(func, args, kwargs)
-                return args[0] if how is Manner.WRITES else self.skin(device).around(made)
-        except (Uncommon, NotImplementedError):
+                return args[0] if how is MemoryEffect.WRITES else self.skin(device).around(made)
+        except (NotCacheable, NotImplementedError):
             pass
         return self.dispatch(func, types, args, kwargs)
 
     def fresh(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """New tensors, like those that were made before of such arguments."""
-        key = (func, torch.get_default_dtype(), self.told(args), self.told(tuple(kwargs.items())))
+        key = (func, torch.get_default_dtype(), self.cache_key(args), self.cache_key(tuple(kwargs.items())))
         if key in self.results:
             known = self.results[key]
             if known is None:
-                raise Uncommon
-            made = tuple([None if lying is None else lying.make() for lying in known])
+                raise NotCacheable
+            made = tuple([None if facts is None else facts.make() for facts in known])
             return made if len(schema(func).returns) > 1 else made[0]
         found = self.made(func, types, args, kwargs)
         if len(self.results) >= MOST:
             self.results.clear()
             self.parts.clear()
-        self.results[key] = self.lying(found if isinstance(found, (tuple, list)) else (found,), args)
+        self.results[key] = self.facts_of(found if isinstance(found, (tuple, list)) else (found,), args)
         return found
 
     def made(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """The result of PyTorch's mode, by a way that does not import PyTorch's compiler."""
         try:
             device = self.device_of(args) if tensors(args) else None
-        except Uncommon:
+        except NotCacheable:
             return self.dispatch(func, types, args, kwargs)
         decomposition, answer = instead_of_meta(func)
         if decomposition is not None:
@@ -159,10 +159,10 @@ class Remembering(Fakes):
             return skin.around(found)
         return tuple([skin.around(t) if isinstance(t, Tensor) else t for t in found])
 
-    def lying(self, made: Sequence[Any], args: Any) -> tuple[Lying | None, ...] | None:
+    def facts_of(self, made: Sequence[Any], args: Any) -> tuple[TensorFacts | None, ...] | None:
         """Facts to remember of results; None where they are not new tensors that fill their memory."""
         given = {storage_key(t) for t in tensors(args)}
-        found: list[Lying | None] = []
+        found: list[TensorFacts | None] = []
         for t in made:
             if t is None:
                 found.append(None)
@@ -171,10 +171,10 @@ class Remembering(Fakes):
             if key is None or key in given or t.storage_offset():
                 return None
             given.add(key)
-            lying = Lying(t.shape, t.stride(), t.dtype, self.skin(t.device))
-            if lying.make().untyped_storage().nbytes() != t.untyped_storage().nbytes():
+            facts = TensorFacts(t.shape, t.stride(), t.dtype, self.skin(t.device))
+            if facts.make().untyped_storage().nbytes() != t.untyped_storage().nbytes():
                 return None
-            found.append(self.parts.setdefault(lying, lying))
+            found.append(self.parts.setdefault(facts, facts))
         return tuple(found)
 
     def skin(self, device: torch.device) -> Skin:
@@ -188,19 +188,19 @@ class Remembering(Fakes):
         found: torch.device | None = None
         for t in tensors(args):
             if self.has_data(t) or (found is not None and t.device != found):
-                raise Uncommon
+                raise NotCacheable
             found = t.device
         if found is None:
-            raise Uncommon
+            raise NotCacheable
         return found
 
     def has_data(self, t: FakeTensor) -> bool:
         """True if the numbers in a tensor are known; of tensors of other kinds, nothing is said."""
         if type(t) is not FakeTensor or t.fake_mode is not self or t.layout is not torch.strided or t.is_complex():
-            raise Uncommon
+            raise NotCacheable
         return t.constant is not None
 
-    def told(self, thing: Any) -> Any:
+    def cache_key(self, thing: Any) -> Any:
         """The part of an argument that its operator's results depend on."""
         kind = type(thing)
         if kind is FakeTensor:
@@ -211,12 +211,12 @@ class Remembering(Fakes):
             )  # fmt: skip
             return self.parts.setdefault(found, found)
         if kind is tuple or kind is list or kind is torch.Size:
-            return tuple([self.told(t) for t in thing])
+            return tuple([self.cache_key(t) for t in thing])
         if kind is bool or kind is float:  # which are equal to whole numbers
             return kind, thing
         if thing is None or kind in PLAIN:
             return thing
-        raise Uncommon
+        raise NotCacheable
 
 
 def tensors(args: Any) -> list[Any]:
@@ -238,11 +238,11 @@ class Modes(threading.local):
 
     @cached_property
     def recording(self) -> FakeTensorMode:
-        return Remembering(allow_non_fake_inputs=False)
+        return CachingFakeMode(allow_non_fake_inputs=False)
 
     @cached_property
     def planning(self) -> FakeTensorMode:
-        return Remembering(allow_non_fake_inputs=True)
+        return CachingFakeMode(allow_non_fake_inputs=True)
 
 
 MODES = Modes()

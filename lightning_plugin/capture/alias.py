@@ -72,7 +72,7 @@ def functional(func: Any) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class OperatorCall:
     """One operator that ran on fake tensors."""
 
     func: Any
@@ -85,28 +85,28 @@ class Seen:
         return [o for o in tree_leaves(self.out) if isinstance(o, Tensor)]
 
 
-class Watch(TorchDispatchMode):
-    """Notes the operators a function runs on fake tensors."""
+class OperatorLog(TorchDispatchMode):
+    """Mode that lists the operators which a function runs on fake tensors."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: list[Seen] = []
+        self.calls: list[OperatorCall] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        self.calls.append(Seen(func, args, kwargs, out))
+        self.calls.append(OperatorCall(func, args, kwargs, out))
         return out
 
 
-def watch(session: Session, func: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Watch]:
+def watch(session: Session, func: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, OperatorLog]:
     """The result of a call, and what it ran."""
-    with session.faking(), torch.no_grad(), Watch() as seen:
+    with session.faking(), torch.no_grad(), OperatorLog() as seen:
         out = func(*args, **kwargs)
     return out, seen
 
 
-def mutated(seen: Watch, fakes: Sequence[Tensor]) -> list[Tensor]:
+def mutated(seen: OperatorLog, fakes: Sequence[Tensor]) -> list[Tensor]:
     """The argument tensors that the call wrote to, itself or through views."""
     wrote = [t for c in seen.calls for t in written_by(c.func, c.args, c.kwargs)]
     return list({id(f): f for f in fakes if any(same_memory(f, t) for t in wrote)}.values())

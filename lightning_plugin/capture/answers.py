@@ -315,7 +315,7 @@ def take_whole(rows: LazyTensor, name: str) -> None:
     others = [t._value for t in (ref() for ref in session.tensors) if t is not None and t is not rows]
     if any(value in node.inputs for node in ancestors(others)):
         raise no_gradient(f"{name}() was called on a recorded map that was read before")
-    session.become(rows._fake, value, materialize(rows))
+    session.bind_result(rows._fake, value, materialize(rows))
 
 
 def _of_small(name: str) -> Callable[..., Any]:

@@ -26,8 +26,8 @@ from torch import Tensor
 from lightning_plugin.capture.alias import (
     IN_PLACE,
     ON_VECTORS,
-    Seen,
-    Watch,
+    OperatorCall,
+    OperatorLog,
     current,
     functional,
     mutated,
@@ -359,7 +359,7 @@ def makes_views(results: Sequence[Tensor], fakes: Sequence[Tensor]) -> bool:
     return any(same_memory(r, f) for r in results for f in fakes)
 
 
-def enlarges(session: Session, seen: Watch) -> bool:
+def enlarges(session: Session, seen: OperatorLog) -> bool:
     return any(enlarger(session, c.func, c.args, c.out) for c in seen.calls)
 
 
@@ -398,7 +398,7 @@ def answer(result: Any) -> tuple[Value, ...] | None:
     return (result,) if isinstance(result, Value) else tuple(result)
 
 
-def lower(recorder: Recorder, seen: Watch) -> str | None:
+def lower(recorder: Recorder, seen: OperatorLog) -> str | None:
     """Turn every operator that was seen into nodes; returns the reason where that is not possible."""
     for call in seen.calls:
         failed = lower_one(recorder, call) if call.outs else None
@@ -407,7 +407,7 @@ def lower(recorder: Recorder, seen: Watch) -> str | None:
     return None
 
 
-def lower_one(recorder: Recorder, seen: Seen) -> str | None:
+def lower_one(recorder: Recorder, seen: OperatorCall) -> str | None:
     func, args, kwargs, outs = seen.func, seen.args, seen.kwargs, seen.outs
     written = list(written_by(func, args, kwargs))
     if len(written) > 1 or (written and "out" in kwargs):

@@ -57,8 +57,8 @@ def await_update(buffer: Tensor, session: Session) -> None:
         buffer._session = session
 
 
-def ordinary(effects: Iterable[Effect]) -> None:
-    """The buffers that effects write are ordinary tensors again: their update is about to happen."""
+def restore_buffers(effects: Iterable[Effect]) -> None:
+    """Make the buffers that effects write ordinary tensors again: their update is about to happen."""
     for buffer in (b for effect in effects for b in effect.writes):
         if isinstance(buffer, AwaitingBuffer):
             del buffer._session
@@ -79,13 +79,13 @@ def settle_buffers(tree: Any, within: Session | None = None) -> None:
             session.forget()
 
 
-def abandon(session: Session) -> None:
-    """Have a recording only looked at and never run: nothing awaits it."""
-    ordinary(session.effects)
+def discard_effects(session: Session) -> None:
+    """Drop the effects of a recording that is only looked at and never run."""
+    restore_buffers(session.effects)
     session.effects.clear()
 
 
-def part(session: Session, values: Sequence[Value]) -> tuple[Engine | None, Sequence[Value], bool]:
+def next_part(session: Session, values: Sequence[Value]) -> tuple[Engine | None, Sequence[Value], bool]:
     """The engine that runs next, the values that it computes, and whether others are left for later."""
     if not session.calls:
         return session.engine, values, False
@@ -105,16 +105,16 @@ def part(session: Session, values: Sequence[Value]) -> tuple[Engine | None, Sequ
     for node in nodes:
         kind = kinds[node]
         needs[node] = set() if kind is None else {kind}
-        needs[node].update(*(needs[made] for made in makers(node.inputs, session)))
+        needs[node].update(*(needs[made] for made in pending_producers(node.inputs, session)))
     crossing = (v for n in nodes for v in n.vectors if v.node is not None and kinds.get(v.node) not in (None, kinds[n]))
     left = [v for v in dict.fromkeys((*crossing, *values)) if v not in session.vectors]
     # Some come from the calls of one module alone, since what is recorded points backwards only.
-    alone = {v: needs[made] for v in left for made in makers([v], session) if len(needs[made]) == 1}
+    alone = {v: needs[made] for v in left for made in pending_producers([v], session) if len(needs[made]) == 1}
     now = next(iter(alone.values()))
     return next(iter(now)), [v for v, needed in alone.items() if needed == now], True
 
 
-def makers(values: Iterable[Value], session: Session) -> list[Node]:
+def pending_producers(values: Iterable[Value], session: Session) -> list[Node]:
     """The nodes that have to run for some values."""
     return [v.node for v in values if v.node is not None and v not in session.vectors]
 
@@ -145,12 +145,12 @@ def run(session: Session, wanted: Sequence[Value] = ()) -> list[Tensor]:
     wanted = [v if not v.is_map else gathered(v) for v in wanted]
     values = [v for v in dict.fromkeys((*pending, *wanted)) if v not in session.vectors]
     values += [v for e in session.effects if not e.dormant for v in e.values]
-    ordinary(session.effects)
+    restore_buffers(session.effects)
     with torch.inference_mode(False), profiler_range("step"):
         default, more = session.engine, bool(values)
         try:
             while more:
-                session.engine, now, more = part(session, values)
+                session.engine, now, more = next_part(session, values)
                 recording = session.recorded(now)
                 run_recording(recording, session)
                 if session.engine is not None:
@@ -162,14 +162,14 @@ def run(session: Session, wanted: Sequence[Value] = ()) -> list[Tensor]:
         finally:
             session.engine = default
             forget_modules()
-        happen(session)
-        again_in_backward(session, values)
+        apply_effects(session)
+        hook_recomputed_effects(session, values)
     return [session.vectors[v] for v in wanted]
 
 
 @torch.no_grad()
-def happen(session: Session) -> None:
-    """Have the effects happen whose values are known."""
+def apply_effects(session: Session) -> None:
+    """Apply the effects whose values are known."""
     waiting = []
     while session.effects:
         effect = session.effects.pop(0)
@@ -184,18 +184,18 @@ def happen(session: Session) -> None:
     session.effects = waiting
 
 
-def again_in_backward(session: Session, values: Sequence[Value]) -> None:
-    """Have effects within checkpointed blocks happen again in backward; see [Note: checkpoint]."""
+def hook_recomputed_effects(session: Session, values: Sequence[Value]) -> None:
+    """Register hooks that apply the effects of checkpointed blocks again in backward; see [Note: checkpoint]."""
     for v in values if session.repeats else ():
         if (result := session.vectors[v]).grad_fn is not None:
             behind = {made for node in ancestors([v]) for made in node.outputs}
             effects = [e for e in session.repeats if e.values[0] in behind]
-            result.register_hook(partial(repeat, effects, session.recomputed))
+            result.register_hook(partial(repeat_effects, effects, session.recomputed))
 
 
 @torch.no_grad()
-def repeat(effects: Sequence[Effect], recomputed: Container[Hashable], gradient: Tensor) -> None:
-    """Have effects behind a result happen again, once in a pass."""
+def repeat_effects(effects: Sequence[Effect], recomputed: Container[Hashable], gradient: Tensor) -> None:
+    """Apply the effects behind a result again, once in a pass."""
     now = current_pass()
     blocks = [list(group) for block, group in groupby(effects, lambda e: e.block) if block in recomputed]
     for effect in (e for block in reversed(blocks) for e in block if e.repeated != now):

@@ -139,7 +139,7 @@ class Session:
         for fake in fakes.values():
             value = bound(fake)
             if isinstance(value, Value) and value in self.vectors:  # an ordinary tensor by now, whatever it came from
-                value = self.become(fake, value, self.vectors[value])
+                value = self.bind_result(fake, value, self.vectors[value])
             if isinstance(value, Value):
                 values.append(value)
         needed = ancestors([*values, *(v for e in self.effects for v in e.values)], self.vectors)
@@ -153,8 +153,8 @@ class Session:
         kept = {s: [f for f in known if id(f) in fakes] for s, known in self.storages.items()}
         self.storages = {s: known for s, known in kept.items() if known}
 
-    def become(self, fake: Tensor, value: Value, tensor: Tensor) -> Value:
-        """From now on, what was recorded as a value is an ordinary tensor that comes from nothing."""
+    def bind_result(self, fake: Tensor, value: Value, tensor: Tensor) -> Value:
+        """Bind a fake tensor to a new value that is an ordinary tensor and comes from no operator."""
         with self.faking():
             like = torch.empty(value.shape, dtype=value.dtype, device=value.device)
         plain = Value(like, None, value.requires_grad)

@@ -115,7 +115,7 @@ class Backward:
         segment = self.segment
         if self.alive and any(self.needs):
             for handle in self.handles.values():
-                handle.bring_back()
+                handle.restore_data()
             self.over_tiles(segment if segment.scans else segment.narrowed(self.alive))
             if segment.team is not None:
                 ordinary = (*segment.spreads, *segment.images)
@@ -243,7 +243,7 @@ class Backward:
         found = Forward(part, segment.inputs_of(part, self.leaves), self.handles, grid)
         found.tiles.watched = False
         with torch.no_grad():
-            found.evaluate(told=False)
+            found.evaluate(report=False)
         for i, t in enumerate(part.program.targets):
             grads, _ = self.reduced[t]
             self.reduced[t] = grads, t.finish(found.totals[i], self.vectors)

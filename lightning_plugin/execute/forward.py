@@ -60,16 +60,16 @@ class Forward:
                 results.extend(target.finish(self.totals[i], self.vectors))
         return results
 
-    def evaluate(self, told: bool = True) -> None:
-        """Evaluate all tiles; listeners hear of those that are ``told``."""
+    def evaluate(self, report: bool = True) -> None:
+        """Evaluate all tiles; with ``report``, listeners hear of each."""
         self.tiles.expect()
         if self.segment.team is not None:
-            self.together(self.segment.team, told)
+            self.together(self.segment.team, report)
             return
         for tiles in self.tiles:
-            self.tile(tiles, told)
+            self.tile(tiles, report)
 
-    def tile(self, tiles: Tiles, told: bool) -> None:
+    def tile(self, tiles: Tiles, report: bool) -> None:
         """Evaluate a tile once, for all that are identical to it."""
         run, first = self.segment, tiles[0]
         notes = run.team is None and bool(run.known)
@@ -87,7 +87,7 @@ class Forward:
             self.carried[first] = self._handed_on
         with self.tiles.watching(first), profiler_range("tile"):
             self._handed_on = self.tiles.evaluate(first, self.read, self.operands, emit, False, self._handed_on)
-        if told:
+        if report:
             run.step.done(len(tiles))
 
     def read(self, v: Value, box: Box) -> Tensor | Pieces:
@@ -133,12 +133,12 @@ class Forward:
 
     # Several ranks
 
-    def together(self, team: Team, told: bool) -> None:
+    def together(self, team: Team, report: bool) -> None:
         """Evaluate this rank's tiles, and after every few take what the other ranks have made of theirs."""
         for dealt in team.rounds(self.tiles.work()):
             mine = self.tiles.announced(tiles for owner, tiles in dealt if owner == team.rank)
             for tiles in mine:
-                self.tile(tiles, told)
+                self.tile(tiles, report)
             made = [iter(rank) for rank in team.all_gather([moved(parts, "cpu") for parts in self._parts])]
             self._parts.clear()
             for owner, tiles in dealt:

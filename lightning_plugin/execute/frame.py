@@ -151,5 +151,5 @@ class Frame:
         """A map is needed no longer by this run: what autograd keeps of it, it keeps."""
         handle = self.stored.pop(v, None)
         if handle is not None:
-            handle.let_go()
+            handle.drop_data()
         self.whole.pop(v, None)

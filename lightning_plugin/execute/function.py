@@ -204,11 +204,11 @@ class Recompute:
         inputs = self.inputs.tensors()
         self.run.check_images()
         there = {v: handle for v, ref in self.stored.items() if (handle := ref()) is not None}
-        missing = {v: handle for v, handle in there.items() if handle.gone}
+        missing = {v: handle for v, handle in there.items() if handle.is_dropped}
         run = self.run.narrowed([t for t in self.run.program.targets if t.stored in missing])
-        passing = [handle for v in run.boundaries if (handle := self.boundaries[v]).gone]
+        passing = [handle for v in run.boundaries if (handle := self.boundaries[v]).is_dropped]
         for handle in passing:
-            handle.bring_back(deepest)
+            handle.restore_data(deepest)
         for handle in missing.values():
             handle.make_room()
         with (
@@ -220,4 +220,4 @@ class Recompute:
             Forward(run, self.run.inputs_of(run, inputs), {**self.boundaries, **missing}).run()
         for handle in passing:
             if handle.recompute is not None and handle.recompute.depth > deepest:
-                handle.let_go()
+                handle.drop_data()

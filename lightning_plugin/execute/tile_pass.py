@@ -35,7 +35,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from lightning_plugin.boxes import Box, Grid, on_axis, telling
+from lightning_plugin.boxes import Box, Grid, on_axis, representative_indices
 from lightning_plugin.execute.gradients import Recalled
 from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.graph import Value
@@ -337,7 +337,7 @@ def outline(program: Program, grid: Grid) -> list[tuple[Mapping[Value, Box], Own
     axis depends on nothing but the tile's index there."""
     ends = program.ends(grid)
     axes = len(grid.counts)
-    indices = {on_axis(i, axis, axes) for axis, count in enumerate(grid.counts) for i in telling(count)}
+    indices = {on_axis(i, axis, axes) for axis, count in enumerate(grid.counts) for i in representative_indices(count)}
     tiles = [grid.owned(ends, index) for index in sorted(indices)]
     return [(program.boxes(owned), owned) for owned in tiles]
 

@@ -100,16 +100,16 @@ def kind_of(program: Program, owned: Sequence[Box], need: Mapping[Value, Box]) -
             found.append(None)
             continue
         assert isinstance(op, (TileOp, ReduceOp))
-        found += [lying(need.get(v), wanted) for v, wanted in zip(node.maps, op.need(out), strict=True)]
+        found += [relative_place(need.get(v), wanted) for v, wanted in zip(node.maps, op.need(out), strict=True)]
         if isinstance(op, TileOp):
             found.append(tuple([(hi - lo, op.mark(a, lo, hi)) for a, (lo, hi) in enumerate(out.intervals())]))
     for t, box in zip(program.targets, owned, strict=True):
         if t.stored is not None:
-            found.append(lying(need.get(t.stored), box))
+            found.append(relative_place(need.get(t.stored), box))
     return tuple(found)
 
 
-def lying(held: Box | None, wanted: Box) -> Hashable:
+def relative_place(held: Box | None, wanted: Box) -> Hashable:
     """The size of a box that is held, and the place in it of what is wanted."""
     if held is None:
         return None

@@ -147,18 +147,18 @@ class Boundary(StoredMap):
             self.data = self.home.room(self.layout, kind, self.device, made=self.made)
 
     @property
-    def gone(self) -> bool:
+    def is_dropped(self) -> bool:
         return self.data is None
 
-    def let_go(self) -> None:
-        """Forward needs the map no longer; if it can be made again, its data goes."""
+    def drop_data(self) -> None:
+        """Free the data, which forward needs no longer, if it can be recomputed."""
         if self.recompute is not None:
             self.data = None
 
-    def bring_back(self, deepest: int = DEEPEST) -> None:
-        """Backward needs the map, or something on the way to which nothing dropped deeper than ``deepest`` is to stay;
-        on the way to this one, nothing dropped deeper than itself is either."""
-        if self.gone and self.recompute is not None:
+    def restore_data(self, deepest: int = DEEPEST) -> None:
+        """Recompute the data if it was dropped. On the way, no map stays that was dropped deeper than ``deepest``, or
+        deeper than this one."""
+        if self.is_dropped and self.recompute is not None:
             self.recompute(min(deepest, self.recompute.depth))
 
     def write(self, boxes: Sequence[Box], tile: Tensor, ahead: bool = False) -> None:

@@ -16,9 +16,9 @@ from lightning_plugin.boxes import (
     inside,
     pieces_of,
     reference_of,
+    representative_indices,
     scaled_cuts,
     share,
-    telling,
 )
 
 sizes = st.integers(1, 60)
@@ -169,7 +169,7 @@ def test_what_a_tile_owns_of_maps_of_fewer_axes() -> None:
     "count,expected", [(1, [0]), (2, [0, 1]), (3, [0, 1, 2]), (7, [0, 1, 2, 3, 5, 6]), (10, [0, 1, 4, 5, 8, 9])]
 )
 def test_tiles_that_may_differ(count: int, expected: list[int]) -> None:
-    assert telling(count) == expected
+    assert representative_indices(count) == expected
 
 
 def test_tiles_of_given_sides() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import lightning_plugin.fakes
-from lightning_plugin.fakes import Remembering
+from lightning_plugin.fakes import CachingFakeMode
 from lightning_plugin.private import FakeTensor, FakeTensorMode, storage_key, tree_leaves
 
 Case = Callable[[Tensor, Tensor], Any]
@@ -59,16 +59,18 @@ def run(mode: FakeTensorMode, case: Case) -> list[Any]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_it_says_what_pytorch_says_at_first_and_again(name: str) -> None:
-    mode = Remembering(allow_non_fake_inputs=True)
+    mode = CachingFakeMode(allow_non_fake_inputs=True)
     expected = run(FakeTensorMode(allow_non_fake_inputs=True), CASES[name])
     assert run(mode, CASES[name]) == expected
     assert run(mode, CASES[name]) == expected
 
 
 def test_what_was_worked_out_once_is_not_worked_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    mode, worked = Remembering(allow_non_fake_inputs=True), []
-    made = Remembering.made
-    monkeypatch.setattr(Remembering, "made", lambda self, func, *rest: worked.append(func) or made(self, func, *rest))
+    mode, worked = CachingFakeMode(allow_non_fake_inputs=True), []
+    made = CachingFakeMode.made
+    monkeypatch.setattr(
+        CachingFakeMode, "made", lambda self, func, *rest: worked.append(func) or made(self, func, *rest)
+    )
     for name in ("pointwise", "convolution", "norm in training"):
         run(mode, CASES[name])
     assert worked
@@ -81,7 +83,7 @@ def test_what_was_worked_out_once_is_not_worked_out_again(monkeypatch: pytest.Mo
 def test_what_is_remembered_has_a_bound_and_shares_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps at thousands of sizes remember as much as there is room for, and a tensor that many read once."""
     monkeypatch.setattr(lightning_plugin.fakes, "MOST", 50)
-    mode = Remembering(allow_non_fake_inputs=True)
+    mode = CachingFakeMode(allow_non_fake_inputs=True)
     with mode:
         for size in range(1, 60):
             x = torch.empty(size, 3)
@@ -92,7 +94,7 @@ def test_what_is_remembered_has_a_bound_and_shares_its_parts(monkeypatch: pytest
 
 
 def test_errors_are_errors() -> None:
-    with Remembering(allow_non_fake_inputs=False):
+    with CachingFakeMode(allow_non_fake_inputs=False):
         x = torch.empty(2, 3)
         for wrong in (lambda: x.view(7), lambda: x + torch.empty(4), lambda: x.add_(torch.empty(5, 3))):
             with pytest.raises(RuntimeError):
@@ -100,7 +102,7 @@ def test_errors_are_errors() -> None:
 
 
 def test_tensors_of_two_devices_are_kept_apart() -> None:
-    with Remembering(allow_non_fake_inputs=True):
+    with CachingFakeMode(allow_non_fake_inputs=True):
         here, there = torch.empty(2, 3), torch.empty(2, 3, device="cuda")
         for _ in range(2):
             assert (here + 1).device.type == "cpu" and (there + 1).device.type == "cuda"
@@ -110,7 +112,7 @@ def test_tensors_of_two_devices_are_kept_apart() -> None:
 
 
 def test_what_is_known_of_a_tensor_is_not_forgotten() -> None:
-    with Remembering(allow_non_fake_inputs=True):
+    with CachingFakeMode(allow_non_fake_inputs=True):
         for number in (2.0, 3.0):
             assert isinstance(t := torch.tensor(number), FakeTensor)
             assert (t * 2).item() == 2 * number

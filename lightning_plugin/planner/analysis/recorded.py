@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.capture.lazy import LazyImage, LazyTensor
-from lightning_plugin.capture.run import abandon
+from lightning_plugin.capture.run import discard_effects
 from lightning_plugin.errors import PixelsError, PlanError
 from lightning_plugin.graph import Rewriting
 from lightning_plugin.options import Chains
@@ -63,7 +63,7 @@ def recorded(
         try:
             out = module(lazy)
         finally:
-            abandon(lazy._session.root())
+            discard_effects(lazy._session.root())
     leaves = [t for t in tree_leaves(out) if isinstance(t, LazyTensor)]
     if not leaves:
         raise PlanError(f"{type(module).__name__} returned nothing that depends on the image")

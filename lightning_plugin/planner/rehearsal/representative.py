@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from lightning_plugin.boxes import Box, Grid, on_axis, telling
+from lightning_plugin.boxes import Box, Grid, on_axis, representative_indices
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import TileOp
 from lightning_plugin.planner.analysis.network import Network
@@ -128,7 +128,7 @@ class DistinctTiles:
     def picks(self) -> list[list[int]]:
         found = []
         for axis, count in enumerate(self.grid.counts):
-            seen = {*telling(count), *at_seams(self.program, self.ends, axis)}
+            seen = {*representative_indices(count), *at_seams(self.program, self.ends, axis)}
             found.append(sorted({*seen, *self.reaching(axis)}))
         return found
 
