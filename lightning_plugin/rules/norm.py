@@ -310,13 +310,19 @@ def instance_norm(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequen
         return local(rec, func, args, kwargs, outs[0], x.space, name="instance_norm", autocast=rec.autocast)
     if not x.is_map or not batched_channels(x):
         return NotImplemented
-    if not a["use_input_stats"]:
-        vectors = [a[k] for k in ("running_mean", "running_var", "weight", "bias")]
+    by_running = not a["use_input_stats"]
+    vectors = [a[k] for k in (*(("running_mean", "running_var") if by_running else ()), "weight", "bias")]
+    if by_running:
         rec.settled(v for v in vectors if v is not None)
-        # Copies, as PyTorch makes of them: the user may write over the vectors before backward.
-        copies = [v and rec.vector(Tensor.clone, [v], {}, [rec.fake(v.shape, v.dtype, x.device)])[0] for v in vectors]
+    # Copies, as PyTorch makes of them: the user may write over the vectors before backward.
+    fakes = [v and [rec.fake(v.shape, v.dtype, x.device)] for v in vectors]
+    copies = [
+        v and rec.vector(Tensor.clone, [v], {}, fake, name="copy")[0] for v, fake in zip(vectors, fakes, strict=True)
+    ]
+    if by_running:
         return with_given(rec, [x, *copies, a["eps"]], outs[0], "instance_norm")
-    y, mean, var, size = grouped(rec, x, x.shape[1], a["weight"], a["bias"], a["eps"], outs[0])
+    weight, bias = copies
+    y, mean, var, size = grouped(rec, x, x.shape[1], weight, bias, a["eps"], outs[0])
     running(rec, a, mean, var, size, a["momentum"])
     return y
 
