@@ -172,8 +172,8 @@ def add_each(totals: list[Tensor], others: list[Tensor], times: int) -> None:
 
 def checkpointed() -> weakref.ref[Any] | None:
     """The block that `torch.utils.checkpoint` without reentry is running, which it runs again in backward."""
-    pack = _innermost_pack_hook("_checkpoint_hook.")
-    if pack is None:
+    pack = _pack_hook()
+    if pack is None or not pack.__qualname__.startswith("_checkpoint_hook."):
         return None
     block = weakref.ref(pack)
     hash(block)  # so that it can be a key when the block is gone
@@ -182,13 +182,14 @@ def checkpointed() -> weakref.ref[Any] | None:
 
 def recomputing() -> bool:
     """True while `torch.utils.checkpoint` without reentry runs a block again."""
-    return _innermost_pack_hook("_recomputation_hook.") is not None
+    pack = _pack_hook()
+    return pack is not None and pack.__qualname__.startswith("_recomputation_hook.")
 
 
-def _innermost_pack_hook(owner: str) -> Any:
-    """The hook that packs what is saved now, if it belongs to a context manager of this name."""
+def _pack_hook() -> Any:
+    """The innermost hook that packs what is saved for backward now, if there is one."""
     hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)
-    return hooks[0] if hooks is not None and hooks[0].__qualname__.startswith(owner) else None
+    return None if hooks is None else hooks[0]
 
 
 def profiles() -> bool:
@@ -336,8 +337,7 @@ def unchanged(t: Tensor) -> Tensor:
 
 def saved_by_hooks() -> bool:
     """True if hooks of the user decide what is saved for backward, as in `torch.utils.checkpoint`."""
-    hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)
-    return hooks is not None and hooks[0] is not unchanged
+    return _pack_hook() not in (None, unchanged)
 
 
 def will_run(node: Any) -> bool:

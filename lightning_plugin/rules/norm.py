@@ -302,6 +302,11 @@ def group_norm(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[
     return grouped(rec, x, a["num_groups"], a["weight"], a["bias"], a["eps"], outs[0])[0]
 
 
+def copied(rec: Recorder, v: Value) -> Value:
+    """A copy of a vector, as PyTorch makes some: the user may write over the vector before backward."""
+    return rec.vector(Tensor.clone, [v], {}, [rec.fake(v.shape, v.dtype, v.device)], name="copy")[0]
+
+
 @API.rule(F.instance_norm, torch.instance_norm, kind="reduce + broadcast")
 def instance_norm(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     a = arguments(func, args, kwargs)
@@ -314,11 +319,7 @@ def instance_norm(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequen
     vectors = [a[k] for k in (*(("running_mean", "running_var") if by_running else ()), "weight", "bias")]
     if by_running:
         rec.settled(v for v in vectors if v is not None)
-    # Copies, as PyTorch makes of them: the user may write over the vectors before backward.
-    fakes = [v and [rec.fake(v.shape, v.dtype, x.device)] for v in vectors]
-    copies = [
-        v and rec.vector(Tensor.clone, [v], {}, fake, name="copy")[0] for v, fake in zip(vectors, fakes, strict=True)
-    ]
+    copies = [None if v is None else copied(rec, v) for v in vectors]
     if by_running:
         return with_given(rec, [x, *copies, a["eps"]], outs[0], "instance_norm")
     weight, bias = copies
