@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from lightning_plugin.boxes import Box, Grid
-from lightning_plugin.capture.answers import answer_calls
+from lightning_plugin.capture.dispatch import install_dispatch
 from lightning_plugin.capture.lazy import LazyImage, materialize
 from lightning_plugin.check import check
 from lightning_plugin.errors import BarrierError, BudgetError, EngineError, PixelsError, PlanError, RecordingError
@@ -56,4 +56,4 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-answer_calls()
+install_dispatch()

@@ -135,11 +135,11 @@ class Clip:
     @staticmethod
     def at(lo: int, hi: int, size: int) -> Clip:
         """Clip ``[lo, hi)`` to ``[0, size)``."""
-        first, last = inside(lo, hi, size)
+        first, last = clip_interval(lo, hi, size)
         return Clip(first, last, first - lo, hi - last)
 
 
-def inside(lo: int, hi: int, size: int) -> tuple[int, int]:
+def clip_interval(lo: int, hi: int, size: int) -> tuple[int, int]:
     """The part of ``[lo, hi)`` in ``[0, size)``; of an interval that lies outside one position.
 
     Reading one position keeps every tile non-empty, so that operators that refuse empty tensors need no special case;

@@ -1,8 +1,8 @@
 """Tensors without data, for one thread at a time.
 
-[Note: threads] A fake tensor belongs to a mode, and a mode remembers the operator it is in. So each thread has modes of
-its own, and a recording stays with those of the thread that began it (`Session.mode`): two threads may record at the
-same time, each its own network, and values of two threads' recordings may not meet in one call.
+[Note: threads] A fake tensor belongs to a mode, and a mode has state while it runs an operator. So each thread has
+modes of its own, and a recording keeps that of the thread that began it (`Session.fake_mode`). Two threads may record
+at the same time, each its own network. Values of two threads' recordings cannot be used in one call.
 
 [Note: remembered] A rehearsal runs the same operators on tensors of the same shapes again and again, and only their
 memory counts. PyTorch's own mode of fake tensors is made for more than that: with it rehearsals take 2.5 to 4 times as

@@ -10,8 +10,8 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from lightning_plugin.capture.lazy import LazyImage, LazyTensor, lazies, materialize_all, recording_eagerly
-from lightning_plugin.capture.session import Call
+from lightning_plugin.capture.lazy import LazyImage, LazyTensor, lazy_tensors, materialize_all, without_compiled_modules
+from lightning_plugin.capture.session import ModuleCall
 from lightning_plugin.engine import Engine
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.finite import NonFinite
@@ -70,13 +70,13 @@ class TiledModule(nn.Module):
 
     @WithForwardSignature
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        is_eager = not lazies((args, kwargs))
+        is_eager = not lazy_tensors((args, kwargs))
         args, kwargs = tree_map(self._make_lazy, (args, kwargs))
-        call = Call(self.engine)
-        for lazy in lazies((args, kwargs)):
-            lazy._session.root().enter(call)
+        call = ModuleCall(self.engine)
+        for lazy in lazy_tensors((args, kwargs)):
+            lazy._session.root().begin_call(call)
         try:
-            with recording_eagerly():
+            with without_compiled_modules():
                 out = self.module(*args, **kwargs)
         finally:
             call.end = next_serial()

@@ -1,19 +1,18 @@
-"""Operators that a call runs on fake tensors, one level below autograd; what they write, and what a write means for
-tensors that share memory.
+"""Log of the operators that a call runs on fake tensors, one level below autograd; views, and writes to shared memory.
 
-[Note: views] A recorded tensor is a view of another where an operator of `VIEWS` made it from that one. The user may
-write to either. No map has memory that two tensors could share, so a write is made good in values: the tensor that was
-written to gets the new value, each tensor that it is a view of gets the value with the new part put in, up to the one
-that is nobody's view, and all others that share the memory are *stale*: when one of them is used, its view is taken
-anew. What is written to a detached tensor changes the values of the other and not its gradient. Where an operator of
-unknown kind lies between, a stale tensor cannot be made good, and its use is an error.
+[Note: views] A recorded tensor is a view of its *parent* if an operator of `VIEW_UPDATES` made it. The user may write
+to either. Recorded maps have no memory to share, so a write makes new values: the written tensor is bound to its new
+value, and each parent, up to the base, to its own value with the new part put in. All other tensors that share the
+memory become *stale*: the next use of one takes its view again. A write to a detached tensor changes the values of the
+base and not its gradient. If an operator outside of `VIEW_UPDATES` lies between, a stale tensor cannot be computed, and
+its use is an error.
 
-PyTorch's functionalisation (functional wrappers around the fakes, watched beneath) was tried in place of this. It
-turns the 24 programs of the tests into 188 operators where this makes 176, none of them in place, and would remove
-about 115 lines here and in `record`. Three programs then have wrong gradients, because it works below autograd and
-knows neither ``detach`` nor ``no_grad``; a call that is recorded whole (a barrier, a rule of `API`) has to be put into
-its wrappers by hand; writes into an image of the user's need the views as they are kept here; in-place kernels are
-gone. Each call takes 22 µs longer to record, of 190, and five private functions of PyTorch are needed.
+PyTorch's functionalisation (functional wrappers around the fakes) was tried instead. It turns the 24 programs of the
+tests into 188 operators, compared to 176 here, none of them in place, and would remove about 115 lines here and in
+`record`. Three programs then have wrong gradients, because it works below autograd and knows neither ``detach`` nor
+``no_grad``. A call that is recorded whole (a barrier, a rule of `API`) has to be put into its wrappers by hand. Writes
+into an image of the user's need the views that are kept here. In-place kernels are lost. Each call takes 22 µs longer
+to record, of 190, and five private functions of PyTorch are needed.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_plugin.capture.session import Session, Stale, bind, bound
+from lightning_plugin.capture.session import Session, Stale, bind, binding_of
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Value
 from lightning_plugin.private import TorchDispatchMode, operator_name, schema, storage_key, tree_leaves
@@ -38,22 +37,22 @@ aten = torch.ops.aten
 # Operators
 
 
-def copied(x: Tensor, new: Tensor, non_blocking: bool = False) -> Tensor:
-    """Result of ``x.copy_(new)``."""
+def copy_out_of_place(x: Tensor, new: Tensor, non_blocking: bool = False) -> Tensor:
+    """Return the result of ``x.copy_(new)``."""
     return new.to(x.device, x.dtype).expand_as(x).clone()
 
 
-#: Operators to be run on vectors in place of others: real vectors need not have the strides of their fakes, and a view
-#: is particular about strides; the out-of-place copy has no derivative.
-ON_VECTORS: dict[Any, Callable[..., Any]] = {
+#: Replacements of operators on vectors: a view depends on strides, which a vector's fake need not share, and the
+#: out-of-place copy has no derivative.
+VECTOR_OPERATORS: dict[Any, Callable[..., Any]] = {
     aten.view.default: aten.reshape.default,
     aten._unsafe_view.default: aten.reshape.default,
-    aten.copy.default: copied,
+    aten.copy.default: copy_out_of_place,
 }
 
-#: In-place operators that overwrite a map with something of the same shape and type, whose backward needs the result
-#: or nothing. They save memory where the user's code uses them, so they are run as the user wrote them.
-IN_PLACE = {
+#: In-place operators that run in place on tiles too, to save memory: the result has the shape and type of the input,
+#: and backward needs the result or nothing.
+REPLAYED_IN_PLACE = {
     getattr(aten, name).default
     for name in (
         "relu_ leaky_relu_ elu_ celu_ hardtanh_ hardswish_ hardsigmoid_ silu_ mish_ sigmoid_ tanh_ threshold_ relu6_"
@@ -62,8 +61,8 @@ IN_PLACE = {
 } | {aten.add_.Tensor, aten.mul_.Tensor, aten.sub_.Tensor, aten.div_.Tensor}
 
 
-def functional(func: Any) -> Any:
-    """The operator that computes what an in-place operator writes."""
+def out_of_place(func: Any) -> Any:
+    """Return the out-of-place form of an in-place operator; None if there is none."""
     packet = getattr(aten, operator_name(func).removesuffix("_"), None)
     if schema(func).name == "aten::copy_":
         return aten.copy.default
@@ -73,7 +72,7 @@ def functional(func: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class OperatorCall:
-    """One operator that ran on fake tensors."""
+    """Operator that ran on fake tensors."""
 
     func: Any
     args: tuple[Any, ...]
@@ -86,7 +85,7 @@ class OperatorCall:
 
 
 class OperatorLog(TorchDispatchMode):
-    """Mode that lists the operators which a function runs on fake tensors."""
+    """Dispatch mode that lists the operators that a function runs on fake tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,20 +98,21 @@ class OperatorLog(TorchDispatchMode):
         return out
 
 
-def watch(session: Session, func: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, OperatorLog]:
-    """The result of a call, and what it ran."""
-    with session.faking(), torch.no_grad(), OperatorLog() as seen:
+def log_operators(session: Session, func: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, OperatorLog]:
+    """Run a function on fake tensors; return its result and the log of its operators."""
+    with session.fake_tensors(), torch.no_grad(), OperatorLog() as log:
         out = func(*args, **kwargs)
-    return out, seen
+    return out, log
 
 
-def mutated(seen: OperatorLog, fakes: Sequence[Tensor]) -> list[Tensor]:
-    """The argument tensors that the call wrote to, itself or through views."""
-    wrote = [t for c in seen.calls for t in written_by(c.func, c.args, c.kwargs)]
-    return list({id(f): f for f in fakes if any(same_memory(f, t) for t in wrote)}.values())
+def written_tensors(log: OperatorLog, fakes: Sequence[Tensor]) -> list[Tensor]:
+    """Return those of some tensors that a call wrote to, also through views."""
+    wrote = [t for c in log.calls for t in written_arguments(c.func, c.args, c.kwargs)]
+    return list({id(f): f for f in fakes if any(shares_storage(f, t) for t in wrote)}.values())
 
 
-def written_by(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[Tensor]:
+def written_arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[Tensor]:
+    """Yield the arguments that an operator writes to, by its schema."""
     found = schema(func)
     if found is None or not found.is_mutable:
         return
@@ -128,7 +128,7 @@ def written_by(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterat
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """Place of a tensor in its ``parent``: the operator, and its arguments after the parent."""
+    """View of a ``parent``, by an operator with its arguments after the parent."""
 
     parent: Tensor
     func: Any
@@ -136,29 +136,29 @@ class View:
     kwargs: dict[str, Any] = field(default_factory=dict)
 
     def take(self, parent: Tensor) -> Tensor:
-        """The view of a parent."""
+        """Return the view of a parent."""
         return self.func(parent, *self.args, **self.kwargs)  # type: ignore[no-any-return]
 
     def put(self, parent: Tensor, part: Tensor) -> Tensor:
-        """The parent with a new part in the view's place."""
-        return VIEWS[self.func](parent, part, *self.args, **self.kwargs)  # type: ignore[no-any-return]
+        """Return the parent with a new part in the view's place."""
+        return VIEW_UPDATES[self.func](parent, part, *self.args, **self.kwargs)  # type: ignore[no-any-return]
 
 
-def _reshaped(parent: Tensor, part: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def _reshape_like(parent: Tensor, part: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return part.reshape(parent.shape)
 
 
-def _permuted(parent: Tensor, part: Tensor, dims: Sequence[int]) -> Tensor:
+def _permute_back(parent: Tensor, part: Tensor, dims: Sequence[int]) -> Tensor:
     order = [d % parent.dim() for d in dims]
     return part.permute([order.index(d) for d in range(len(order))])
 
 
-#: For each operator that makes views, how a new part is put into the parent.
-VIEWS: dict[Any, Callable[..., Tensor]] = {
+#: For each operator that makes views, the function that puts a new part into the parent.
+VIEW_UPDATES: dict[Any, Callable[..., Tensor]] = {
     aten.slice.Tensor: torch.slice_scatter,
     aten.select.int: torch.select_scatter,
     aten.diagonal.default: torch.diagonal_scatter,
-    aten.permute.default: _permuted,
+    aten.permute.default: _permute_back,
     aten.transpose.int: lambda parent, part, a, b: part.transpose(a, b),
     aten.t.default: lambda parent, part: part.t(),
     aten.alias.default: lambda parent, part: part,
@@ -167,14 +167,14 @@ VIEWS: dict[Any, Callable[..., Tensor]] = {
             aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default, aten.unsqueeze.default,
             aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims,
         ),
-        _reshaped,
+        _reshape_like,
     ),
 }  # fmt: skip
 
 
-def note_views(func: Any, args: Sequence[Any], kwargs: dict[str, Any], outs: Sequence[Tensor]) -> None:
-    """Remember how results lie in the first argument, if they share its memory."""
-    if not outs or not args or not isinstance(args[0], Tensor) or not same_memory(outs[0], args[0]):
+def register_views(func: Any, args: Sequence[Any], kwargs: dict[str, Any], outs: Sequence[Tensor]) -> None:
+    """Attach a `View` to each result that shares the memory of the first argument."""
+    if not outs or not args or not isinstance(args[0], Tensor) or not shares_storage(outs[0], args[0]):
         return
     for out, view in zip(outs, views_of(func, args, kwargs, outs), strict=False):
         if out is not args[0]:
@@ -182,8 +182,9 @@ def note_views(func: Any, args: Sequence[Any], kwargs: dict[str, Any], outs: Seq
 
 
 def views_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], outs: Sequence[Tensor]) -> Iterator[View]:
+    """Yield the view of each result; a split is as many slices, an unbind as many selections."""
     parent, *rest = args
-    if func in VIEWS or func is aten.detach.default:
+    if func in VIEW_UPDATES or func is aten.detach.default:
         yield View(parent, func, tuple(rest), kwargs)
     elif func in (aten.split.Tensor, aten.split_with_sizes.default):
         dim = kwargs.get("dim", rest[1] if len(rest) > 1 else 0)
@@ -201,43 +202,44 @@ def view_of(fake: Tensor) -> View | None:
     return getattr(fake, "sft_view", None)
 
 
-def same_memory(a: Tensor, b: Tensor) -> bool:
+def shares_storage(a: Tensor, b: Tensor) -> bool:
     return storage_key(a) == storage_key(b)
 
 
-def remember_storage(session: Session, fake: Tensor) -> None:
-    known = session.storages.setdefault(storage_key(fake), [])
+def register_storage(session: Session, fake: Tensor) -> None:
+    """Add a fake tensor to those of its storage."""
+    known = session.fakes_by_storage.setdefault(storage_key(fake), [])
     if not any(f is fake for f in known):
         known.append(fake)
 
 
 def rebind(session: Session, fake: Tensor, value: Value, writer: str, recorder: Recorder) -> None:
-    """Bind a tensor that was written to to its new value, as [Note: views] says."""
-    for other in session.storages.get(storage_key(fake), ()):
-        if other is not fake and not is_above(other, fake):
+    """Bind a written tensor and its parents to their new values; see [Note: views]."""
+    for other in session.fakes_by_storage.get(storage_key(fake), ()):
+        if other is not fake and not is_viewed_by(other, fake):
             bind(other, Stale(writer))
     bind(fake, value)
     part = fake
     while (view := view_of(part)) is not None:
-        former, new = bound(view.parent), bound(part)
+        former, new = binding_of(view.parent), binding_of(part)
         if not isinstance(former, Value) or not isinstance(new, Value):
             break
         if view.func is not aten.detach.default:
-            if view.func not in VIEWS:
+            if view.func not in VIEW_UPDATES:
                 break
-            new = bound(recorder.apply(view.put, view.parent, part))
+            new = binding_of(recorder.apply(view.put, view.parent, part))
             assert isinstance(new, Value)
         if former.requires_grad and (not recorder.grad or view.func is aten.detach.default):
             new = hidden(recorder, former, new, view.parent)
         bind(view.parent, new)
         part = view.parent
-    while (view := view_of(part)) is not None:  # beyond what could be followed
+    while (view := view_of(part)) is not None:  # parents whose new values are unknown
         part = view.parent
         bind(part, Stale(writer))
 
 
-def is_above(other: Tensor, fake: Tensor) -> bool:
-    """True of a view of another tensor, or of a view of it."""
+def is_viewed_by(other: Tensor, fake: Tensor) -> bool:
+    """True if ``fake`` is a view of ``other``, also through further views."""
     view = view_of(fake)
     while view is not None:
         if view.parent is other:
@@ -246,28 +248,28 @@ def is_above(other: Tensor, fake: Tensor) -> bool:
     return False
 
 
-def current(fake: Tensor, recorder: Recorder) -> Value:
-    """The value of a tensor as it is after all writes."""
-    state = bound(fake)
+def current_value(fake: Tensor, recorder: Recorder) -> Value:
+    """Return the value of a tensor after all writes; the view of a stale tensor is taken again."""
+    state = binding_of(fake)
     if isinstance(state, Value):
         return state
     view = view_of(fake)
     if state is None or view is None:
-        raise unknown() if state is None else stale(state, recorder.label)
-    current(view.parent, recorder)
-    value = bound(recorder.apply(view.take, view.parent))
+        raise unrecorded_error() if state is None else stale_error(state, recorder.label)
+    current_value(view.parent, recorder)
+    value = binding_of(recorder.apply(view.take, view.parent))
     assert isinstance(value, Value)
     bind(fake, value)
     return value
 
 
-def unknown() -> RecordingError:
+def unrecorded_error() -> RecordingError:
     return RecordingError("a lazy tensor that belongs to no recording was used; make it with LazyImage(source)")
 
 
-def stale(state: Stale, user: str) -> RecordingError:
+def stale_error(state: Stale, user: str) -> RecordingError:
     return RecordingError(
-        f"{user} uses a tensor that shares memory with one that {state.writer} has written to in place, in a way that "
-        "cannot be followed. Tiles are computed apart from each other, so such a write is not seen through another "
-        f"tensor. Use the out-of-place form of {state.writer}, or clone() the tensor before it."
+        f"{user} uses a tensor that shares memory with one that {state.writer} has written to in place, through a view "
+        "of unknown kind. Tiles are computed one by one, so such a write does not reach the other tensor. Use the "
+        f"out-of-place form of {state.writer}, or clone() the tensor before it."
     )

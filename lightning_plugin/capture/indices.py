@@ -1,8 +1,8 @@
-"""Indices of ``x[index]`` spelled out, as PyTorch takes them apart before it picks or writes.
+"""Normal form of the index in ``x[index]``.
 
-PyTorch makes a tensor of each list and array in an index, and a number of each tensor that holds one. For that it asks
-them for their data, which tensors that are being recorded do not have. So the same is done here, at the call, which is
-when PyTorch does it: what is written to them later changes nothing there either, and nothing has to be remembered.
+PyTorch converts lists and arrays in an index to tensors, and tensors without dimensions to numbers. For that it reads
+their data, which recorded tensors do not have. The same conversion is made here, at the call, as in PyTorch: later
+writes to a list or an array have no effect there either.
 """
 
 from __future__ import annotations
@@ -18,99 +18,103 @@ from torch import Tensor
 
 from lightning_plugin.private import FakeTensor
 
-#: The types of masks.
-MASKS = (torch.bool, torch.uint8)
+#: Types of masks.
+MASK_DTYPES = (torch.bool, torch.uint8)
 
-#: The types of tensors that pick.
-PICKS = (*MASKS, torch.int32, torch.int64)
+#: Types of tensors that may be indices.
+INDEX_DTYPES = (*MASK_DTYPES, torch.int32, torch.int64)
 
-#: Types that PyTorch makes a tensor of.
-LISTS = (Sequence, np.ndarray)
+#: Types that PyTorch converts to tensors.
+SEQUENCES = (Sequence, np.ndarray)
 
-#: A list of so many parts is one of numbers to PyTorch, whatever it holds.
-LONG = 32
+#: Length from which PyTorch takes a list for one of numbers, without looking for slices in it.
+MAX_MIXED_LIST = 32
 
 
-def spelled_out(index: Any, x: Tensor) -> Any:
-    """An index that means the same for ``x`` and has neither lists and arrays nor tensors of one number, unless that
-    is not known. Its own ellipsis, too, is spelled out, unless there was nothing to do."""
+def expand_index(index: Any, x: Tensor) -> Any:
+    """Replace lists, arrays, tensors without dimensions and the ellipsis in an index of ``x``.
+
+    Tensors without data stay. An index without lists, arrays and tensors is returned as it is.
+    """
     parts = parts_of(index)
-    counted = sum(map(counts, parts))
-    if not any(map(to_spell, parts)) or counted > x.dim():  # PyTorch says that these are too many
+    counted = sum(map(count_dims, parts))
+    if not any(map(needs_expansion, parts)) or counted > x.dim():  # too many: PyTorch raises the error
         return index
     found: list[Any] = []
     for part in parts:
-        found += [slice(None)] * (x.dim() - counted) if part is Ellipsis else [spelled(part, x.device)]
+        found += [slice(None)] * (x.dim() - counted) if part is Ellipsis else [expand_part(part, x.device)]
     while isinstance(found[-1], slice) and found[-1] == slice(None):
-        found.pop()  # PyTorch passes over it, also where there is no dimension any more
+        found.pop()  # PyTorch skips it, even if no dimension is left
     return tuple(found)
 
 
 def parts_of(index: Any) -> tuple[Any, ...]:
-    """The parts of an index. PyTorch takes a list for a tuple if it holds more than numbers."""
+    """Return the parts of an index; PyTorch takes a list for a tuple if it holds more than numbers."""
     if isinstance(index, tuple):
         return index
-    more = (Tensor, *LISTS, slice, EllipsisType, NoneType)
-    if isinstance(index, Sequence) and len(index) < LONG and any(isinstance(part, more) for part in index):
+    more = (Tensor, *SEQUENCES, slice, EllipsisType, NoneType)
+    if isinstance(index, Sequence) and len(index) < MAX_MIXED_LIST and any(isinstance(part, more) for part in index):
         return tuple(index)
     return (index,)
 
 
-def counts(part: Any) -> int:
-    """Number of dimensions that PyTorch counts a part for, to find those that an ellipsis stands for: a list is one,
-    also where it is a mask of several."""
+def count_dims(part: Any) -> int:
+    """Count the dimensions of ``x`` that PyTorch assigns to a part, to find those of the ellipsis: one for a list, even
+    for a nested list of truths."""
     if part is None or part is Ellipsis or isinstance(part, bool):
         return 0
-    return part.dim() if isinstance(part, Tensor) and part.dtype in MASKS else 1
+    return part.dim() if isinstance(part, Tensor) and part.dtype in MASK_DTYPES else 1
 
 
-def to_spell(part: Any) -> bool:
-    return isinstance(part, (Tensor, *LISTS)) or any(isinstance(end, Tensor) for end in ends(part))
+def needs_expansion(part: Any) -> bool:
+    return isinstance(part, (Tensor, *SEQUENCES)) or any(isinstance(end, Tensor) for end in slice_bounds(part))
 
 
-def ends(part: Any) -> tuple[Any, ...]:
-    """The numbers of a slice."""
+def slice_bounds(part: Any) -> tuple[Any, ...]:
+    """Return start, stop and step of a slice."""
     return (part.start, part.stop, part.step) if isinstance(part, slice) else ()
 
 
-def spelled(part: Any, device: torch.device) -> Any:
-    """A part of an index as PyTorch understands it."""
+def expand_part(part: Any, device: torch.device) -> Any:
+    """Convert a part of an index as PyTorch does."""
     if isinstance(part, slice):
-        return slice(*(operator.index(end) if isinstance(end, Tensor) else end for end in ends(part)))
-    if isinstance(part, LISTS):
+        return slice(*(operator.index(end) if isinstance(end, Tensor) else end for end in slice_bounds(part)))
+    if isinstance(part, SEQUENCES):
         part = tensor_of(part, device)
     return number_of(part) if isinstance(part, Tensor) and part.dim() == 0 and has_data(part) else part
 
 
 def tensor_of(numbers: Any, device: torch.device) -> Tensor:
-    """Convert a list in an index as PyTorch does: to a mask of truths, whole numbers of all else."""
+    """Convert a list as PyTorch does: of booleans to a mask, of anything else to int64."""
     found = torch.tensor(numbers, device=device)
-    return found if found.dtype in (*MASKS, torch.int64) else torch.tensor(numbers, dtype=torch.int64, device=device)
+    return (
+        found if found.dtype in (*MASK_DTYPES, torch.int64) else torch.tensor(numbers, dtype=torch.int64, device=device)
+    )
 
 
 def number_of(tensor: Tensor) -> Any:
-    """A tensor without dimensions as a number, or a truth, if it may be an index."""
-    if tensor.dtype in MASKS:
+    """Convert a tensor without dimensions to a bool or an int; one that may be no index stays."""
+    if tensor.dtype in MASK_DTYPES:
         return bool(tensor)
     return tensor if tensor.is_floating_point() or tensor.is_complex() else int(tensor)
 
 
 def has_data(tensor: Tensor) -> bool:
-    """True of a tensor whose numbers are known, or can be computed."""
+    """True of a tensor whose data is there, or can be computed."""
     return not isinstance(tensor, FakeTensor) and not tensor.is_meta
 
 
-def without_masks(index: Any, x: Tensor) -> Any:
-    """An index of ``x[index]`` that means the same, is spelled out and has no mask of a real tensor.
+def index_to_read(index: Any, x: Tensor) -> Any:
+    """Expand the index of ``x[index]``, and replace masks with data by their positions.
 
     Raises:
-        IndexError: A mask has not the shape of the dimensions that it lies on, or tensors cannot pick together.
+        IndexError: A mask has another shape than its dimensions, or tensors cannot be broadcast together.
     """
-    return numbered(spelled_out(index, x), x)
+    return masks_to_indices(expand_index(index, x), x)
 
 
-def numbered(index: Any, x: Tensor) -> Any:
-    """An index that is spelled out, without masks of real tensors; errors are those of `without_masks`."""
+def masks_to_indices(index: Any, x: Tensor) -> Any:
+    """Replace masks with data in an expanded index by their positions; errors are those of `index_to_read`."""
     parts = index if isinstance(index, tuple) else (index,)
     if not any(isinstance(part, Tensor) for part in parts):
         return index
@@ -118,28 +122,28 @@ def numbered(index: Any, x: Tensor) -> Any:
     begin = 0
     for part in parts:
         if is_mask(part):
-            check(part, x.shape, begin)
+            check_mask(part, x.shape, begin)
             found += part.bool().nonzero(as_tuple=True)
         else:
             found.append(part)
-        begin += counts(part)
-    check_together(found)
+        begin += count_dims(part)
+    check_broadcast(found)
     return tuple(found)
 
 
-def fitting(index: Any, x: Tensor) -> Any:
-    """An index of ``x[index] = value`` that is spelled out, masks and all.
+def index_to_write(index: Any, x: Tensor) -> Any:
+    """Expand the index of ``x[index] = value``, and keep its masks.
 
     Raises:
-        IndexError: As for `without_masks`, also where nothing would be written.
+        IndexError: As for `index_to_read`, even if nothing would be written.
     """
-    index = spelled_out(index, x)
-    numbered(index, x)
+    index = expand_index(index, x)
+    masks_to_indices(index, x)
     return index
 
 
-def check(mask: Tensor, shape: Sequence[int], begin: int) -> None:
-    """Refuse a mask that PyTorch refuses: its numbers alone would not show that it is of another shape."""
+def check_mask(mask: Tensor, shape: Sequence[int], begin: int) -> None:
+    """Refuse a mask of a wrong shape, as PyTorch does: its positions alone would not show the shape."""
     lies_on = tuple(shape[begin : begin + mask.dim()])
     if tuple(mask.shape) != lies_on:
         raise IndexError(
@@ -148,22 +152,22 @@ def check(mask: Tensor, shape: Sequence[int], begin: int) -> None:
         )
 
 
-def check_together(parts: Sequence[Any]) -> None:
-    """Refuse tensors that PyTorch refuses, with its kind of error: without data they make another."""
+def check_broadcast(parts: Sequence[Any]) -> None:
+    """Refuse index tensors that PyTorch refuses, with its error: fake tensors raise a different one."""
     tensors = [part for part in parts if isinstance(part, Tensor)]
-    if any(t.dtype not in PICKS for t in tensors):
+    if any(t.dtype not in INDEX_DTYPES for t in tensors):
         raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
-    if any(t.dtype in MASKS for t in tensors):
-        return  # it is not known how many positions it lets through
+    if any(t.dtype in MASK_DTYPES for t in tensors):
+        return  # a mask without data: the number of its positions is unknown
     shapes = [tuple(t.shape) for t in tensors] + [(int(part),) for part in parts if isinstance(part, bool)]
     try:
         torch.broadcast_shapes(*shapes)
     except RuntimeError:
         raise IndexError(
-            f"an index has tensors, or masks that let through as many positions, of shapes "
-            f"{', '.join(map(str, shapes))}: they pick together, and cannot be broadcast to one shape"
+            f"an index has tensors, or masks of as many positions, of shapes {', '.join(map(str, shapes))}, which "
+            "cannot be broadcast to one shape"
         ) from None
 
 
 def is_mask(part: Any) -> bool:
-    return type(part) is Tensor and part.dtype in MASKS and has_data(part)
+    return type(part) is Tensor and part.dtype in MASK_DTYPES and has_data(part)

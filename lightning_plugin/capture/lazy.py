@@ -1,9 +1,8 @@
 """Tensors without storage: `LazyTensor`, and `LazyImage`, the one a user makes.
 
-A lazy tensor answers what can be answered without data (shape, dtype, device, requires_grad), records every operator
-that is called on it, and is *executed* (`materialize`) when a value is needed: ``item``, ``bool``, printing,
-``backward``, a write into a real tensor. What it answers which call with is in `answers`. A vector that was executed is
-an ordinary tensor from then on.
+A lazy tensor has metadata (shape, dtype, device, requires_grad), records every operator that is called on it, and is
+*materialized* when data is needed: by ``item``, ``bool``, printing, ``backward``, or a write into an ordinary tensor.
+The handlers of calls are in `dispatch`. A materialized vector is an ordinary tensor from then on.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from lightning_plugin.capture.alias import current, remember_storage
+from lightning_plugin.capture.alias import current_value, register_storage
 from lightning_plugin.capture.record import Recorder
 from lightning_plugin.capture.run import run
-from lightning_plugin.capture.session import Session, bound
+from lightning_plugin.capture.session import Session, binding_of
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import Autocast
@@ -29,12 +28,12 @@ from lightning_plugin.source import TensorSource, TileSource, batch, likely_inst
 
 
 class LazyTensor(Tensor):
-    """A recorded result. Not made by users; see `LazyImage`."""
+    """Recorded result. Users make a `LazyImage`."""
 
     _fake: Tensor
     _session: Session
-    #: Answers a call. Answers take and make lazy tensors, so they stand above them, and `answers` sets this.
-    _answer: ClassVar[Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]]
+    #: Handler of calls, set by `dispatch.install_dispatch`: handlers make lazy tensors, so they import this file.
+    _dispatch: ClassVar[Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]]
 
     @staticmethod
     def _wrap(cls: type, fake: Tensor, session: Session, requires_grad: bool) -> Any:
@@ -42,24 +41,24 @@ class LazyTensor(Tensor):
         self = without_storage(cls, fake, grad)
         self._fake = fake
         self._session = session
-        session.tensors.append(weakref.ref(self))
+        session.lazy_tensors.append(weakref.ref(self))
         return self
 
     @property
     def _value(self) -> Value:
-        """Its value as it is now, after all that was written to it through other tensors."""
-        return self._read_by(None)
+        """The current value, with all writes through other tensors that share the memory."""
+        return self._value_for(None)
 
-    def _read_by(self, func: Callable[..., Any] | None) -> Value:
-        """Its value, for a function that reads it, if one does."""
-        state = bound(self._fake)
+    def _value_for(self, func: Callable[..., Any] | None) -> Value:
+        """Return the current value for a function that reads it; messages name the function."""
+        state = binding_of(self._fake)
         if isinstance(state, Value):
             return state
-        return current(self._fake, Recorder(self._session.root(), func, Autocast.now(self._fake.device)))
+        return current_value(self._fake, Recorder(self._session.root(), func, Autocast.now(self._fake.device)))
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        return cls._answer(func, args, kwargs or {})
+        return cls._dispatch(func, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def,override]
@@ -82,7 +81,7 @@ class LazyTensor(Tensor):
 
 
 class LazyImage(LazyTensor):
-    """An image of any size, as a tensor ``(N, C, *spatial)`` that holds no pixels.
+    """Image of any size, as a tensor ``(N, C, *spatial)`` that holds no pixels.
 
     ``source`` is a `TileSource`; its tiles are moved to ``device`` as they are read::
 
@@ -111,17 +110,17 @@ class LazyImage(LazyTensor):
             raise ValueError(f"an image is (N, C, *spatial) with at least one spatial axis, got shape {shape}")
         target = torch.device(device) if device is not None else torch.device("cpu")
         session = Session(engine, target)
-        with session.faking():
+        with session.fake_tensors():
             fake = torch.empty(shape, dtype=source.dtype, device=target)
         self = LazyTensor._wrap(cls, fake, session, requires_grad)
         self._source = source
         session.image(source, fake, requires_grad)
-        remember_storage(session, fake)
+        register_storage(session, fake)
         return self
 
-    def _read_by(self, func: Callable[..., Any] | None) -> Value:
-        """The image as it is now: if its source has changed since it was last looked at, it is another value."""
-        value = super()._read_by(func)
+    def _value_for(self, func: Callable[..., Any] | None) -> Value:
+        """Return the current value: a new one if the source has a new version."""
+        value = super()._value_for(func)
         session = self._session.root()
         image = session.bindings.images.get(value)
         if image is not None and image.changed:
@@ -130,7 +129,7 @@ class LazyImage(LazyTensor):
 
     @classmethod
     def from_tensor(cls, tensor: Tensor, *, device: torch.device | str | None = None, engine: Any = None) -> LazyImage:
-        """An image that is in memory already; it stays where it is and is moved tile by tile.
+        """Make an image of a tensor in memory, which stays there and is moved tile by tile.
 
         A tensor that requires grad gets its gradient.
         """
@@ -163,55 +162,65 @@ def collate_images(images: list[LazyImage], *, collate_fn_map: Any = None) -> La
     return LazyImage(source, device=first.device, requires_grad=grad, engine=first._session.root().engine)
 
 
-def lazies(tree: Any) -> list[LazyTensor]:
+def lazy_tensors(tree: Any) -> list[LazyTensor]:
     return [a for a in tree_leaves(tree) if isinstance(a, LazyTensor)]
 
 
-def session_of(tensors: Iterable[LazyTensor]) -> Session:
-    """The one recording that tensors belong to; recordings that meet become one."""
+def merge_sessions(tensors: Iterable[LazyTensor]) -> Session:
+    """Return the session of some tensors; several sessions are merged."""
     sessions = [t._session.root() for t in tensors]
     first = sessions[0]
     for other in sessions[1:]:
-        first.absorb(other.root())
+        first.merge(other.root())
     return first
 
 
 def materialize(tensor: Tensor) -> Tensor:
-    """The ordinary tensor of a lazy one: computes it, and whatever small is waiting beside it, under one plan.
+    """Compute the ordinary tensor of a lazy one, and all pending vectors with it, under one plan.
 
     A map is gathered whole on its device; do this only with maps that fit.
     """
-    return materialized([tensor])[0] if isinstance(tensor, LazyTensor) else tensor
+    return materialize_together([tensor])[0] if isinstance(tensor, LazyTensor) else tensor
 
 
-def materialized(tensors: Sequence[LazyTensor], beside: Iterable[LazyTensor] = ()) -> list[Tensor]:
-    """The ordinary tensors of several lazy ones, of each recording under one plan.
+def materialize_together(tensors: Sequence[LazyTensor], for_effects: Iterable[LazyTensor] = ()) -> list[Tensor]:
+    """Compute the ordinary tensors of several lazy ones, under one plan for each session.
 
     Args:
         tensors: The lazy tensors.
-        beside: Others whose recordings run too, for what they do besides returning results.
+        for_effects: Lazy tensors whose sessions run too, for their effects.
     """
-    found = [known(t) for t in tensors]
-    for session in dict.fromkeys(t._session.root() for t in (*tensors, *beside)):
+    found = [computed_or_same(t) for t in tensors]
+    for session in dict.fromkeys(t._session.root() for t in (*tensors, *for_effects)):
         places = [i for i, t in enumerate(found) if isinstance(t, LazyTensor) and t._session.root() is session]
         results = run(session, [found[i]._value for i in places])
-        session.forget()
+        session.drop_unreachable()
         for i, result in zip(places, results, strict=True):
             found[i] = result
     return found
 
 
-def materialize_all(result: Any, beside: Iterable[LazyTensor] = ()) -> Any:
-    """A result with ordinary tensors for its lazy ones, all of them computed under one plan, also in the attributes of
-    objects, which are set anew; ``beside`` are others whose recordings run too."""
+def materialize_all(result: Any, for_effects: Iterable[LazyTensor] = ()) -> Any:
+    """Replace the lazy tensors in a result, also in attributes of objects, by ordinary ones computed under one plan.
+
+    Args:
+        result: A tree of tensors and objects.
+        for_effects: Lazy tensors whose sessions run too, for their effects.
+    """
     found: dict[int, LazyTensor] = {}
-    with_others(result, lambda tensor: found.setdefault(id(tensor), tensor), set())
-    tensors = dict(zip(found, materialized(list(found.values()), beside), strict=True))
-    return with_others(result, lambda tensor: tensors[id(tensor)], set()) if found else result
+    replace_lazy(result, lambda tensor: found.setdefault(id(tensor), tensor), set())
+    tensors = dict(zip(found, materialize_together(list(found.values()), for_effects), strict=True))
+    return replace_lazy(result, lambda tensor: tensors[id(tensor)], set()) if found else result
 
 
-def with_others(result: Any, other: Callable[[LazyTensor], Tensor], seen: set[int]) -> Any:
-    """A result with other tensors for its lazy ones; ``seen`` are the objects that were looked into."""
+def replace_lazy(result: Any, other: Callable[[LazyTensor], Tensor], seen: set[int]) -> Any:
+    """Replace the lazy tensors in a tree and in attributes of its objects.
+
+    Args:
+        result: The tree.
+        other: Returns the replacement of a lazy tensor.
+        seen: Identities of the objects that were visited already.
+    """
 
     def replaced(a: Any) -> Any:
         if isinstance(a, LazyTensor):
@@ -219,30 +228,31 @@ def with_others(result: Any, other: Callable[[LazyTensor], Tensor], seen: set[in
         if hasattr(a, "__dict__") and not isinstance(a, (Tensor, nn.Module, type, ModuleType)) and id(a) not in seen:
             seen.add(id(a))
             for name, value in list(vars(a).items()):
-                new = with_others(value, other, seen)
-                if lazies(value):
+                new = replace_lazy(value, other, seen)
+                if lazy_tensors(value):
                     object.__setattr__(a, name, new)
         return a
 
     return tree_map(replaced, result)
 
 
-def known(value: Any, func: Callable[..., Any] | None = None) -> Any:
-    """A lazy vector that was executed, as the tensor it has become; anything else unchanged."""
+def computed_or_same(value: Any, func: Callable[..., Any] | None = None) -> Any:
+    """Return the ordinary tensor of a lazy one that is computed; anything else unchanged."""
     if isinstance(value, LazyTensor):
-        real = computed(value, value._read_by(func))
+        real = computed_vector(value, value._value_for(func))
         return value if real is None else real
     return value
 
 
-def computed(tensor: LazyTensor, value: Value) -> Tensor | None:
-    """Result of a small value, if it was computed."""
+def computed_vector(tensor: LazyTensor, value: Value) -> Tensor | None:
+    """Return the result of a vector; None if it is not computed."""
     return tensor._session.root().vectors.get(value)
 
 
 @contextmanager
-def recording_eagerly() -> Iterator[None]:
-    """Modules that `torch.compile` made run uncompiled: tiles are what is executed, not the recording."""
+def without_compiled_modules() -> Iterator[None]:
+    """Run modules of `torch.compile` uncompiled while their calls are recorded: tiles are executed, not the
+    recording."""
     if not compiles():
         yield
         return

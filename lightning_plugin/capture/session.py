@@ -1,5 +1,4 @@
-"""A recording: all that was called on lazy tensors and has not run yet; and the modules that are calling, by the stack
-of Python."""
+"""Session: the calls on lazy tensors that are recorded and have not run; and the module that is being called."""
 
 from __future__ import annotations
 
@@ -37,19 +36,19 @@ from lightning_plugin.plan import Plan
 from lightning_plugin.private import FakeTensorMode, custom_function, plain, refuse_transforms, version
 from lightning_plugin.source import TileSource, together
 
-#: Of no more nodes than these, chains are made only if the user says so: the search looks at each operator.
-MANY = 4000
+#: Recordings of more nodes get chains by default: the search looks at each operator.
+CHAINS_FROM_NODES = 4000
 
 
 @dataclass(frozen=True)
 class Stale:
-    """State of a tensor after another one that shares its memory was written to."""
+    """State of a tensor whose memory ``writer`` has written to through another tensor."""
 
     writer: str
 
 
 class Engine(Protocol):
-    """Runs recordings: `engine.Engine`, of which they need this."""
+    """The part of `engine.Engine` that recordings use."""
 
     @property
     def options(self) -> Options: ...
@@ -60,9 +59,14 @@ class Engine(Protocol):
 
 
 @dataclass(eq=False)
-class Call:
-    """One call of a module that has an engine of its own: the nodes that it records have numbers after ``begin`` and
-    before ``end``, which is None while the call lasts."""
+class ModuleCall:
+    """Call of a module that has an engine of its own.
+
+    Attributes:
+        engine: The module's engine.
+        begin: Serial number before those of the nodes that the call records.
+        end: Serial number after them; None during the call.
+    """
 
     engine: Engine
     begin: int = field(default_factory=next_serial)
@@ -74,70 +78,89 @@ class Call:
 
 @dataclass(eq=False)
 class Session:
-    """All that is recorded between two executions, however many images it starts from.
+    """Calls recorded between two executions, on one image or several.
 
-    ``engine`` is that of the strategy or of the last `TiledModule`. ``calls`` are those of such modules whose nodes
-    have still to run: each has its own engine.
-    ``bindings`` are what the images and captured tensors are, ``vectors`` what runs have computed. ``captured`` are the
-    values of real tensors, by identity and by whether they required grad when they were used. ``instances`` are the
-    axes that count images. ``trained`` are the numbers of window operators that a module in train mode has called, as
-    long as no run has met them: those are what is split.
+    Attributes:
+        engine: The engine of the strategy or of the last `TiledModule`.
+        device: The device of tiles.
+        bindings: The images and the captured tensors.
+        vectors: Results of earlier runs.
+        captured_values: Values of real tensors, by identity and ``requires_grad`` at the time of use.
+        fakes_by_storage: Fake tensors that share a storage.
+        extents: Spatial extents of the recorded maps.
+        instance_axes: Axes that count images.
+        windows_in_training: Serial numbers of window operators that modules in train mode have called since the last
+            run: Split-CNN splits no others.
+        calls: Calls of modules with engines of their own, whose nodes have not run.
+        effects: Effects that wait for their values.
+        recomputed_effects: Effects in blocks of `torch.utils.checkpoint` that backward applies again.
+        recomputed_blocks: Blocks of `torch.utils.checkpoint` that backward recomputes.
+        pending: Lazy tensors of recorded vectors.
+        lazy_tensors: All lazy tensors of the session.
+        random_calls: Number of random operators so far.
+        key: Key of the step's random numbers.
+        merged_into: The session that has taken over this one's calls.
+        fake_mode: Mode in which shapes are propagated; see [Note: threads] in `fakes`.
     """
 
     engine: Engine | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     bindings: Bindings = field(default_factory=Bindings, init=False)
     vectors: dict[Value, Tensor] = field(default_factory=dict, init=False)
-    captured: dict[tuple[int, bool], Value] = field(default_factory=dict, init=False)
-    storages: dict[int, list[Tensor]] = field(default_factory=dict, init=False)
+    captured_values: dict[tuple[int, bool], Value] = field(default_factory=dict, init=False)
+    fakes_by_storage: dict[int, list[Tensor]] = field(default_factory=dict, init=False)
     extents: set[tuple[int, ...]] = field(default_factory=set, init=False)
-    instances: set[int] = field(default_factory=set, init=False)
-    trained: set[int] = field(default_factory=set, init=False)
-    calls: list[Call] = field(default_factory=list, init=False)
+    instance_axes: set[int] = field(default_factory=set, init=False)
+    windows_in_training: set[int] = field(default_factory=set, init=False)
+    calls: list[ModuleCall] = field(default_factory=list, init=False)
     effects: list[Effect] = field(default_factory=list, init=False)
-    repeats: list[Effect] = field(default_factory=list, init=False)
-    #: Blocks of `torch.utils.checkpoint` that backward comes to.
-    recomputed: set[Hashable] = field(default_factory=set, init=False)
+    recomputed_effects: list[Effect] = field(default_factory=list, init=False)
+    recomputed_blocks: set[Hashable] = field(default_factory=set, init=False)
     pending: list[Any] = field(default_factory=list, init=False)
-    tensors: list[weakref.ref[Any]] = field(default_factory=list, init=False)
+    lazy_tensors: list[weakref.ref[Any]] = field(default_factory=list, init=False)
     random_calls: int = field(default=0, init=False)
     key: int | None = field(default=None, init=False)
-    merged: Session | None = field(default=None, init=False)
-    #: Shapes of this recording are propagated under this mode; see [Note: threads] in `fakes`.
-    mode: FakeTensorMode = field(default_factory=lambda: MODES.recording, init=False)
+    merged_into: Session | None = field(default=None, init=False)
+    fake_mode: FakeTensorMode = field(default_factory=lambda: MODES.recording, init=False)
 
     @contextmanager
-    def faking(self) -> Iterator[None]:
-        """Tensors made here are fake. None is an inference tensor: of those PyTorch shows composite operators whole."""
-        with torch.inference_mode(False), self.mode:
+    def fake_tensors(self) -> Iterator[None]:
+        """Make new tensors fake, and none an inference tensor: PyTorch does not decompose composite operators on
+        those."""
+        with torch.inference_mode(False), self.fake_mode:
             yield
 
-    def recorded(
+    def recording_of(
         self, wanted: Iterable[Value], splitting: Rewriting | None = None, chains: Chains | None = None
     ) -> Recording:
-        """Recording of all that has to run for the wanted values: split, and with chains of equal links, as is said, or
-        else as the options of the engine say."""
+        """Return the recording of all nodes that have to run for some values.
+
+        Args:
+            wanted: The values.
+            splitting: Split-CNN; by default the engine's option.
+            chains: Whether equal links become chains; by default the engine's option.
+        """
         options = Options() if self.engine is None else self.engine.options
-        how, chains = splitting or options.splitting, chains or options.chaining
+        splitting, chains = splitting or options.splitting, chains or options.chaining
         wanted = list(wanted)
         nodes = tuple(ancestors(wanted, self.vectors))
-        if how is not None:
-            space = min(self.instances, default=max(map(len, self.extents), default=0))
-            nodes = how.rewrite(nodes, self.trained, space, lambda: sum(self.random_key()))
-            self.trained.difference_update(n.serial for n in nodes)
-        elif chains == "always" or (chains == "auto" and len(nodes) > MANY):
+        if splitting is not None:
+            space = min(self.instance_axes, default=max(map(len, self.extents), default=0))
+            nodes = splitting.rewrite(nodes, self.windows_in_training, space, lambda: sum(self.next_random_key()))
+            self.windows_in_training.difference_update(n.serial for n in nodes)
+        elif chains == "always" or (chains == "auto" and len(nodes) > CHAINS_FROM_NODES):
             written = {v for v, capture in self.bindings.captures.items() if capture.version is None}
             if with_chains(nodes, wanted, written):
                 nodes = tuple(ancestors(wanted, self.vectors))
         return Recording(nodes, self.bindings, frozenset(self.vectors))
 
-    def forget(self) -> None:
-        """Let go of everything that no tensor of the user leads to any more."""
-        self.tensors = [ref for ref in self.tensors if ref() is not None]
-        fakes = {id(t._fake): t._fake for t in (ref() for ref in self.tensors) if t is not None}
+    def drop_unreachable(self) -> None:
+        """Drop nodes, results and bindings that no lazy tensor and no effect depends on."""
+        self.lazy_tensors = [ref for ref in self.lazy_tensors if ref() is not None]
+        fakes = {id(t._fake): t._fake for t in (ref() for ref in self.lazy_tensors) if t is not None}
         values = []
         for fake in fakes.values():
-            value = bound(fake)
+            value = binding_of(fake)
             if isinstance(value, Value) and value in self.vectors:  # an ordinary tensor by now, whatever it came from
                 value = self.bind_result(fake, value, self.vectors[value])
             if isinstance(value, Value):
@@ -146,86 +169,86 @@ class Session:
         reached = {*values, *(v for node in needed for v in (*node.inputs, *node.outputs))}
         self.vectors = {v: t for v, t in self.vectors.items() if v in reached}
         self.bindings = self.bindings.among(reached)
-        behind = {v for node in ancestors(values) for v in node.outputs} if self.repeats else ()
-        self.repeats = [e for e in self.repeats if e.values[0] in behind]
-        self.captured.clear()
+        behind = {v for node in ancestors(values) for v in node.outputs} if self.recomputed_effects else ()
+        self.recomputed_effects = [e for e in self.recomputed_effects if e.values[0] in behind]
+        self.captured_values.clear()
         self.calls = [call for call in self.calls if call.end is None or any(node in call for node in needed)]
-        kept = {s: [f for f in known if id(f) in fakes] for s, known in self.storages.items()}
-        self.storages = {s: known for s, known in kept.items() if known}
+        kept = {s: [f for f in known if id(f) in fakes] for s, known in self.fakes_by_storage.items()}
+        self.fakes_by_storage = {s: known for s, known in kept.items() if known}
 
     def bind_result(self, fake: Tensor, value: Value, tensor: Tensor) -> Value:
-        """Bind a fake tensor to a new value that is an ordinary tensor and comes from no operator."""
-        with self.faking():
+        """Bind a fake tensor to a new value without a node, whose result is an ordinary tensor."""
+        with self.fake_tensors():
             like = torch.empty(value.shape, dtype=value.dtype, device=value.device)
-        plain = Value(like, None, value.requires_grad)
-        self.vectors[plain] = tensor
-        bind(fake, plain)
-        return plain
+        result = Value(like, None, value.requires_grad)
+        self.vectors[result] = tensor
+        bind(fake, result)
+        return result
 
     def root(self) -> Session:
+        """Return the session that this one was merged into, or itself."""
         session = self
-        while session.merged is not None:
-            session = session.merged
+        while session.merged_into is not None:
+            session = session.merged_into
         return session
 
-    def absorb(self, other: Session) -> None:
-        """Go on as one recording after values of two met in one call."""
+    def merge(self, other: Session) -> None:
+        """Take over the recorded calls of another session: values of both were used in one call."""
         if other is self:
             return
-        if other.mode is not self.mode:
+        if other.fake_mode is not self.fake_mode:
             raise RecordingError(
-                "tensors recorded in two threads met in one call. Record a step in one thread, or take the value of "
-                "one of them first (.item(), materialize(x))."
+                "tensors recorded in two threads were used in one call. Record a step in one thread, or take the value "
+                "of one of them first (.item(), materialize(x))."
             )
-        self.captured.update(other.captured)
+        self.captured_values.update(other.captured_values)
         self.bindings.update(other.bindings)
         self.vectors.update(other.vectors)
-        for storage, fakes in other.storages.items():
-            self.storages.setdefault(storage, []).extend(fakes)
+        for storage, fakes in other.fakes_by_storage.items():
+            self.fakes_by_storage.setdefault(storage, []).extend(fakes)
         self.extents |= other.extents
-        self.instances |= other.instances
-        self.trained |= other.trained
+        self.instance_axes |= other.instance_axes
+        self.windows_in_training |= other.windows_in_training
         self.calls += [call for call in other.calls if call not in self.calls]
         self.effects += other.effects
-        self.repeats += other.repeats
-        self.recomputed |= other.recomputed
+        self.recomputed_effects += other.recomputed_effects
+        self.recomputed_blocks |= other.recomputed_blocks
         self.pending += other.pending
-        self.tensors += other.tensors
+        self.lazy_tensors += other.lazy_tensors
         other.effects = []
         other.bindings, other.vectors = Bindings(), {}
         self.engine = self.engine or other.engine
-        other.merged = self
+        other.merged_into = self
 
-    def enter(self, call: Call) -> None:
-        """A call begins; what it calls in turn belongs to it."""
+    def begin_call(self, call: ModuleCall) -> None:
+        """Begin a call, unless it lies within another one, to which its nodes then belong."""
         if all(other.end is not None for other in self.calls):
             self.calls.append(call)
             self.engine = call.engine
 
     def capture(self, tensor: Tensor) -> Value:
-        """The value of a real tensor; the same tensor, used in the same way, is the same value."""
+        """Return the value of a real tensor: one value for the tensor as long as it is unchanged."""
         refuse_transforms()
         with plain():
             now, key = version(tensor), (id(tensor), tensor.requires_grad)
-            known = self.captured.get(key)
+            known = self.captured_values.get(key)
             if known is not None and self.bindings.captures[known].version in (now, None):
                 return known
-            # A parameter on the meta device has no data: such a network is only planned, as if it were on the image's.
-            # One that lives below that device, or waits there for a plan that says where it is to live, is used on it
-            # too.
-            placed = self.engine is not None and tensor.device.type == "cpu" and self.engine.can_move(tensor)
-            device = self.device if tensor.is_meta or placed else tensor.device
-            with self.faking():
+            # A parameter on the meta device has no data: such a network is only planned, as if on the image's device.
+            # A parameter that the engine streams, or has still to place, is used on the image's device too.
+            moves = self.engine is not None and tensor.device.type == "cpu" and self.engine.can_move(tensor)
+            device = self.device if tensor.is_meta or moves else tensor.device
+            with self.fake_tensors():
                 fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
             value = Value(fake, None, tensor.requires_grad)
             Node(Captured(), (), (value,), "tensor")
             bind(fake, value)
-            self.captured[key] = value
+            self.captured_values[key] = value
             self.bindings.captures[value] = Capture(tensor, now)
             return value
 
     def image(self, source: TileSource, fake: Tensor, requires_grad: bool = False) -> Value:
-        """The map of an image as it is now, bound to a fake tensor; one without positions is a vector."""
+        """Bind a fake tensor to the value of an image in its current version; an empty image is a vector."""
         refuse_transforms()
         image = Image.now(source, fake.device)
         if not fake.numel():
@@ -237,36 +260,35 @@ class Session:
         value = Value(fake, layout, requires_grad)
         op = Source(lies, source.reads_ahead, len(layout.extent) - axes, together(source))
         Node(op, (), (value,), "image")
-        self.instances.update(range(axes, len(layout.extent)))
+        self.instance_axes.update(range(axes, len(layout.extent)))
         bind(fake, value)
         self.bindings.images[value] = image
         return value
 
-    def tensor(self, value: Value) -> Tensor:
-        """The tensor that a value was captured from."""
+    def captured_tensor(self, value: Value) -> Tensor:
+        """Return the tensor that a value was captured from."""
         return self.bindings.captures[value].tensor
 
-    def written(self, value: Value) -> Tensor:
-        """A captured tensor that the recording itself is going to write."""
-        tensor = self.tensor(value)
+    def mark_written(self, value: Value) -> Tensor:
+        """Mark a captured tensor as one that the recording itself will write, and return it."""
+        tensor = self.captured_tensor(value)
         self.bindings.captures[value] = Capture(tensor, None)
         return tensor
 
-    def remember(self, tensor: Tensor) -> None:
-        """Keep the values of a tensor that is about to be written: what is recorded reads those."""
+    def copy_before_write(self, tensor: Tensor) -> None:
+        """Copy a captured tensor before the user's code writes it, for the recorded calls that read it."""
         for value, capture in self.bindings.captures.items():
             if capture.tensor is tensor and not value.requires_grad and capture.version == version(tensor):
                 copy = tensor.clone()
                 self.bindings.captures[value] = Capture(copy, version(copy))
 
-    def unsettled(self, values: Iterable[Value]) -> bool:
-        """True if the recording is still to write one of these captured tensors; a run that failed writes
-        nothing."""
-        tensors = [self.tensor(v) for v in values if v in self.bindings.captures]
+    def has_pending_writes(self, values: Iterable[Value]) -> bool:
+        """True if an effect will write one of these captured tensors; dormant effects do not count."""
+        tensors = [self.captured_tensor(v) for v in values if v in self.bindings.captures]
         return any(w is t for e in self.effects if not e.dormant for w in e.writes for t in tensors)
 
-    def random_key(self) -> tuple[int, int]:
-        """(the step's key, the number of this call): drawn once from torch's generator, so a seed repeats a run."""
+    def next_random_key(self) -> tuple[int, int]:
+        """Return the step's key, drawn once from PyTorch's generator, and the number of this random call."""
         if self.key is None:
             self.key = int(torch.randint(2**62, (1,)).item())
         self.random_calls += 1
@@ -277,20 +299,20 @@ def bind(fake: Tensor, value: Value | Stale) -> None:
     fake.sft_value = value  # type: ignore[attr-defined]
 
 
-def bound(fake: Tensor) -> Value | Stale | None:
+def binding_of(fake: Tensor) -> Value | Stale | None:
     return getattr(fake, "sft_value", None)
 
 
-# Modules that are calling
+# Module calls
 
-#: The code of a module being called. Compared by identity: code made by torch.compile cannot be hashed.
+#: The code of `nn.Module.__call__`. Compared by identity: code made by torch.compile cannot be hashed.
 _CALL = nn.Module._call_impl.__code__
 _names = threading.local()
 
 
-def calling() -> tuple[nn.Module | None, str]:
-    """The innermost module that is being called, and its path from the outermost one that is; for plans and messages.
-    Without any, none and nothing."""
+def current_module() -> tuple[nn.Module | None, str]:
+    """Return the innermost module on the call stack and its path from the outermost one; without modules None and an
+    empty path."""
     frame = sys._getframe(1)
     modules: list[nn.Module] = []
     while frame is not None:
@@ -310,17 +332,17 @@ def calling() -> tuple[nn.Module | None, str]:
     return innermost, next((paths[id(m)] for m in modules if id(m) in paths), type(innermost).__name__)
 
 
-def forget_modules() -> None:
-    """Drop the names of modules after a recording, so that no module is kept alive by them."""
+def drop_module_names() -> None:
+    """Drop the cached paths of modules, which would keep the modules alive."""
     _names.cache = None
 
 
-def label(func: Callable[..., Any]) -> str:
-    """A call as messages name it: the function, and the module that calls it."""
-    _, path = calling()
-    return f"{name_of_call(func)} in '{path}'" if path else name_of_call(func)
+def call_label(func: Callable[..., Any]) -> str:
+    """Return the name of a call for messages: the function, and the module that calls it."""
+    _, path = current_module()
+    return f"{function_name(func)} in '{path}'" if path else function_name(func)
 
 
-def name_of_call(func: Callable[..., Any]) -> str:
-    """A function as its user knows it."""
+def function_name(func: Callable[..., Any]) -> str:
+    """Return the user's name of a function; of a custom autograd function, its class."""
     return getattr(custom_function(func) or func, "__name__", str(func))

@@ -100,7 +100,7 @@ class Forward:
         if target.stored is not None:
             self.stored[target.stored].write(boxes, made[0], self.segment.plan.ahead)
             return
-        part = target.part(boxes[0], made, self.vectors, len(boxes))
+        part = target.contribution(boxes[0], made, self.vectors, len(boxes))
         if self.segment.team is not None:
             self._parts[-1][i] = part
         else:

@@ -55,7 +55,7 @@ class Target:
         assert isinstance(self.node.op, ReduceOp)
         return self.node.op
 
-    def part(self, box: Box, tiles: Sequence[Tensor], vectors: Mapping[Value, Tensor], times: int) -> Reduction:
+    def contribution(self, box: Box, tiles: Sequence[Tensor], vectors: Mapping[Value, Tensor], times: int) -> Reduction:
         """Contribution of one tile, or of so many identical ones, to a target that is reduced."""
         return self.op.repeat(self.op.partial(box, tiles, self.operands(vectors)), times)
 

@@ -136,7 +136,7 @@ def attended(rec: Recorder, a: Asked, out: Tensor, autocast: Any, by_hand: bool 
     token = query.space.axis_of(rank - 2)
     operands = [v for v in (query, key, value, mask) if v is not None]
     operands.sort(key=lambda v: not v.is_map)
-    key_of_step, call = rec.session.random_key() if a.dropout else (0, 0)
+    key_of_step, call = rec.session.next_random_key() if a.dropout else (0, 0)
     op = Attention(
         tuple(operands.index(v) for v in (query, key, value)), None if mask is None else operands.index(mask),
         tuple(v.space.extent for v in operands if v.is_map), a.scale, a.dropout, a.causal, a.grouped, token, scores,

@@ -73,7 +73,7 @@ def whole_axes(rec: Recorder, value: Value, dims: Sequence[int]) -> list[int] | 
 
 def cut_in_space(rec: Recorder, layout: Layout) -> list[int]:
     """The axes of a layout that are space, and have more than one position."""
-    return [a for a, size in enumerate(layout.extent) if size > 1 and a not in rec.session.instances]
+    return [a for a, size in enumerate(layout.extent) if size > 1 and a not in rec.session.instance_axes]
 
 
 def along_axis(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor], dims: Sequence[int]) -> Any:
@@ -286,7 +286,7 @@ def softmax(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Ten
         return found
     x, dim = args[0], args[1] % len(args[0].shape)
     apart = not covers(x, [dim])
-    if apart and any(a not in rec.session.instances for a in left(x, dim)):
+    if apart and any(a not in rec.session.instance_axes for a in left(x, dim)):
         return NotImplemented
     dtype = accumulation_dtype(outs[0].dtype)
     shape = [1 if d == dim else size for d, size in enumerate(x.shape)]

@@ -132,7 +132,7 @@ def images(rec: Recorder, values: Sequence[Value], out: Tensor, lead: int) -> An
     fakes = [rec.fake(layout.shape, v.dtype, v.device) for v in values]
     pairs = zip(values, fakes, strict=True)
     several = [rec.emit(Instance(layout), [v], [fake], layout, "image")[0] for v, fake in pairs]
-    rec.session.instances.add(len(extent))
+    rec.session.instance_axes.add(len(extent))
     op = Concat(len(extent), 0, tuple(range(len(values) + 1)))
     return rec.emit(op, several, [out], layout.with_extent((*extent, len(values))), "cat")
 

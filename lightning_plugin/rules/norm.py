@@ -382,7 +382,7 @@ def move(
 ) -> None:
     """Have running statistics moved, where there are any, when the values that say where are known."""
     targets = [v for v in running if v is not None]
-    buffers = [rec.session.tensor(v) for v in targets]
+    buffers = [rec.session.captured_tensor(v) for v in targets]
 
     def write(found: Sequence[Tensor], momentum: float = momentum) -> None:
         moved(buffers, new(found), momentum)

@@ -78,7 +78,7 @@ def picked(rec: Recorder, x: Value, dim: int, index: Value, out: Tensor, name: s
     if line is None or axis is None:
         return NotImplemented
     size = x.shape[dim]
-    given = rec.session.tensor(index).tolist()
+    given = rec.session.captured_tensor(index).tolist()
     if not all(-size <= n < size for n in given):
         return NotImplemented  # PyTorch says what is wrong with it
     numbers = tuple(n % size for n in given)

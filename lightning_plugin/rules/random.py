@@ -116,7 +116,7 @@ class Bernoulli(Positional):
 
 
 def emit(rec: Recorder, op: type[Positional], x: Value, outs: Sequence[Tensor], *fields: Any, grad: bool = True) -> Any:
-    key, call = rec.session.random_key()
+    key, call = rec.session.next_random_key()
     return rec.emit(op(Stream(call, key), x.space, *fields), [x], outs, x.space, rec.name, grad=grad)
 
 

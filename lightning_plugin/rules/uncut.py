@@ -161,7 +161,7 @@ def alternatives(rec: Recorder, values: Sequence[Value], whole_call: bool) -> It
             yield lines
     given = dict(zip(flat, maps, strict=True))
     long = {a: size for v in maps for a, size in enumerate(v.space.extent) if size > 1}
-    counting = {a for a in long if a in rec.session.instances}
+    counting = {a for a in long if a in rec.session.instance_axes}
     either = sorted((counting, long.keys() - counting), key=lambda some: math.prod(long[a] for a in some))
     for axes in either[:1] if whole_call and all(either) else either:
         if axes and long.keys() - axes:

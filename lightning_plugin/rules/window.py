@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lightning_plugin.boxes import Box, Clip, Window, inside
+from lightning_plugin.boxes import Box, Clip, Window, clip_interval
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.ops import Kernel, TileOp
@@ -58,7 +58,7 @@ class WindowOp(TileOp):
     def need(self, box: Box) -> tuple[Box, ...]:
         lo, hi = list(box.lo), list(box.hi)
         for w, a in zip(self.windows, self.axes):
-            lo[a], hi[a] = inside(*w.need(lo[a], hi[a]), self.extent[a])
+            lo[a], hi[a] = clip_interval(*w.need(lo[a], hi[a]), self.extent[a])
         return (Box(tuple(lo), tuple(hi)),)
 
     def within(self, box: Box) -> bool:

@@ -93,7 +93,7 @@ def tensor_bytes(tensor: Tensor) -> bytes:
 def image_bytes(lazy: LazyTensor) -> bytes:
     """Read the values at a few places of a lazy image."""
     parts = [f"{tuple(lazy.shape)}{lazy.dtype}".encode()]
-    for image in lazy._session.root().recorded([lazy._value]).images:
+    for image in lazy._session.root().recording_of([lazy._value]).images:
         for i in range(1, PROBES + 1):
             extent, lead = image.layout.extent, image.instances
             space = len(image.source.shape) - lead - 1

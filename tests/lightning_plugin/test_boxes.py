@@ -12,8 +12,8 @@ from lightning_plugin.boxes import (
     Clip,
     Grid,
     Window,
+    clip_interval,
     cuts,
-    inside,
     pieces_of,
     reference_of,
     representative_indices,
@@ -127,7 +127,7 @@ def test_the_box_of_what_is_broadcast(box: Box, extent: tuple[int, int]) -> None
 
 @given(st.integers(-9, 20), st.integers(1, 6), st.integers(1, 9))
 def test_an_interval_outside_a_map_reads_one_position_of_it(lo: int, length: int, size: int) -> None:
-    first, last = inside(lo, lo + length, size)
+    first, last = clip_interval(lo, lo + length, size)
     wanted = [p for p in range(lo, lo + length) if 0 <= p < size]
     if wanted:
         assert list(range(first, last)) == wanted

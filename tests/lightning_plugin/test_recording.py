@@ -42,7 +42,7 @@ def recorded(net: nn.Module) -> tuple[tuple[Node, ...], Value, Value, dict[str, 
     """Nodes of a network, the values of its image, result and parameters, and the image that it was recorded on."""
     x = image(0)
     out = net(LazyImage.from_tensor(x))
-    recording = out._session.root().recorded([out._value])
+    recording = out._session.root().recording_of([out._value])
     captured = {id(c.tensor): v for v, c in recording.bindings.captures.items()}
     tensors = {**dict(net.named_parameters()), **dict(net.named_buffers())}
     names = {name: captured[id(t)] for name, t in tensors.items() if id(t) in captured}

@@ -68,7 +68,7 @@ def recorded(
     if not leaves:
         raise PlanError(f"{type(module).__name__} returned nothing that depends on the image")
     scalars = [scalar(t) for t in leaves]
-    recording = lazy._session.root().recorded([t._value for t in scalars], splitting, chains)
+    recording = lazy._session.root().recording_of([t._value for t in scalars], splitting, chains)
     owed = {} if optimizer is None else state_for(optimizer, recording.tensors)
     yield Network(recording, owed=owed), tuple(lazy.shape)
 

@@ -1,10 +1,10 @@
-"""Answers to calls on lazy tensors: some have answers of their own, others are recorded (see `record`), or run where
-all they need is known.
+"""Dispatch of calls on lazy tensors: special functions have handlers, other calls are recorded (see `record`), and
+calls on computed results run.
 
-[Note: rows] A result for each image or patch is a map where the images are what tiles cut. It is small as far as space
-goes; where its place in autograd's graph is asked for, it is taken whole, and from then on is an ordinary tensor, as
-any small result is. What has read it before would read its tiles, and not be seen there: then it is refused, as maps
-are that have space in them.
+[Note: rows] If tiles cut the axis of images, a result with one row for each image or patch is a map. When its place in
+autograd's graph is needed (a hook, ``retain_grad``), it is materialized and becomes an ordinary tensor, as a small
+result would. This is refused if a recorded operator has read the map before: that operator reads tiles, so that its
+gradient would not reach the ordinary tensor. Maps with spatial axes are refused too.
 """
 
 from __future__ import annotations
@@ -16,11 +16,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_plugin.capture.indices import fitting, without_masks
-from lightning_plugin.capture.lazy import LazyImage, LazyTensor, computed, known, lazies, materialize, session_of
-from lightning_plugin.capture.record import WritesImage, lies_in, record
-from lightning_plugin.capture.run import settle_buffers
-from lightning_plugin.capture.session import Session, bind, bound, calling, label
+from lightning_plugin.capture.indices import index_to_read, index_to_write
+from lightning_plugin.capture.lazy import (
+    LazyImage,
+    LazyTensor,
+    computed_or_same,
+    computed_vector,
+    lazy_tensors,
+    materialize,
+    merge_sessions,
+)
+from lightning_plugin.capture.record import WritesImage, record, tensor_of_image
+from lightning_plugin.capture.run import run_awaited_updates
+from lightning_plugin.capture.session import Session, bind, binding_of, call_label, current_module
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Value, ancestors
 from lightning_plugin.layout import Axis
@@ -39,23 +47,23 @@ from lightning_plugin.rules.replaced import replaced
 from lightning_plugin.source import TensorSource
 
 
-def answer_calls() -> None:
-    """Has calls on lazy tensors answered."""
-    LazyTensor._answer = answer
+def install_dispatch() -> None:
+    """Have `LazyTensor` dispatch its calls here; called once, by the package."""
+    LazyTensor._dispatch = dispatch
     answers_functions(LazyTensor)
 
 
-def answer(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Answer a call on lazy tensors."""
-    special = SPECIAL.get(func)
-    if special is not None:
-        return special(*args, **kwargs)
+def dispatch(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Handle a call on lazy tensors."""
+    handler = HANDLERS.get(func)
+    if handler is not None:
+        return handler(*args, **kwargs)
     name = getattr(func, "__name__", "")
-    if func in READS or name == "__get__":
+    if func in METADATA_METHODS or name == "__get__":
         return read_attribute(func, args, kwargs)
     if name == "__set__":
         return write_attribute(func, *args)
-    return call(func, args, kwargs)
+    return record_call(func, args, kwargs)
 
 
 # Calls that are recorded
@@ -77,22 +85,22 @@ def writes_to_real(func: Callable[..., Any], args: Any, kwargs: Any) -> bool:
     )
 
 
-def call(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """Record a call, or run it where all it needs is known."""
-    args, kwargs = tree_map(lambda a: known(a, func), (tuple(args), kwargs))
+def record_call(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """Record a call, or run it if all its tensors are ordinary ones or computed."""
+    args, kwargs = tree_map(lambda a: computed_or_same(a, func), (tuple(args), kwargs))
     if func is Tensor.__getitem__:
-        args = args[0], without_masks(args[1], args[0])
+        args = args[0], index_to_read(args[1], args[0])
     elif func is Tensor.__setitem__:
-        args = args[0], fitting(args[1], args[0]), args[2]
-    waiting = lazies((args, kwargs))
-    if not waiting:
+        args = args[0], index_to_write(args[1], args[0]), args[2]
+    lazy = lazy_tensors((args, kwargs))
+    if not lazy:
         return func(*args, **kwargs)
-    session = session_of(waiting)
+    session = merge_sessions(lazy)
     if writes_to_real(func, args, kwargs):
-        session.remember(kwargs.get("out", args[0]))
+        session.copy_before_write(kwargs.get("out", args[0]))
         args, kwargs = tree_map(materialize, (args, kwargs))
         return func(*args, **kwargs)
-    settle_buffers((args, kwargs), session)
+    run_awaited_updates((args, kwargs), session)
     owners: dict[int, LazyTensor] = {}
 
     def to_fake(a: Any) -> Any:
@@ -110,9 +118,9 @@ def call(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     try:
         out = record(session, func, fake_args, fake_kwargs)
     except NEEDS_DATA:
-        return call_whole(func, args, kwargs)
+        return call_materialized(func, args, kwargs)
     except WritesImage:
-        return call_on_image(func, args, kwargs)
+        return write_image(func, args, kwargs)
 
     def to_lazy(o: Any) -> Any:
         if not isinstance(o, Tensor):
@@ -121,18 +129,17 @@ def call(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
             return owners[id(o)]
         if id(o) in captured:
             return captured[id(o)]
-        return lazy(o, session)
+        return lazy_result(o, session)
 
     return tree_map(to_lazy, out)
 
 
-def call_on_image(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """The result of a call that writes into an image: the tensor that it lies in is written to, as in PyTorch, and the
-    image is another one from now on."""
+def write_image(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """Run a call that writes into an image: it writes the tensor behind the image, as in PyTorch."""
     owners: dict[int, LazyTensor] = {}
 
     def own(a: Any) -> Any:
-        found = lies_in(a._session.root(), a._fake) if isinstance(a, LazyTensor) else None
+        found = tensor_of_image(a._session.root(), a._fake) if isinstance(a, LazyTensor) else None
         if found is None:
             return materialize(a)
         owners[id(found)] = a
@@ -142,11 +149,11 @@ def call_on_image(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -
     return tree_map(lambda o: owners.get(id(o), o), func(*args, **kwargs))
 
 
-def call_whole(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """The result of a call that needs data, on the ordinary tensors of lazy ones.
+def call_materialized(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """Run a call that needs data on materialized tensors.
 
     Raises:
-        RecordingError: It has written to a map, which nobody would see: what it was given is a copy.
+        RecordingError: The call has written to a map, that is, to its materialized copy.
     """
     copies: list[tuple[Tensor, Version | None]] = []
 
@@ -160,15 +167,15 @@ def call_whole(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> A
     out = func(*args, **kwargs)
     if any(version(copy) != before for copy, before in copies):
         raise RecordingError(
-            f"{label(func)} writes in place into a map and asks for the number that a tensor holds, which cannot be "
-            "recorded: hand it the number (.item()), or use its form that returns a new tensor"
+            f"{call_label(func)} writes in place into a map and asks for the number that a tensor holds, which cannot "
+            "be recorded: hand it the number (.item()), or use its form that returns a new tensor"
         )
     return out
 
 
-def lazy(fake: Tensor, session: Session) -> LazyTensor:
-    """The lazy tensor of a recorded result."""
-    value = bound(fake)
+def lazy_result(fake: Tensor, session: Session) -> LazyTensor:
+    """Make the lazy tensor of a recorded result."""
+    value = binding_of(fake)
     if not isinstance(value, Value):
         raise RecordingError("an operator returned a tensor that was not recorded")
     tensor = LazyTensor._wrap(LazyTensor, fake, session, value.requires_grad)
@@ -181,7 +188,7 @@ def lazy(fake: Tensor, session: Session) -> LazyTensor:
 
 
 #: Methods that need no data.
-READS = {
+METADATA_METHODS = {
     getattr(Tensor, name)
     for name in (
         "size dim numel nelement element_size is_floating_point is_complex is_signed "
@@ -190,47 +197,47 @@ READS = {
 } | {torch.is_floating_point, torch.is_complex, torch.numel, Tensor.__len__}
 
 #: Attributes that are views, as operators.
-VIEWS = {name: getattr(torch.ops.aten, name) for name in ("mT", "mH", "real", "imag")} | {
+VIEW_ATTRIBUTES = {name: getattr(torch.ops.aten, name) for name in ("mT", "mH", "real", "imag")} | {
     "T": torch.ops.aten.numpy_T,
     "H": torch.ops.aten.matrix_H,
 }
 
 
 def read_attribute(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """An attribute that needs no data; one that is a view of the tensor (``.T``, ``.mT``, ``.data``) is recorded."""
+    """Read an attribute that needs no data; views of the tensor (``.T``, ``.mT``, ``.data``) are recorded."""
     name = getattr(getattr(func, "__self__", None), "__name__", "")
     self = args[0]
-    if name in VIEWS:
-        return call(VIEWS[name], args, {})
+    if name in VIEW_ATTRIBUTES:
+        return record_call(VIEW_ATTRIBUTES[name], args, {})
     if name == "data":
         return self.detach()
-    if name in HISTORY:
-        return history(self, name)
+    if name in AUTOGRAD_ATTRIBUTES:
+        return read_autograd_attribute(self, name)
     with plain():
         return func(*args, **kwargs)
 
 
-class Recorded:
-    """The ``grad_fn`` of a recorded map: it has no place in autograd's graph, and says so when it is asked."""
+class RecordedGradFn:
+    """The ``grad_fn`` of a recorded map that requires grad; it has no attributes."""
 
     def __getattr__(self, name: str) -> Any:
-        raise no_gradient(f"'.grad_fn.{name}' of a recorded map was asked for (by a FLOP counter, say, or a hook)")
+        raise no_gradient_error(f"'.grad_fn.{name}' of a recorded map was read (by a FLOP counter, say, or a hook)")
 
 
-#: Attributes of a tensor that autograd keeps.
-HISTORY = ("grad", "grad_fn", "is_leaf", "requires_grad")
+#: Attributes that belong to autograd.
+AUTOGRAD_ATTRIBUTES = ("grad", "grad_fn", "is_leaf", "requires_grad")
 
 
-def history(self: LazyTensor, name: str) -> Any:
-    """Read an attribute of autograd's: of an image's tensor, a small value that was computed, or a recorded one."""
+def read_autograd_attribute(self: LazyTensor, name: str) -> Any:
+    """Read an attribute of autograd, of a computed vector, of a recorded value or of the tensor behind an image."""
     value = self._value
-    real = computed(self, value)
+    real = computed_vector(self, value)
     if real is not None:
         return getattr(real, name)
     if name == "requires_grad":
         return value.requires_grad
     if name == "grad_fn" and value.requires_grad and not isinstance(self, LazyImage):
-        return Recorded()
+        return RecordedGradFn()
     if name == "is_leaf":
         return isinstance(self, LazyImage)
     source = getattr(self, "_source", None) if name == "grad" else None
@@ -238,7 +245,7 @@ def history(self: LazyTensor, name: str) -> Any:
 
 
 def write_attribute(func: Callable[..., Any], self: LazyTensor, value: Any) -> None:
-    """Set what a real tensor has: of a small value, which is computed for it, or of an image's own tensor."""
+    """Set an attribute of a vector, which is materialized, or of the tensor behind an image."""
     name = getattr(getattr(func, "__self__", None), "__name__", "")
     if name == "requires_grad":
         self.requires_grad_(value)
@@ -249,7 +256,7 @@ def write_attribute(func: Callable[..., Any], self: LazyTensor, value: Any) -> N
     elif name == "data":
         bind(self._fake, replaced(self, value)._value)  # type: ignore[attr-defined]
     else:
-        raise no_gradient(f"'.{name}' of a recorded map was set")
+        raise no_gradient_error(f"'.{name}' of a recorded map was set")
 
 
 # Gradients
@@ -259,22 +266,22 @@ def _backward(
     self: LazyTensor, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
 ) -> None:
     materialize(self).backward(
-        materialize(gradient), retain_graph, create_graph, inputs=tree_map(_differentiated, inputs)
+        materialize(gradient), retain_graph, create_graph, inputs=tree_map(_gradient_target, inputs)
     )
 
 
-def _differentiated(a: Any) -> Any:
-    """Find the tensor that a gradient is asked of: a recorded small value, or the tensor that an image lies in."""
+def _gradient_target(a: Any) -> Any:
+    """Return the tensor that gets a gradient: a materialized vector, or the tensor behind an image."""
     if not isinstance(a, LazyTensor):
         return a
     if isinstance(a, LazyImage) and isinstance(a._source, TensorSource):
         return a._source.tensor
     if a._value.is_map:
-        raise no_gradient("a gradient was asked of a recorded map")
+        raise no_gradient_error("a gradient of a recorded map was asked for")
     return materialize(a)
 
 
-def no_gradient(what: str) -> RecordingError:
+def no_gradient_error(what: str) -> RecordingError:
     return RecordingError(
         f"{what}: it is never held whole, and neither is its gradient. Take it whole first: features = materialize(x); "
         "compute what follows from features, and ask for the gradient of features (this is how Grad-CAM works). The "
@@ -284,13 +291,13 @@ def no_gradient(what: str) -> RecordingError:
 
 def _grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
     outputs = tree_map(materialize, outputs)
-    return torch.autograd.grad(outputs, tree_map(_differentiated, inputs), *args, **kwargs)
+    return torch.autograd.grad(outputs, tree_map(_gradient_target, inputs), *args, **kwargs)
 
 
 def _autograd_backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
     tensors = tree_map(materialize, tensors)
     if kwargs.get("inputs") is not None:
-        kwargs["inputs"] = tree_map(_differentiated, kwargs["inputs"])
+        kwargs["inputs"] = tree_map(_gradient_target, kwargs["inputs"])
     torch.autograd.backward(tensors, tree_map(materialize, grad_tensors), *args, **kwargs)
 
 
@@ -300,43 +307,43 @@ def _requires_grad_(self: LazyTensor, requires_grad: bool = True) -> LazyTensor:
     if isinstance(self, LazyImage) and isinstance(self._source, TensorSource):
         raise RecordingError("call requires_grad_() on the tensor before LazyImage.from_tensor(tensor)")
     if self._value.is_map:
-        raise no_gradient("requires_grad_() was called on a recorded map")
+        raise no_gradient_error("requires_grad_() was called on a recorded map")
     materialize(self).requires_grad_(requires_grad)
     return self
 
 
-def take_whole(rows: LazyTensor, name: str) -> None:
-    """Make one result for each image an ordinary tensor; see [Note: rows]."""
+def materialize_rows(rows: LazyTensor, name: str) -> None:
+    """Make a result with one row for each image an ordinary tensor; see [Note: rows]."""
     session, value = rows._session.root(), rows._value
     assert value.layout is not None
     axes = {factor.index for dim in value.layout.dims for factor in dim if isinstance(factor, Axis)}
-    if not axes <= session.instances:
-        raise no_gradient(f"{name}() was called on a recorded map")
-    others = [t._value for t in (ref() for ref in session.tensors) if t is not None and t is not rows]
+    if not axes <= session.instance_axes:
+        raise no_gradient_error(f"{name}() was called on a recorded map")
+    others = [t._value for t in (ref() for ref in session.lazy_tensors) if t is not None and t is not rows]
     if any(value in node.inputs for node in ancestors(others)):
-        raise no_gradient(f"{name}() was called on a recorded map that was read before")
+        raise no_gradient_error(f"{name}() was called on a recorded map that was read before")
     session.bind_result(rows._fake, value, materialize(rows))
 
 
-def _of_small(name: str) -> Callable[..., Any]:
-    """A method that needs a tensor's place in autograd's graph: a small value is computed for it."""
+def _on_vector(name: str) -> Callable[..., Any]:
+    """Return a handler that runs a method on the materialized vector, since it needs a place in autograd's graph."""
 
     def run(self: LazyTensor, *args: Any, **kwargs: Any) -> Any:
         if self._value.is_map:
-            take_whole(self, name)
+            materialize_rows(self, name)
         return getattr(materialize(self), name)(*args, **kwargs)
 
     return run
 
 
-#: Answers to calls for gradients.
-GRADIENTS: dict[Any, Callable[..., Any]] = {
+#: Handlers of calls for gradients.
+GRADIENT_HANDLERS: dict[Any, Callable[..., Any]] = {
     Tensor.backward: _backward,
     torch.autograd.backward: _autograd_backward,
     torch.autograd.grad: _grad,
     Tensor.requires_grad_: _requires_grad_,
     **{
-        getattr(Tensor, name): _of_small(name)
+        getattr(Tensor, name): _on_vector(name)
         for name in ("retain_grad", "register_hook", "register_post_accumulate_grad_hook")
     },
 }
@@ -345,8 +352,8 @@ GRADIENTS: dict[Any, Callable[..., Any]] = {
 # Others
 
 
-def _executed(func: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that needs data: run on the real tensors."""
+def _on_materialized(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a handler that runs a function on materialized tensors."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = tree_map(materialize, (args, kwargs))
@@ -356,30 +363,32 @@ def _executed(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _to(self: LazyTensor, *args: Any, **kwargs: Any) -> Any:
-    """Moving an image moves where its tiles go; anything else about ``to`` is an operator."""
+    """Change the device of an image's tiles; any other ``to`` is recorded."""
     if isinstance(self, LazyImage):
         device, dtype, _, memory_format = parse_to(*args, **{k: v for k, v in kwargs.items() if k != "copy"})
         if dtype is None or dtype == self.dtype:
             if device is None or device == self.device:
-                return self if memory_format is None else call(Tensor.to, (self,), {"memory_format": memory_format})
+                return (
+                    self if memory_format is None else record_call(Tensor.to, (self,), {"memory_format": memory_format})
+                )
             return type(self)(
                 self._source, device=device, requires_grad=self.requires_grad, engine=self._session.engine
             )
-    return call(Tensor.to, (self, *args), kwargs)
+    return record_call(Tensor.to, (self, *args), kwargs)
 
 
 def _refuse(what: str, way_out: str) -> Callable[..., Any]:
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        path = calling()[1]
+        path = current_module()[1]
         where = f" in '{path}'" if path else ""
         raise RecordingError(f"{what} on a lazy tensor{where} is not possible: {way_out}")
 
     return refuse
 
 
-def _representation(self: LazyTensor, **kwargs: Any) -> str:
-    value = bound(self._fake)
-    if isinstance(value, Value) and (real := computed(self, value)) is not None:
+def _repr(self: LazyTensor, **kwargs: Any) -> str:
+    value = binding_of(self._fake)
+    if isinstance(value, Value) and (real := computed_vector(self, value)) is not None:
         return repr(real)
     if isinstance(value, Value) and not value.is_map:
         return repr(materialize(self))
@@ -387,29 +396,29 @@ def _representation(self: LazyTensor, **kwargs: Any) -> str:
         return f"{type(self).__name__}(shape={tuple(self.shape)}, dtype={self.dtype}, device='{self.device}')"
 
 
-def _same(self: LazyTensor, *args: Any, **kwargs: Any) -> LazyTensor:
+def _unchanged(self: LazyTensor, *args: Any, **kwargs: Any) -> LazyTensor:
     return self
 
 
-#: Functions that have answers of their own.
-SPECIAL: dict[Any, Callable[..., Any]] = {
+#: Handlers of functions that are not simply recorded.
+HANDLERS: dict[Any, Callable[..., Any]] = {
     **{
-        getattr(Tensor, name): _executed(getattr(Tensor, name))
+        getattr(Tensor, name): _on_materialized(getattr(Tensor, name))
         for name in (
             "item tolist numpy __bool__ __float__ __int__ __index__ __complex__ __contains__ "
             "__array__ __format__ is_nonzero nonzero allclose equal"
         ).split()
     },
-    torch.allclose: _executed(torch.allclose),
-    torch.equal: _executed(torch.equal),
-    torch.is_nonzero: _executed(torch.is_nonzero),
-    torch.nonzero: _executed(torch.nonzero),
-    Tensor.__repr__: _representation,
-    **GRADIENTS,
+    torch.allclose: _on_materialized(torch.allclose),
+    torch.equal: _on_materialized(torch.equal),
+    torch.is_nonzero: _on_materialized(torch.is_nonzero),
+    torch.nonzero: _on_materialized(torch.nonzero),
+    Tensor.__repr__: _repr,
+    **GRADIENT_HANDLERS,
     Tensor.to: _to,
     Tensor.cuda: lambda self, device=None, **kw: _to(self, torch.device("cuda") if device is None else device),
-    Tensor.pin_memory: _same,
-    Tensor.share_memory_: _same,
+    Tensor.pin_memory: _unchanged,
+    Tensor.share_memory_: _unchanged,
     Tensor.is_pinned: lambda self, *a, **k: False,
     Tensor.is_shared: lambda self: False,
     Tensor.data_ptr: _refuse("data_ptr()", "it has no memory."),
@@ -422,8 +431,8 @@ SPECIAL: dict[Any, Callable[..., Any]] = {
     ),
     BackwardHookFunction.apply: _refuse(
         "a full backward hook on a module",
-        "it would need a map that is nowhere whole. Remove the hook (hooks on parameters work), or call the module on "
-        "materialize(x), a map that is held whole.",
+        "it would need a whole map, and maps are held in tiles. Remove the hook (hooks on parameters work), or call "
+        "the module on materialize(x), a map that is held whole.",
     ),
 }
 for _name in ("new_empty", "new_zeros", "new_ones", "new_full", "new_tensor"):
@@ -433,4 +442,4 @@ for _name in ("new_empty", "new_zeros", "new_ones", "new_full", "new_tensor"):
         kwargs.setdefault("device", self.device)
         return getattr(torch.empty(0), _name)(*args, **kwargs)
 
-    SPECIAL[getattr(Tensor, _name)] = _factory
+    HANDLERS[getattr(Tensor, _name)] = _factory
