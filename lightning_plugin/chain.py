@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from math import comb
 from typing import ClassVar
 
-from lightning_plugin.graph import Node, Value, gathered
+from lightning_plugin.graph import Node, Value, gather
 from lightning_plugin.ops import Captured, Op, Spread
 
 
@@ -141,7 +141,7 @@ class Copier:
         found = self.made[v]
         if not found.is_map:
             return found
-        vector = gathered(found)
+        vector = gather(found)
         assert vector.node is not None
         self.nodes.append(vector.node)
         return vector

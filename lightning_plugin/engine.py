@@ -20,14 +20,14 @@ from lightning_plugin.errors import EngineError
 from lightning_plugin.execute import finite
 from lightning_plugin.execute.frame import Frame, Step
 from lightning_plugin.execute.run import run_plan
-from lightning_plugin.graph import Recording, Value, drawn
+from lightning_plugin.graph import Recording, Value, has_drawn
 from lightning_plugin.ledger import Ledger, with_gradients
 from lightning_plugin.memory import Heap
 from lightning_plugin.options import Options
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.costs.lower import lower_tiers
 from lightning_plugin.plans import Occupancy, Planner, structure_digest, whole_call
-from lightning_plugin.private import forget_failed
+from lightning_plugin.private import release_failed_passes
 from lightning_plugin.program.compiled import Compiler
 from lightning_plugin.program.findings import Library
 from lightning_plugin.progress import Progress
@@ -99,7 +99,7 @@ class Engine:
 
     def choose(self, recording: Recording) -> Plan:
         """Choose the plan for a recording, within the memory that the device has left: a known one, or a new one."""
-        forget_failed()
+        release_failed_passes()
         occupancy = Occupancy() if self.options.budget is None else self.occupancy(recording)
         plan = self.planner.find(recording, occupancy)
         if plan is None and occupancy.bytes:
@@ -109,7 +109,7 @@ class Engine:
         if plan is None:
             plan = self.planner.make(recording, occupancy)
             if self.listener is not None:
-                random_splits = drawn(recording.nodes)
+                random_splits = has_drawn(recording.nodes)
                 structure = plan.approximation if random_splits else structure_digest(recording)
                 self.listener.on_new_plan(plan, structure, random_splits)
         return plan

@@ -27,13 +27,13 @@ from torch import Tensor
 
 from lightning_plugin.private import (
     DEVICE_OF,
+    FakeMaker,
     Fakes,
     FakeTensor,
     FakeTensorMode,
-    Skin,
     has_meta_kernel,
-    instead_of_meta,
     is_composite,
+    meta_replacement,
     schema,
     storage_key,
 )
@@ -81,10 +81,10 @@ class TensorFacts:
     size: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
-    skin: Skin
+    skin: FakeMaker
 
     def make(self) -> Tensor:
-        return self.skin.around(torch.empty_strided(self.size, self.stride, dtype=self.dtype, device="meta"))
+        return self.skin.wrap(torch.empty_strided(self.size, self.stride, dtype=self.dtype, device="meta"))
 
 
 class NotCacheable(Exception):
@@ -99,7 +99,7 @@ class CachingFakeMode(Fakes):
         self.results: dict[Any, tuple[TensorFacts | None, ...] | None] = {}
         #: Parts of keys and results, each once: most tensors are read by several operators.
         self.parts: dict[Any, Any] = {}
-        self.skins: dict[torch.device, Skin] = {}
+        self.skins: dict[torch.device, FakeMaker] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         if func is DEVICE_OF:
@@ -116,7 +116,7 @@ class CachingFakeMode(Fakes):
             if how is not MemoryEffect.OTHER:
                 device = self.device_of(args)
                 made = self.on_meta(func, args, kwargs)
-                return args[0] if how is MemoryEffect.WRITES else self.skin(device).around(made)
+                return args[0] if how is MemoryEffect.WRITES else self.skin(device).wrap(made)
         except (NotCacheable, NotImplementedError):
             pass
         return self.dispatch(func, types, args, kwargs)
@@ -143,7 +143,7 @@ class CachingFakeMode(Fakes):
             device = self.device_of(args) if tensors(args) else None
         except NotCacheable:
             return self.dispatch(func, types, args, kwargs)
-        decomposition, answer = instead_of_meta(func)
+        decomposition, answer = meta_replacement(func)
         if decomposition is not None:
             with self:
                 return decomposition(*args, **kwargs)
@@ -156,8 +156,8 @@ class CachingFakeMode(Fakes):
         skin = self.skin(device)
         found = self.on_meta(func, args, kwargs)
         if isinstance(found, Tensor):
-            return skin.around(found)
-        return tuple([skin.around(t) if isinstance(t, Tensor) else t for t in found])
+            return skin.wrap(found)
+        return tuple([skin.wrap(t) if isinstance(t, Tensor) else t for t in found])
 
     def facts_of(self, made: Sequence[Any], args: Any) -> tuple[TensorFacts | None, ...] | None:
         """Facts to remember of results; None where they are not new tensors that fill their memory."""
@@ -177,10 +177,10 @@ class CachingFakeMode(Fakes):
             found.append(self.parts.setdefault(facts, facts))
         return tuple(found)
 
-    def skin(self, device: torch.device) -> Skin:
+    def skin(self, device: torch.device) -> FakeMaker:
         found = self.skins.get(device)
         if found is None:
-            found = self.skins[device] = Skin(self, device)
+            found = self.skins[device] = FakeMaker(self, device)
         return found
 
     def device_of(self, args: Any) -> torch.device:

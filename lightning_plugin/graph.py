@@ -1,12 +1,12 @@
-"""The recorded network: values, the nodes that compute them, and what stands behind its images and captured tensors.
+"""Graph of a recorded network: values, nodes, and bindings to images and captured tensors.
 
-A *map* is a value with space in its layout and is never held whole unless a plan says so; a *vector* is any other
-value, small, and an ordinary tensor once it is computed. Nodes point at their inputs, so a graph is whatever can be
-reached from the values that are wanted; there is no container to keep in step.
+A *map* is a value whose layout has axes; it is held whole only if a plan says so. A *vector* is any other value: it is
+small, and an ordinary tensor once it is computed. Nodes point at their inputs, so a graph is all that can be reached
+from the wanted values, without a container.
 
-[Note: frozen] A graph holds no data and never changes. What its images and captured tensors are is said by `Bindings`,
-what a run of it has computed by that run's `Frame`: one graph can be run, rehearsed while it runs, and run again.
-Values and nodes point at each other; since no data hangs on them, no tensor waits for the garbage collector.
+[Note: frozen] A graph holds no data and never changes. `Bindings` name its images and captured tensors, and the `Frame`
+of a run holds results. So a graph can be run, rehearsed during a run, and run again. Values and nodes are in reference
+cycles; these hold no data, so that no tensor waits for the garbage collector.
 """
 
 from __future__ import annotations
@@ -27,24 +27,26 @@ from lightning_plugin.ops import Gather, Op
 from lightning_plugin.private import BatchNormBase, Version, version
 from lightning_plugin.source import TensorSource, TileSource, instances_of, read_part, understood
 
-#: So many numbers, less one, are free behind each node's.
-ROOM = 32
+#: Distance of the serial numbers of two nodes; the numbers between them are for the nodes of a chain.
+SERIAL_STEP = 32
 
-#: Numbers for nodes, in the order in which they are recorded; between two there is room for what a chain puts there.
-_serial = itertools.count(step=ROOM)
+_serial = itertools.count(step=SERIAL_STEP)
 
 
 def next_serial() -> int:
-    """A number between those of the nodes that are recorded already and of those to come."""
+    """Return a serial number greater than those of all nodes recorded so far."""
     return next(_serial)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Value:
-    """One tensor of the recorded network.
+    """Tensor of the recorded network.
 
-    ``fake`` knows shape, dtype and device and holds no data. ``layout`` is None for a vector. ``node`` is what makes
-    the value.
+    Attributes:
+        fake: Tensor without data that has the shape, dtype and device.
+        layout: Axes in the dimensions of a map; None for a vector.
+        requires_grad: As PyTorch's.
+        node: The node that makes the value.
     """
 
     fake: Tensor
@@ -77,7 +79,7 @@ class Value:
 
     @property
     def autocast_type(self) -> str:
-        """The type of its device, as autocast knows it."""
+        """The device type whose autocast state applies."""
         found = self.device.type
         return found if torch.amp.is_autocast_available(found) else "cpu"
 
@@ -92,10 +94,16 @@ class Value:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Node:
-    """One operator call: its rule's operator, what it reads (its ``maps`` and ``vectors`` apart) and what it makes.
+    """Call of an operator.
 
-    ``inplace`` is the in-place form of the operator where the user's code used it: wherever nobody else needs the
-    input, it may be used again.
+    Attributes:
+        op: The operator of the rule.
+        inputs: Values that it reads; its ``maps`` and its ``vectors``.
+        outputs: Values that it makes.
+        name: Name of the operator in messages.
+        path: Path of the module that called it.
+        inplace: The in-place form, if the user's code used it: it runs if no other node reads the input.
+        serial: Number in the order of recording.
     """
 
     op: Op
@@ -112,22 +120,28 @@ class Node:
         object.__setattr__(self, "maps", tuple([v for v in self.inputs if v.is_map]))
         object.__setattr__(self, "vectors", tuple([v for v in self.inputs if not v.is_map]))
         for v in self.outputs:
-            object.__setattr__(v, "node", self)  # the one knot: neither can be made before the other
+            object.__setattr__(v, "node", self)  # a node and its outputs refer to each other
 
     @property
     def label(self) -> str:
-        """The operator and the module it belongs to, as messages name it."""
+        """Name of the operator and of its module in messages."""
         return f"{self.name} in '{self.path}'" if self.path else self.name
 
 
 @dataclass(eq=False)
 class Effect:
-    """Something that must happen once when its values are known: running statistics are updated, say.
+    """Side effect of recorded code, applied once when its values are known, such as an update of running statistics.
 
-    ``writes`` are the buffers that it moves. Where the run that was to bring its values about has failed, it is
-    *dormant*: nobody asks for its sake, and it happens if its values are computed after all. Where ``torch.utils.
-    checkpoint`` computes it again in backward, ``block`` says in which block, ``norm`` is the module, which counts its
-    batches, ``tensors`` are its values, and ``repeated`` is the last backward pass in which it happened again.
+    Attributes:
+        values: The values that it needs.
+        run: Function of their results.
+        writes: Captured tensors that it writes.
+        dormant: True after a run that failed: its values are not computed for its sake any more, and it is applied if
+            they are.
+        block: The block of `torch.utils.checkpoint` in which it was recorded: backward applies it again.
+        norm: The BatchNorm of ``block``'s update, which counts its batches.
+        results: Results of the values, for backward.
+        last_pass: The last backward pass in which it was applied.
     """
 
     values: tuple[Value, ...]
@@ -136,13 +150,12 @@ class Effect:
     dormant: bool = False
     block: Hashable = None
     norm: BatchNormBase | None = None
-    tensors: Sequence[Tensor] = ()
-    repeated: int = -1
+    results: Sequence[Tensor] = ()
+    last_pass: int = -1
 
 
 def ancestors(wanted: Iterable[Value], known: Container[Value] = ()) -> list[Node]:
-    """The nodes that still have to run to make the wanted values, beside those that are known, in the order in which
-    they were recorded."""
+    """Return the nodes that make the wanted values, without those behind known values, in the order of recording."""
     seen: dict[int, Node] = {}
     stack = list(wanted)
     while stack:
@@ -157,36 +170,36 @@ def ancestors(wanted: Iterable[Value], known: Container[Value] = ()) -> list[Nod
 
 # Recordings
 
-#: An image is asked for background in no more parts than this, on an axis and in all.
-PARTS_ON_AXIS, PARTS = 64, 1 << 13
+#: Most cells in which an image is asked for background, on an axis and in all.
+MAX_CELLS_ON_AXIS, MAX_CELLS = 64, 1 << 13
 
 
 @dataclass(frozen=True, eq=False)
 class Image:
-    """The pixels behind a `Source`: they go to ``device``; ``version`` is the one that was recorded."""
+    """Pixels of a `Source`, which are moved to ``device``; ``version`` is that of the recording."""
 
     source: TileSource
     device: torch.device
     version: Any = None
 
     @staticmethod
-    def now(source: TileSource, device: torch.device) -> Image:
-        """An image as it is now."""
+    def of(source: TileSource, device: torch.device) -> Image:
+        """Make the image of a source in its current version."""
         return Image(source, device, source.version)
 
     @property
     def tensor(self) -> Tensor | None:
-        """The tensor that the pixels lie in, if they do."""
+        """The tensor that holds the pixels; None for other sources."""
         return self.source.tensor if isinstance(self.source, TensorSource) else None
 
     @property
-    def here(self) -> Tensor | None:
-        """The same, where it lies on the device already: reading a tile of it takes no memory."""
+    def on_device(self) -> Tensor | None:
+        """The tensor that holds the pixels, if it is on the device: a tile of it is a view."""
         return self.tensor if self.tensor is not None and self.tensor.device == self.device else None
 
     @property
     def changed(self) -> bool:
-        """True if the pixels are not any more those that were recorded."""
+        """True if the pixels have changed since the recording."""
         return bool(self.version != self.source.version)
 
     @property
@@ -199,35 +212,35 @@ class Image:
         return Layout.channels_first(self.source.shape, self.instances)
 
     def read(self, box: Box) -> Tensor:
-        return read_part(self.source, self.place(box)).to(self.device, non_blocking=True)
+        return read_part(self.source, self.source_box(box)).to(self.device, non_blocking=True)
 
     def constant(self, box: Box) -> Tensor | None:
-        """The value of each channel where the source knows that the box holds nothing else."""
-        return self.source.constant(understood(self.source, self.place(box)))
+        """Return the value of each channel if the source knows that the box is constant."""
+        return self.source.constant(understood(self.source, self.source_box(box)))
 
-    def holds(self, box: Box) -> bytes | None:
-        """A key for the value of a box that is known to hold no other."""
+    def constant_key(self, box: Box) -> bytes | None:
+        """Return a key of the value of a box that is known to be constant."""
         if self.tensor is not None:
             return None if self.background is None else self.background.at(box)
         return value_key(self.constant(box))
 
     @cached_property
     def background(self) -> Constants | None:
-        """The constant parts of the image, if any are known; see [Note: background] in `constants`. A tensor that does
-        not say when it is written to is not looked at."""
+        """The constant parts of the image, if any are known; see [Note: background] in `constants`. Tensors without a
+        version (inference tensors) are not compared."""
         if self.tensor is not None:
             space = len(self.source.shape) - self.instances - 1
             if self.version is None:
                 return None
             return Constants.compared(self.layout, self.tensor, [SHORTEST] * space, LEAST)
-        return Constants.asked(self.layout.extent, self.constant, PARTS_ON_AXIS, PARTS)
+        return Constants.asked(self.layout.extent, self.constant, MAX_CELLS_ON_AXIS, MAX_CELLS)
 
     def prefetch(self, box: Box) -> None:
-        """Tell a source that wants to hear of it that a box is read next."""
-        self.source.prefetch([understood(self.source, self.place(box))])
+        """Announce to the source that a box is read next."""
+        self.source.prefetch([understood(self.source, self.source_box(box))])
 
-    def place(self, box: Box) -> Box:
-        """A box with an axis for each dimension of images before those of space."""
+    def source_box(self, box: Box) -> Box:
+        """Return a box of the source: its axes are the dimensions of images, then those of space."""
         lead = self.source.shape[: self.instances]
         space = len(self.source.shape) - len(lead) - 1
         cut = iter(list(box.intervals())[space:])
@@ -235,7 +248,7 @@ class Image:
 
 
 def background_of(images: Iterable[Image]) -> list[Constants | None]:
-    """The constant parts of images. From tensors that are all blank, as examples are, nothing follows for others."""
+    """Return the constant parts of images; none if all are constant tensors, which stand for other images in plans."""
     found = [(image.background, image.tensor is not None) for image in images]
     examples = all(tensor and (known is None or known.blank) for known, tensor in found)
     return [None if examples else known for known, _ in found]
@@ -243,21 +256,21 @@ def background_of(images: Iterable[Image]) -> list[Constants | None]:
 
 @dataclass(frozen=True, eq=False)
 class Capture:
-    """The tensor behind a `Captured`: a parameter, a buffer, a target; ``version`` is the one that was recorded."""
+    """Tensor of a `Captured`: a parameter, a buffer, a target; ``version`` is that of the recording."""
 
     tensor: Tensor
     version: Version | None
 
     @property
     def changed(self) -> bool:
-        """True if the tensor was written to since it was recorded, other than by the recording (no version)."""
+        """True if the tensor was written to since it was recorded; one that the recording writes has no version."""
         return self.version is not None and self.version != version(self.tensor)
 
 
-def as_used(tensor: Tensor, requires_grad: bool) -> Tensor:
-    """A captured tensor, requiring grad if and only if it did when it was used.
+def with_requires_grad(tensor: Tensor, requires_grad: bool) -> Tensor:
+    """Return a captured tensor with the ``requires_grad`` of the time of use.
 
-    A parameter that was frozen since gets its gradient if it is free again when backward comes, as in PyTorch.
+    A parameter that was frozen since gets its gradient if it requires grad again in backward, as in PyTorch.
     """
     if tensor.requires_grad == requires_grad:
         return tensor
@@ -282,8 +295,8 @@ class Bindings:
         self.images.update(other.images)
         self.captures.update(other.captures)
 
-    def among(self, values: Container[Value]) -> Bindings:
-        """The bindings of some of the values."""
+    def restrict(self, values: Container[Value]) -> Bindings:
+        """Return the bindings of some of the values."""
         return Bindings(
             {v: image for v, image in self.images.items() if v in values},
             {v: capture for v, capture in self.captures.items() if v in values},
@@ -292,7 +305,7 @@ class Bindings:
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """Nodes to be run, in the order in which they were recorded; ``known`` are vectors that earlier runs computed."""
+    """Nodes to run, in the order of recording; ``known`` are vectors that earlier runs computed."""
 
     nodes: tuple[Node, ...]
     bindings: Bindings
@@ -300,19 +313,19 @@ class Recording:
 
     @property
     def images(self) -> list[Image]:
-        """The images that the nodes begin with."""
+        """The images that the nodes read."""
         found = (self.bindings.images.get(v) for n in self.nodes for v in n.outputs)
         return [image for image in found if image is not None]
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The tensors that the nodes begin with: parameters, buffers, whatever was captured."""
+        """The captured tensors that the nodes read: parameters, buffers, others."""
         found = (self.bindings.captures.get(v) for n in self.nodes for v in n.outputs)
         return [capture.tensor for capture in found if capture is not None]
 
 
 class Rewriting(Protocol):
-    """A change of what was recorded, which an option asks for: some operators by others, such as `split.Split`."""
+    """Option that replaces recorded operators by others, such as `split.Split`."""
 
     def rewrite(
         self, nodes: Sequence[Node], trained: Set[int], space: int, key: Callable[[], int]
@@ -320,7 +333,7 @@ class Rewriting(Protocol):
 
 
 def approximation(nodes: Iterable[Node]) -> str:
-    """The words of a plan for nodes that only approximate the user's; nothing where none does."""
+    """Describe the nodes that approximate the user's, for plans; empty if there are none."""
     found = [n for n in nodes if n.op.approximation]
     if not found:
         return ""
@@ -328,25 +341,25 @@ def approximation(nodes: Iterable[Node]) -> str:
     return f"{last.op.approximation}: {len(found)} {last.op.kind} operators, the last of them {last.label}"
 
 
-def drawn(nodes: Iterable[Node]) -> bool:
-    """True if an operator was drawn for this step alone."""
+def has_drawn(nodes: Iterable[Node]) -> bool:
+    """True if an operator has random parameters of one step."""
     return any(n.op.drawn for n in nodes)
 
 
-def vector_of(v: Value) -> Value:
-    """A vector with what a map holds."""
+def as_vector(v: Value) -> Value:
+    """Make the value of a map as a vector."""
     return Value(v.fake, None, v.requires_grad)
 
 
-def gathered(v: Value, serial: int | None = None) -> Value:
-    """A map as the vector that is made of it; the node that makes it may be given a number."""
-    found, path = vector_of(v), v.node.path if v.node is not None else ""
+def gather(v: Value, serial: int | None = None) -> Value:
+    """Add a node that makes a vector of a map; by default it gets the next serial number."""
+    found, path = as_vector(v), v.node.path if v.node is not None else ""
     numbered = {} if serial is None else {"serial": serial}
     Node(Gather(), (v,), (found,), "gather", path, **numbered)
     return found
 
 
 def image_gradient_bytes(recording: Recording) -> int:
-    """The gradients of images that backward makes and leaves to the user."""
+    """Return the bytes of images' gradients that backward will allocate."""
     tensors = {image.tensor for image in recording.images}
     return sum(t.nbytes for t in tensors if t is not None and t.is_leaf and t.requires_grad and t.grad is None)

@@ -49,7 +49,7 @@ from lightning_plugin.private import (
     TorchDispatchMode,
     current_pass,
     dispatch_mode,
-    one_at_a_time,
+    refuse_batched,
     schema,
     storage_key,
     tree_leaves,
@@ -282,7 +282,7 @@ class Ledger:
             self.see(leaf.grad)
 
     def _see_gradients(self, leaves: tuple[Tensor | None, ...], made: tuple[Any, ...], given: tuple[Any, ...]) -> None:
-        one_at_a_time(made)
+        refuse_batched(made)
         for g in (*given, *made):
             if isinstance(g, Tensor):
                 self.see(g)

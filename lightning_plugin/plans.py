@@ -20,7 +20,7 @@ from lightning_plugin.boxes import Grid
 from lightning_plugin.chain import chains
 from lightning_plugin.errors import BudgetError, PlanError
 from lightning_plugin.execute.validate import validate
-from lightning_plugin.graph import Recording, approximation, background_of, drawn, image_gradient_bytes
+from lightning_plugin.graph import Recording, approximation, background_of, has_drawn, image_gradient_bytes
 from lightning_plugin.ledger import CallBytes, Ledger
 from lightning_plugin.memory import budget_for, usable
 from lightning_plugin.options import Options
@@ -134,7 +134,7 @@ class Planner:
         key = digest((recording_key(recording, gradients), background_parts(recording)))
         if self.team is not None:
             self.team.require_equal(key, DIFFERENT_RECORDINGS)
-        if drawn(recording.nodes):
+        if has_drawn(recording.nodes):
             return []
         return put_last(self.plans, key, self.plans.get(key, []), MAX_PLANS)
 
@@ -218,7 +218,7 @@ class Planner:
         policy = with_halo(AUTO, self.options.halo)
         network = Network(recording, self.accumulates, dict(occupancy.optimizer_bytes), dict(occupancy.tiers))
         shape = tuple(images[0].source.shape) if images else ()
-        if drawn(recording.nodes) or any(chains(recording.nodes)):
+        if has_drawn(recording.nodes) or any(chains(recording.nodes)):
             plan = choose_plan(network, self.rates, budget, lower, policy, calls)
             return with_approximation(replace(plan, shape=shape), recording)
         network_key = (
@@ -300,7 +300,7 @@ def whole_call(recording: Recording, plain: int, optimizer_bytes: Mapping[int, i
     """Return the bytes of a call that runs untiled; plain PyTorch saves ``plain`` bytes for it, images included."""
     tensors = recording.tensors
     weights = {id(t): t.nbytes * (2 if t.requires_grad else 1) + optimizer_bytes.get(id(t), 0) for t in tensors}
-    images = sum(t.nbytes for image in recording.images if (t := image.here) is not None)
+    images = sum(t.nbytes for image in recording.images if (t := image.on_device) is not None)
     return CallBytes(weights, max(0, plain - images), image_gradient_bytes(recording), workspaces)
 
 

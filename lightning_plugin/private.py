@@ -1,7 +1,7 @@
-"""The private names of PyTorch that the engine uses, in one place: an upgrade that breaks one breaks this file.
+"""All uses of PyTorch's private names: an upgrade of PyTorch that breaks one breaks this file.
 
-Each has a test that says what the engine counts on (`tests/lightning_plugin/test_private.py`), and no other file uses
-one. What is private of Lightning belongs to the methods that a strategy overrides, and stays with them.
+Each has a test of the behaviour that the engine relies on (`tests/lightning_plugin/test_private.py`). Private names of
+Lightning belong to the methods that a strategy overrides, and are used there.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchModeBase
 from torch.utils._python_dispatch import _disable_current_modes as without_modes
 from torch.utils._pytree import SUPPORTED_NODES
-from torch.utils._pytree import tree_leaves as pytorchs_leaves
-from torch.utils._pytree import tree_map as pytorchs_map
+from torch.utils._pytree import tree_leaves as torch_tree_leaves
+from torch.utils._pytree import tree_map as torch_tree_map
 from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -56,22 +56,22 @@ __all__ = [
     "without_modes",
 ]
 
-#: A call whose result depends on the data of a tensor that has none.
+#: Errors of a call on fake tensors whose result depends on data.
 NEEDS_DATA = (DynamicOutputShapeException, DataDependentOutputException)
 
-#: A block in which tensors answer as they are, whatever their class makes of a call.
-plain = torch._C.DisableTorchFunctionSubclass
+#: Context manager in which calls on tensor subclasses skip ``__torch_function__``.
+without_torch_function = torch._C.DisableTorchFunctionSubclass
 
 
 # Trees
 
-# Trees are PyTorch's own, faster where they are plain. A recording looks through the arguments of every call several
-# times, and nearly all are tuples of tensors and numbers (PyTorch's own take eight times as long: a seventh of a step
-# that keeps all). Whatever else there is (a dataclass that somebody has registered, a named tuple) is PyTorch's affair.
+# The trees of `torch.utils._pytree`, with a fast path for tuples, lists and dicts. A recording traverses the arguments
+# of every call several times, and nearly all are tuples of tensors and numbers: PyTorch's functions take eight times as
+# long, a seventh of a step that keeps all. Other nodes (registered dataclasses, named tuples) are left to PyTorch.
 
 
 def tree_map(change: Callable[[Any], Any], tree: Any) -> Any:
-    """The tree with each leaf changed."""
+    """Return the tree with a function applied to each leaf."""
     kind = type(tree)
     if kind is tuple:
         return tuple([tree_map(change, t) for t in tree])
@@ -80,27 +80,27 @@ def tree_map(change: Callable[[Any], Any], tree: Any) -> Any:
     if kind is dict:
         return {key: tree_map(change, t) for key, t in tree.items()}
     if kind in SUPPORTED_NODES or issubclass(kind, tuple):  # named tuples are nodes, and not registered
-        return pytorchs_map(change, tree)
+        return torch_tree_map(change, tree)
     return change(tree)
 
 
 def tree_leaves(tree: Any) -> list[Any]:
-    """The leaves of a tree, in order."""
+    """Return the leaves of a tree, in order."""
     found: list[Any] = []
-    gather(tree, found)
+    add_leaves(tree, found)
     return found
 
 
-def gather(tree: Any, found: list[Any]) -> None:
+def add_leaves(tree: Any, found: list[Any]) -> None:
     kind = type(tree)
     if kind is tuple or kind is list:
         for t in tree:
-            gather(t, found)
+            add_leaves(t, found)
     elif kind is dict:
         for t in tree.values():
-            gather(t, found)
+            add_leaves(t, found)
     elif kind in SUPPORTED_NODES or issubclass(kind, tuple):
-        found += pytorchs_leaves(tree)
+        found += torch_tree_leaves(tree)
     else:
         found.append(tree)
 
@@ -109,90 +109,92 @@ def gather(tree: Any, found: list[Any]) -> None:
 
 
 def storage_key(t: Tensor) -> int:
-    """The identity of a tensor's memory, which fake tensors have too."""
+    """Return the identity of a tensor's storage, which fake tensors have too."""
     return int(t.untyped_storage()._cdata)
 
 
 def dense_bytes(t: Tensor) -> np.ndarray:
-    """The bytes of a tensor of one dimension or more, in the order of its elements. They are a copy's: a tensor with
-    dimensions of size one may be contiguous and yet have strides that its bytes have not."""
+    """Return a copy of a tensor's bytes in the order of its elements; the tensor has one dimension or more.
+
+    A contiguous tensor may have any stride in dimensions of size one, hence the copy.
+    """
     found: np.ndarray = t.detach().cpu().clone(memory_format=torch.contiguous_format).view(torch.uint8).numpy()
     return found
 
 
-#: Number of writes to a tensor, and the memory it lies in, or -1 if that does not matter.
+#: Number of writes to a tensor, and the identity of its storage, or -1 if it is not compared.
 Version = tuple[int, int]
 
 
-#: Of tensors that the engine has moved to another tier: the memory they were first in, and the one they are in now.
-_MOVED = WeakTensorKeyDictionary()
+#: First and present storage of each tensor that the engine has moved to another tier.
+_MOVED_STORAGES = WeakTensorKeyDictionary()
 
 
-def memory(t: Tensor) -> int:
-    """The identity of the memory that a tensor lies in; that of its first tier where the engine has moved it."""
+def storage_identity(t: Tensor) -> int:
+    """Return the identity of a tensor's storage; of a tensor that the engine has moved, of its first storage."""
     key = storage_key(t) if t.layout == torch.strided else -1
-    first, now = _MOVED.get(t, (key, key)) if len(_MOVED) else (key, key)
+    first, now = _MOVED_STORAGES.get(t, (key, key)) if len(_MOVED_STORAGES) else (key, key)
     return int(first) if now == key else key
 
 
-def give_memory(t: Tensor, values: Tensor) -> None:
-    """Have a tensor lie where some values do, which are its own: for its version that is no change."""
-    first = memory(t)
+def move_storage(t: Tensor, values: Tensor) -> None:
+    """Give a tensor the storage of ``values``, a copy of its own values; its version stays the same."""
+    first = storage_identity(t)
     t.data = values
-    _MOVED[t] = first, storage_key(t)
+    _MOVED_STORAGES[t] = first, storage_key(t)
 
 
 def version(t: Tensor) -> Version | None:
-    """A value that changes when a tensor is written to, or its ``.data`` replaced; tensors made for inference do not
-    say."""
-    return None if t.is_inference() else (t._version, memory(t))
+    """Return a value that changes when a tensor is written to or its ``.data`` is replaced; None for inference
+    tensors."""
+    return None if t.is_inference() else (t._version, storage_identity(t))
 
 
-def written(t: Tensor) -> Version | None:
-    """The same, of whatever memory."""
+def write_count(t: Tensor) -> Version | None:
+    """Return a value that changes when a tensor is written to; None for inference tensors."""
     return None if t.is_inference() else (t._version, -1)
 
 
-def lasting(result: Tensor) -> Tensor:
-    """A result that the user may write to: no view of something else."""
+def without_view(result: Tensor) -> Tensor:
+    """Return a result that the user may write to: a view is cloned."""
     return result.clone() if result._is_view() else result
 
 
 def without_storage(cls: type, like: Tensor, requires_grad: bool) -> Any:
-    """A tensor of a class of ours that has all that another has, but memory."""
+    """Make a tensor of a subclass with the metadata of another tensor and without storage."""
     return Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
         cls, like.shape, strides=like.stride(), dtype=like.dtype, device=like.device, requires_grad=requires_grad
     )
 
 
 def add_each(totals: list[Tensor], others: list[Tensor], times: int) -> None:
-    """Add to each of some tensors, in place, so many times another."""
+    """Add a multiple of another tensor to each of some tensors, in place."""
     torch._foreach_add_(totals, others, alpha=times)
 
 
-def checkpointed() -> weakref.ref[Any] | None:
-    """The block that `torch.utils.checkpoint` without reentry is running, which it runs again in backward."""
+def checkpoint_block() -> weakref.ref[Any] | None:
+    """Return the block of non-reentrant `torch.utils.checkpoint` that is running, which runs again in backward."""
     pack = _pack_hook()
     if pack is None or not pack.__qualname__.startswith("_checkpoint_hook."):
         return None
     block = weakref.ref(pack)
-    hash(block)  # so that it can be a key when the block is gone
+    hash(block)  # a weak reference keeps its hash after the block is freed only if it was asked before
     return block
 
 
-def recomputing() -> bool:
-    """True while `torch.utils.checkpoint` without reentry runs a block again."""
+def is_recomputing() -> bool:
+    """True while non-reentrant `torch.utils.checkpoint` runs a block again."""
     pack = _pack_hook()
     return pack is not None and pack.__qualname__.startswith("_recomputation_hook.")
 
 
 def _pack_hook() -> Any:
-    """The innermost hook that packs what is saved for backward now, if there is one."""
+    """Return the innermost pack hook of saved tensors; None without hooks."""
     hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)
     return None if hooks is None else hooks[0]
 
 
-def profiles() -> bool:
+def is_profiling() -> bool:
     """True if a profiler is on."""
     return bool(torch._C._autograd._profiler_enabled())
 
@@ -201,7 +203,7 @@ def profiles() -> bool:
 
 
 class Fakes(FakeTensorMode):
-    """A mode of fake tensors that is made without importing PyTorch's compiler, and keeps no table of its own."""
+    """Fake mode that does not import PyTorch's compiler and does not cache."""
 
     def __init__(self, allow_non_fake_inputs: bool) -> None:
         DispatchModeBase.__init__(self)
@@ -222,7 +224,7 @@ class Fakes(FakeTensorMode):
         return False
 
     def on_meta(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The result of an operator on fake tensors taken as the meta tensors that they are."""
+        """Run an operator's meta kernel on fake tensors, which are meta tensors."""
         with torch._C._DisableTorchDispatch():
             self.in_kernel_invocation = True
             with torch._C._PreserveDispatchKeyGuard():
@@ -233,31 +235,31 @@ class Fakes(FakeTensorMode):
                     self.in_kernel_invocation = False
 
 
-class Skin:
-    """A maker of fake tensors on a device of meta tensors."""
+class FakeMaker:
+    """Maker of fake tensors on a device, from meta tensors."""
 
     def __init__(self, mode: FakeTensorMode, device: torch.device) -> None:
         self.device = device
-        self.all_have = dict(vars(FakeTensor(mode, torch.empty(0, device="meta"), device)))
+        self.attributes = dict(vars(FakeTensor(mode, torch.empty(0, device="meta"), device)))
 
-    def around(self, meta: Tensor) -> Tensor:
-        """A fake tensor of a meta tensor's memory; to be called where no mode sees it."""
+    def wrap(self, meta: Tensor) -> Tensor:
+        """Make a fake tensor with a meta tensor's storage; no dispatch mode may be active."""
         made: Tensor = Tensor._make_subclass(  # type: ignore[attr-defined]
             FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=self.device
         )
         torch._C._set_warn_deprecated_on_mutable_data_ptr(made)
-        made.__dict__.update(self.all_have)
+        made.__dict__.update(self.attributes)
         return made
 
 
 @cache
-def instead_of_meta(func: Any) -> tuple[Callable[..., Any] | None, Callable[..., Any] | None]:
-    """The function that fake tensors are given to rather than to an operator's meta kernel: a decomposition, or a
-    function of the mode, the operator and its arguments. Without a meta kernel, there is none of these either."""
+def meta_replacement(func: Any) -> tuple[Callable[..., Any] | None, Callable[..., Any] | None]:
+    """Return the decomposition and the fake implementation that PyTorch prefers to an operator's meta kernel, or None
+    for each; a fake implementation takes the mode, the operator and its arguments."""
     decomposed = func not in meta_table and func in decomposition_table and torch_decomp_decompositions(func)
     if decomposed:
         return decomposition_table[func], None
-    return None, next((answer for said, answer in op_implementations_checks if said(func)), None)
+    return None, next((implementation for applies, implementation in op_implementations_checks if applies(func)), None)
 
 
 @cache
@@ -267,7 +269,7 @@ def has_meta_kernel(func: Any) -> bool:
 
 @cache
 def is_composite(func: Any) -> bool:
-    """True if an operator is nothing but what it is composed of (``func.decompose``)."""
+    """True for a composite operator, which runs by ``func.decompose`` alone."""
     return bool(func._can_decompose()) and func not in meta_table and func not in decomposition_table
 
 
@@ -280,73 +282,72 @@ DEVICE_OF = torch.ops.prim.device.default
 
 
 def schema(func: Any) -> Any:
-    """The name, arguments and results of an operator; None for what is no operator."""
+    """Return the schema of an operator; None for other functions."""
     return getattr(func, "_schema", None)
 
 
-def repeatable(func: Any) -> bool:
-    """True if a function is an operator that gives the same each time, and does nothing else."""
+def is_deterministic(func: Any) -> bool:
+    """True for an operator without random numbers and writes."""
     operator = isinstance(func, torch._ops.OpOverload)
     return operator and not func._schema.is_mutable and torch.Tag.nondeterministic_seeded not in func.tags
 
 
 def operator_name(func: Any) -> str:
-    """The name of an operator, as in ``torch.ops.aten``, or of a custom autograd function."""
+    """Return the name of an operator, as in ``torch.ops.aten``, or of a custom autograd function."""
     if function := custom_function(func):
         return function.__name__
     return str(func._schema.name.removeprefix("aten::"))
 
 
 def parse_to(*args: Any, **kwargs: Any) -> tuple[torch.device | None, torch.dtype | None, bool, Any]:
-    """The arguments of `Tensor.to`: device, type, non_blocking, memory format."""
+    """Return the arguments of `Tensor.to`: device, type, non_blocking, memory format."""
     return torch._C._nn._parse_to(*args, **kwargs)  # type: ignore[no-any-return]
 
 
 def legacy_reduction(size_average: bool | None, reduce: bool | None) -> str:
-    """The reduction that a loss's former arguments say."""
+    """Return the ``reduction`` that a loss's deprecated arguments stand for."""
     return torch.nn._reduction.legacy_get_string(size_average, reduce)
 
 
 # The engine of autograd
 
-# [Note: passes] A boundary's cotangent is collected by some segments and used by another, in one pass of autograd. A
-# pass may end early (a source fails, a hook raises) or be asked for some inputs only (``autograd.grad(loss, head)``).
-# So what one pass has collected is nothing to the next, and nothing is collected for a segment that the pass will not
-# run.
+# [Note: passes] A boundary's cotangent is summed by its readers and used by its producer, in one backward pass. A pass
+# may end early (a source fails, a hook raises) or run for some inputs only (``autograd.grad(loss, head)``). So the sums
+# of one pass are dropped before the next, and no cotangent is summed for a segment that the pass will not run.
 #
-# [Note: failed] PyTorch keeps what a pass that failed had still to run, gradients and all, in a queue of the
-# thread's, and lets it go when a later pass comes upon it. It takes the youngest node first, so it never does so by
-# itself: the memory, and files, would be missing in each step to come. So a node that is older than all those is run
-# before each plan is chosen, to have them looked at.
+# [Note: failed] After a backward pass that failed, PyTorch keeps the nodes that did not run, with their gradients, in
+# the thread's queue, until a later pass takes them from it. A pass takes the youngest node first and ends before it
+# comes to them, so their memory and files would never be freed. Before each plan is chosen, a node older than all of
+# them is therefore run: that pass takes them from the queue and drops them.
 
 
 def current_pass() -> int:
-    """The number of the backward pass under way in this thread, which no other pass has; -1 outside of one."""
+    """Return the unique number of the backward pass that runs in this thread; -1 outside of one."""
     return int(torch._C._current_graph_task_id())
 
 
 def retains_graph() -> bool:
-    """True if the pass under way leaves the graph as it is, for another pass."""
+    """True if the running backward pass keeps the graph (``retain_graph=True``)."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
-def unchanged(t: Tensor) -> Tensor:
-    """A hook on saved tensors that changes nothing. PyTorch does not look then whether they were written to."""
+def identity_hook(t: Tensor) -> Tensor:
+    """Hook on saved tensors that returns them; with hooks, PyTorch does not check for writes in place."""
     return t
 
 
-def saved_by_hooks() -> bool:
-    """True if hooks of the user decide what is saved for backward, as in `torch.utils.checkpoint`."""
-    return _pack_hook() not in (None, unchanged)
+def has_saved_tensor_hooks() -> bool:
+    """True if the user's hooks on saved tensors are active, as in `torch.utils.checkpoint`."""
+    return _pack_hook() not in (None, identity_hook)
 
 
-def will_run(node: Any) -> bool:
-    """True if the pass under way runs a node of autograd's graph."""
+def is_scheduled(node: Any) -> bool:
+    """True if the running backward pass will run a node of autograd's graph."""
     return node is not None and bool(torch._C._will_engine_execute_node(node))
 
 
 def never_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that PyTorch's compiler leaves alone, without importing the compiler for that."""
+    """Exclude a method from PyTorch's compiler, without importing the compiler."""
     guarded: Callable[..., Any] = torch._disable_dynamo(function)  # type: ignore[attr-defined]
 
     @wraps(function)
@@ -357,33 +358,34 @@ def never_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """The backward of a function whose own gradients have no graph: it refuses to run where one is asked for
-    (``create_graph=True``), as PyTorch's `once_differentiable` does only where the gradient it is given requires grad.
+    """Decorate the backward of an autograd function: it refuses ``create_graph=True``.
+
+    PyTorch's `once_differentiable` refuses it only if the incoming gradient requires grad.
     """
 
     @wraps(backward)
     def run(*args: Any) -> Any:
         if torch.is_grad_enabled():
             raise RecordingError(
-                "backward with create_graph=True was asked of a tiled computation: gradients of gradients would need "
+                "backward with create_graph=True was called on a tiled computation: gradients of gradients would need "
                 "every tile at once. Compute the penalty on a crop with plain PyTorch instead."
             )
-        one_at_a_time(args)
+        refuse_batched(args)
         return backward(*args)
 
     return never_compiled(run)
 
 
-def one_at_a_time(gradients: Iterable[Any]) -> None:
-    """Refuse gradients that stand for several."""
+def refuse_batched(gradients: Iterable[Any]) -> None:
+    """Refuse batched gradients."""
     functions = torch._C._functorch
     if any(
         isinstance(g, Tensor) and (functions.is_batchedtensor(g) or functions.is_legacy_batchedtensor(g))
         for g in gradients
     ):
         raise RecordingError(
-            "several gradients at once (is_grads_batched, vmap) were asked of a tiled computation, whose tiles are "
-            "computed for one. Call backward for each in turn, with retain_graph=True."
+            "batched gradients (is_grads_batched, vmap) were asked of a tiled computation, whose tiles are computed "
+            "for one gradient at a time. Call backward for each in turn, with retain_graph=True."
         )
 
 
@@ -391,14 +393,14 @@ def refuse_transforms() -> None:
     """Refuse to record within a transformation of `torch.func`."""
     if torch._C._are_functorch_transforms_active():
         raise RecordingError(
-            "a tiled computation was asked for within torch.func (grad, jacrev, jvp, vmap, ...), whose tensors have no "
-            "memory that tiles could be read from. Use torch.autograd.grad and backward, give a batch in place of "
-            "vmap, or transform the module itself, untiled."
+            "a tiled module was called within torch.func (grad, jacrev, jvp, vmap, ...), whose tensors have no memory "
+            "that tiles could be read from. Use torch.autograd.grad and backward, give a batch in place of vmap, or "
+            "transform the module itself, untiled."
         )
 
 
-class _Old(threading.local):
-    """A node of autograd's for each thread, older than those of the thread's steps; autograd counts them by thread."""
+class _OldestNode(threading.local):
+    """Autograd node of each thread that is older than those of its steps; autograd numbers nodes by thread."""
 
     def __init__(self) -> None:
         with torch.inference_mode(False), torch.enable_grad():
@@ -406,38 +408,40 @@ class _Old(threading.local):
             self.node = self.leaf * 1
 
 
-_old = _Old()
+_old = _OldestNode()
 
 
-def forget_failed() -> None:
-    """Let go of what passes that failed have left in this thread; see [Note: failed]."""
+def release_failed_passes() -> None:
+    """Free the nodes that failed backward passes have left in this thread; see [Note: failed]."""
     with torch.inference_mode(False):
         torch.autograd.grad(_old.node, _old.leaf, retain_graph=True)
 
 
-# What is around
+# Compiler, modes and optimizers
 
 
-def compiles() -> bool:
-    """True if something may have been compiled; importing the compiler takes seconds."""
+def has_compiler() -> bool:
+    """True if PyTorch's compiler is imported, so that modules may be compiled."""
     return "torch._dynamo" in sys.modules
 
 
 class TorchDispatchMode(DispatchModeBase):
-    """A mode that sees operators; PyTorch's own imports the compiler when it first does."""
+    """Dispatch mode that does not import PyTorch's compiler, as PyTorch's own does on first use."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
 
 
-class Nowhere:
-    """Of a counter, in which modules it counts: in none. PyTorch's own way to know is hooks on all modules of the
-    process, which other threads are calling meanwhile."""
+class NoModuleTracker:
+    """Module tracker of `FlopCounter` that attributes all work to no module.
+
+    PyTorch's tracker registers hooks on all modules of the process, which other threads may be calling.
+    """
 
     parents = frozenset({"Global"})
 
-    def __enter__(self) -> Nowhere:
+    def __enter__(self) -> NoModuleTracker:
         return self
 
     def __exit__(self, *args: object) -> None:
@@ -445,16 +449,15 @@ class Nowhere:
 
 
 class FlopCounter(FlopCounterMode):
-    """Counts the work of operators, in the thread that it was entered in."""
+    """Counter of floating-point operations in the thread that enters it."""
 
     def __init__(self) -> None:
         super().__init__(display=False)
-        self.mod_tracker = Nowhere()  # type: ignore[assignment]
+        self.mod_tracker = NoModuleTracker()  # type: ignore[assignment]
 
 
 def collate_by(kind: type, function: Callable[..., Any]) -> None:
-    """Have `torch.utils.data.default_collate` make batches of a class of tensors by a function: the entry of the class
-    itself comes before those of its bases."""
+    """Register a function with which `torch.utils.data.default_collate` makes batches of a tensor subclass."""
     from torch.utils.data._utils.collate import default_collate_fn_map
 
     default_collate_fn_map.setdefault(kind, function)
@@ -462,14 +465,14 @@ def collate_by(kind: type, function: Callable[..., Any]) -> None:
 
 _apply: Callable[..., Any] = vars(torch.autograd.Function)["apply"].__func__
 
-#: Classes of tensors that answer calls of custom autograd functions.
-_answering: list[type[Tensor]] = []
+#: Tensor subclasses whose ``__torch_function__`` gets calls of custom autograd functions.
+_overriding: list[type[Tensor]] = []
 
 
 def _applied(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
-    """`Function.apply` as a function that tensors may override; PyTorch's own is none."""
+    """Call `Function.apply`, which tensor subclasses may override here; PyTorch does not let them."""
     for a in (*args, *kwargs.values()):
-        for kind in _answering:
+        for kind in _overriding:
             if isinstance(a, kind):
                 return kind.__torch_function__(cls.apply, (), args, kwargs)
     return _apply(cls, *args, **kwargs)
@@ -478,33 +481,32 @@ def _applied(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> A
 torch.autograd.Function.apply = classmethod(_applied)  # type: ignore[method-assign, assignment]
 
 
-def answers_functions(kind: type[Tensor]) -> None:
-    """Have calls of custom autograd functions on a class of tensors go to its `__torch_function__`."""
-    _answering.append(kind)
+def override_custom_functions(kind: type[Tensor]) -> None:
+    """Send calls of custom autograd functions on a tensor subclass to its ``__torch_function__``."""
+    _overriding.append(kind)
 
 
 def custom_function(func: Any) -> type[torch.autograd.Function] | None:
-    """The custom autograd function that a call applies, if it is one."""
+    """Return the custom autograd function whose ``apply`` is called; None for other calls."""
     owner = getattr(func, "__self__", None)
-    own = isinstance(owner, type) and issubclass(owner, torch.autograd.Function)
-    return owner if own else None
+    return owner if isinstance(owner, type) and issubclass(owner, torch.autograd.Function) else None
 
 
-def step_chain(kind: type[torch.optim.Optimizer]) -> list[Any]:
-    """The functions that an optimizer's step is, from the outermost to PyTorch's own."""
+def step_wrappers(kind: type[torch.optim.Optimizer]) -> list[Any]:
+    """Return the wrappers of an optimizer's ``step``, outermost first, and the innermost function."""
     chain: list[Any] = [kind.step]
     while hasattr(chain[-1], "__wrapped__"):
         chain.append(chain[-1].__wrapped__)
     return chain
 
 
-def is_pytorchs(function: Any) -> bool:
-    """True if a function was written in PyTorch, whatever name it goes by."""
+def is_defined_in_torch(function: Any) -> bool:
+    """True if a function is defined in PyTorch."""
     return getattr(function, "__globals__", {}).get("__name__", "").startswith("torch.")
 
 
 def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
-    """True if hooks are called when an optimizer steps, its own or those of all optimizers."""
+    """True if an optimizer's step calls hooks, its own or global ones."""
     return bool(
         optimizer._optimizer_step_pre_hooks
         or optimizer._optimizer_step_post_hooks
@@ -514,7 +516,7 @@ def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def dispatch_mode() -> Any:
-    """The innermost mode that sees operators."""
+    """Return the innermost dispatch mode."""
     from torch.utils._python_dispatch import _get_current_dispatch_mode
 
     return _get_current_dispatch_mode()

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 
 from torch.profiler import record_function
 
-from lightning_plugin.private import profiles
+from lightning_plugin.private import is_profiling
 
 #: Context without a profiler range: opening a range takes as long as an operator.
 NO_RANGE: AbstractContextManager[Any] = nullcontext()
@@ -23,7 +23,7 @@ Kind = Literal["input", "spill"]
 
 def profiler_range(*words: object) -> AbstractContextManager[Any]:
     """Name a block for PyTorch's profilers; without a running profiler nothing is done."""
-    return record_function(" ".join(("lightning_plugin:", *map(str, words)))) if profiles() else NO_RANGE
+    return record_function(" ".join(("lightning_plugin:", *map(str, words)))) if is_profiling() else NO_RANGE
 
 
 class Listener(Protocol):

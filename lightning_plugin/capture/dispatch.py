@@ -37,11 +37,11 @@ from lightning_plugin.private import (
     BackwardHookFunction,
     CheckpointFunction,
     Version,
-    answers_functions,
+    override_custom_functions,
     parse_to,
-    plain,
     tree_map,
     version,
+    without_torch_function,
 )
 from lightning_plugin.rules.replaced import replaced
 from lightning_plugin.source import TensorSource
@@ -50,7 +50,7 @@ from lightning_plugin.source import TensorSource
 def install_dispatch() -> None:
     """Have `LazyTensor` dispatch its calls here; called once, by the package."""
     LazyTensor._dispatch = dispatch
-    answers_functions(LazyTensor)
+    override_custom_functions(LazyTensor)
 
 
 def dispatch(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -213,7 +213,7 @@ def read_attribute(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         return self.detach()
     if name in AUTOGRAD_ATTRIBUTES:
         return read_autograd_attribute(self, name)
-    with plain():
+    with without_torch_function():
         return func(*args, **kwargs)
 
 
@@ -392,7 +392,7 @@ def _repr(self: LazyTensor, **kwargs: Any) -> str:
         return repr(real)
     if isinstance(value, Value) and not value.is_map:
         return repr(materialize(self))
-    with plain():
+    with without_torch_function():
         return f"{type(self).__name__}(shape={tuple(self.shape)}, dtype={self.dtype}, device='{self.device}')"
 
 

@@ -23,7 +23,7 @@ from lightning_plugin.capture.session import Session, binding_of
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import Autocast
-from lightning_plugin.private import collate_by, compiles, tree_leaves, tree_map, without_storage
+from lightning_plugin.private import collate_by, has_compiler, tree_leaves, tree_map, without_storage
 from lightning_plugin.source import TensorSource, TileSource, batch, likely_instances
 
 
@@ -253,7 +253,7 @@ def computed_vector(tensor: LazyTensor, value: Value) -> Tensor | None:
 def without_compiled_modules() -> Iterator[None]:
     """Run modules of `torch.compile` uncompiled while their calls are recorded: tiles are executed, not the
     recording."""
-    if not compiles():
+    if not has_compiler():
         yield
         return
     with torch.compiler.set_stance("force_eager"):

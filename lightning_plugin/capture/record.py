@@ -47,10 +47,10 @@ from lightning_plugin.ops import Autocast, Barrier, Call, Gather, Op, Slot, Sour
 from lightning_plugin.private import (
     BatchNormBase,
     FakeTensor,
-    checkpointed,
+    checkpoint_block,
     custom_function,
+    is_recomputing,
     operator_name,
-    recomputing,
     storage_key,
     tree_leaves,
     tree_map,
@@ -97,7 +97,7 @@ class Recorder:
         self.autocast = autocast
         self.grad = torch.is_grad_enabled()
         self.module, self.path = current_module()
-        self.block = checkpointed() if self.grad else None
+        self.block = checkpoint_block() if self.grad else None
         self.effects: list[tuple[Effect, Sequence[Value]]] = []
 
     @property
@@ -115,7 +115,7 @@ class Recorder:
     ) -> None:
         """Write a module's buffers once the values are known; see [Note: buffers] in `run`."""
         norm = self.module if isinstance(self.module, BatchNormBase) else None
-        if recomputing():  # the backward pass updates and counts; see [Note: checkpoint] in `run`
+        if is_recomputing():  # the backward pass updates and counts; see [Note: checkpoint] in `run`
             if norm is not None and norm.num_batches_tracked is not None:
                 norm.num_batches_tracked.sub_(1)
             return
@@ -359,7 +359,7 @@ def tensor_of_image(session: Session, fake: Tensor) -> Tensor | None:
     """Return the user's tensor behind an image, or the same view of it; None for other tensors."""
     state, view = binding_of(fake), view_of(fake)
     if isinstance(state, Value) and state in session.bindings.images:
-        return session.bindings.images[state].here
+        return session.bindings.images[state].on_device
     parent = None if view is None else tensor_of_image(session, view.parent)
     return None if view is None or parent is None else view.take(parent)
 

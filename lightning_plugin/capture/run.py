@@ -33,7 +33,7 @@ from lightning_plugin.capture.session import Engine, Session, binding_of, drop_m
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.frame import Frame, Step
 from lightning_plugin.execute.run import run_plan
-from lightning_plugin.graph import Effect, Node, Recording, Value, ancestors, gathered
+from lightning_plugin.graph import Effect, Node, Recording, Value, ancestors, gather
 from lightning_plugin.private import current_pass, tree_leaves
 from lightning_plugin.program.fixed import fixed
 from lightning_plugin.progress import profiler_range
@@ -150,7 +150,7 @@ def run(session: Session, wanted: Sequence[Value] = ()) -> list[Tensor]:
     waiting = [(ref, t) for ref in session.pending if (t := ref()) is not None]
     session.pending = [ref for ref, _ in waiting]
     pending = [t._value for _, t in waiting if isinstance(binding_of(t._fake), Value)]
-    wanted = [v if not v.is_map else gathered(v) for v in wanted]
+    wanted = [v if not v.is_map else gather(v) for v in wanted]
     values = [v for v in dict.fromkeys((*pending, *wanted)) if v not in session.vectors]
     values += [v for e in session.effects if not e.dormant for v in e.values]
     restore_buffers(session.effects)
@@ -185,7 +185,7 @@ def apply_effects(session: Session) -> None:
             tensors = [session.vectors[v] for v in effect.values]
             effect.run(tensors)
             if effect.block is not None:
-                effect.tensors = [t.detach() for t in tensors]
+                effect.results = [t.detach() for t in tensors]
                 session.recomputed_effects.append(effect)
         else:
             waiting.append(effect)
@@ -206,13 +206,13 @@ def repeat_effects(effects: Sequence[Effect], recomputed: Container[Hashable], g
     """Apply effects that a result depends on again, once in a backward pass."""
     now = current_pass()
     blocks = [list(group) for block, group in groupby(effects, lambda e: e.block) if block in recomputed]
-    for effect in (e for block in reversed(blocks) for e in block if e.repeated != now):
-        effect.repeated = now
+    for effect in (e for block in reversed(blocks) for e in block if e.last_pass != now):
+        effect.last_pass = now
         how: dict[str, float] = {}
         if (norm := effect.norm) is not None and norm.num_batches_tracked is not None:
             count = float(norm.num_batches_tracked.add_(1))
             how = {"momentum": 1 / count} if norm.momentum is None else {}
-        effect.run(effect.tensors, **how)
+        effect.run(effect.results, **how)
 
 
 def run_recording(recording: Recording, session: Session) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_plugin.boxes import Box
-from lightning_plugin.capture.chains import with_chains
+from lightning_plugin.capture.chains import replace_by_chains
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.frame import Step
 from lightning_plugin.fakes import MODES
@@ -33,7 +33,7 @@ from lightning_plugin.graph import (
 from lightning_plugin.ops import Captured, Source
 from lightning_plugin.options import Chains, Options
 from lightning_plugin.plan import Plan
-from lightning_plugin.private import FakeTensorMode, custom_function, plain, refuse_transforms, version
+from lightning_plugin.private import FakeTensorMode, custom_function, refuse_transforms, version, without_torch_function
 from lightning_plugin.source import TileSource, together
 
 #: Recordings of more nodes get chains by default: the search looks at each operator.
@@ -150,7 +150,7 @@ class Session:
             self.windows_in_training.difference_update(n.serial for n in nodes)
         elif chains == "always" or (chains == "auto" and len(nodes) > CHAINS_FROM_NODES):
             written = {v for v, capture in self.bindings.captures.items() if capture.version is None}
-            if with_chains(nodes, wanted, written):
+            if replace_by_chains(nodes, wanted, written):
                 nodes = tuple(ancestors(wanted, self.vectors))
         return Recording(nodes, self.bindings, frozenset(self.vectors))
 
@@ -168,7 +168,7 @@ class Session:
         needed = ancestors([*values, *(v for e in self.effects for v in e.values)], self.vectors)
         reached = {*values, *(v for node in needed for v in (*node.inputs, *node.outputs))}
         self.vectors = {v: t for v, t in self.vectors.items() if v in reached}
-        self.bindings = self.bindings.among(reached)
+        self.bindings = self.bindings.restrict(reached)
         behind = {v for node in ancestors(values) for v in node.outputs} if self.recomputed_effects else ()
         self.recomputed_effects = [e for e in self.recomputed_effects if e.values[0] in behind]
         self.captured_values.clear()
@@ -229,7 +229,7 @@ class Session:
     def capture(self, tensor: Tensor) -> Value:
         """Return the value of a real tensor: one value for the tensor as long as it is unchanged."""
         refuse_transforms()
-        with plain():
+        with without_torch_function():
             now, key = version(tensor), (id(tensor), tensor.requires_grad)
             known = self.captured_values.get(key)
             if known is not None and self.bindings.captures[known].version in (now, None):
@@ -250,12 +250,13 @@ class Session:
     def image(self, source: TileSource, fake: Tensor, requires_grad: bool = False) -> Value:
         """Bind a fake tensor to the value of an image in its current version; an empty image is a vector."""
         refuse_transforms()
-        image = Image.now(source, fake.device)
+        image = Image.of(source, fake.device)
         if not fake.numel():
-            empty = self.capture(image.read(Box.whole(image.layout.extent)) if image.here is None else image.here)
+            pixels = image.on_device
+            empty = self.capture(image.read(Box.whole(image.layout.extent)) if pixels is None else pixels)
             bind(fake, empty)
             return empty
-        lies: Any = "elsewhere" if image.tensor is None else "memory" if image.here is None else "here"
+        lies: Any = "elsewhere" if image.tensor is None else "memory" if image.on_device is None else "here"
         layout, axes = image.layout, len(source.shape) - image.instances - 1
         value = Value(fake, layout, requires_grad)
         op = Source(lies, source.reads_ahead, len(layout.extent) - axes, together(source))

@@ -17,7 +17,7 @@ from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.execute.tile_pass import TilePass
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import Pieces
-from lightning_plugin.private import will_run
+from lightning_plugin.private import is_scheduled
 from lightning_plugin.program.findings import Owned
 from lightning_plugin.program.program import Target
 from lightning_plugin.progress import profiler_range
@@ -63,7 +63,7 @@ class Backward:
         self.handles: dict[Value, Boundary] = dict(zip(self.segment.boundaries, ctx.handles, strict=True))
         # Tokens are the last tensors that autograd knows of; before them it has the other inputs.
         makers = ctx.next_functions[len(ctx.next_functions) - len(self.handles) :]
-        followed = {v for v, (maker, _) in zip(self.handles, makers, strict=True) if will_run(maker)}
+        followed = {v for v, (maker, _) in zip(self.handles, makers, strict=True) if is_scheduled(maker)}
         spreads = {v for v, t in self.spreads.items() if t.requires_grad}
         self.wanted = {v for v in (*followed, *spreads, *self.images) if v.requires_grad}
         self.gradients = Gradients(

@@ -25,10 +25,10 @@ from torch import Tensor
 from lightning_plugin.chain import Body, Chain, stored
 from lightning_plugin.execute.frame import Frame, Step
 from lightning_plugin.execute.function import Inputs, seen
-from lightning_plugin.graph import Bindings, Capture, Node, Value, as_used
+from lightning_plugin.graph import Bindings, Capture, Node, Value, with_requires_grad
 from lightning_plugin.ops import Barrier, VectorOp
 from lightning_plugin.plan import ChainPlan
-from lightning_plugin.private import first_order, lasting, retains_graph
+from lightning_plugin.private import first_order, retains_graph, without_view
 
 
 @dataclass(eq=False)
@@ -165,7 +165,7 @@ class Link:
     @staticmethod
     def of(values: Sequence[Value], frame: Frame) -> Link:
         streams = frame.streams.captured if frame.streams is not None else {}
-        tensors = [as_used(streams[v], v.requires_grad) if v in streams else frame.vector(v) for v in values]
+        tensors = [with_requires_grad(streams[v], v.requires_grad) if v in streams else frame.vector(v) for v in values]
         return Link(Inputs.of(tensors, None), [v in streams for v in values])
 
 
@@ -269,7 +269,7 @@ class Links:
                 vectors[v] = t
         frame = Frame(Bindings({}, captures), vectors, step)
         self.run(body, frame)
-        return [lasting(frame.vector(v)) for v in body.made]
+        return [without_view(frame.vector(v)) for v in body.made]
 
     # What the ledger knows
 

@@ -40,12 +40,12 @@ from lightning_plugin.ledger import Ledger
 from lightning_plugin.private import (
     Version,
     first_order,
-    lasting,
+    has_saved_tensor_hooks,
+    identity_hook,
     retains_graph,
-    saved_by_hooks,
-    unchanged,
     version,
-    written,
+    without_view,
+    write_count,
 )
 from lightning_plugin.program.findings import Owned
 from lightning_plugin.program.program import parts_of
@@ -70,7 +70,7 @@ def run_segment(run: SegmentRun, frame: Frame) -> None:
             )
     with torch.no_grad(), torch.autocast(run.autocast_type, enabled=False):
         work = Forward(run, run.inputs(frame), frame.stored)
-        found = dict(zip(run.outputs, map(lasting, work.run()), strict=True))
+        found = dict(zip(run.outputs, map(without_view, work.run()), strict=True))
     seen(run.ledger, found.values())
     # On the segment's device, so that autograd runs all segments in one thread, in one order.
     found |= {v: torch.zeros((), device=v.device) for v in run.stored}
@@ -98,8 +98,8 @@ def connect(
     the rows that each tile of a scan was handed."""
     # Some writes are allowed that PyTorch refuses, and others refused that it does not see: `Inputs` looks. Hooks of
     # streams stay, and the user's.
-    hooked = frame.streams is not None or saved_by_hooks()
-    hooks = nullcontext() if hooked else torch.autograd.graph.saved_tensors_hooks(unchanged, unchanged)
+    hooked = frame.streams is not None or has_saved_tensor_hooks()
+    hooks = nullcontext() if hooked else torch.autograd.graph.saved_tensors_hooks(identity_hook, identity_hook)
     with torch.enable_grad(), hooks:
         results = SegmentFunction.apply(run, frame, made, carried, *run.inputs(frame))
     made.update(zip((*run.outputs, *run.stored), results, strict=True))
@@ -127,7 +127,7 @@ class SegmentFunction(torch.autograd.Function):
         # Copies: the user may write to the results, and backward needs them as they were.
         ctx.results = [r.clone() for r in results[: len(run.outputs)]]
         # What the user's hooks save may come back as other tensors: they look after it themselves.
-        theirs = frame.streams is None and saved_by_hooks()
+        theirs = frame.streams is None and has_saved_tensor_hooks()
         ctx.versions = None if theirs else Inputs.of(inputs, frame.streams).versions
         ctx.save_for_backward(*inputs)
         ctx.set_materialize_grads(False)
@@ -168,14 +168,14 @@ class Inputs:
     def of(tensors: Sequence[Tensor], streams: Streams | None) -> Inputs:
         kept = tensors if streams is None else list(map(streams.pack, tensors))
         return Inputs(
-            kept, [written(t) if isinstance(k, Saved) else version(t) for t, k in zip(tensors, kept, strict=True)]
+            kept, [write_count(t) if isinstance(k, Saved) else version(t) for t, k in zip(tensors, kept, strict=True)]
         )
 
     def tensors(self) -> list[Tensor]:
         """The tensors; refuses to go on where one of them was changed."""
         found = [t if isinstance(t, Tensor) else t.fetch() for t in self.kept]
         for t, before in zip(found, self.versions, strict=True):
-            if before not in (version(t), written(t)):
+            if before not in (version(t), write_count(t)):
                 raise RecordingError(
                     f"a tensor of shape {tuple(t.shape)} that the forward pass used was changed in place before "
                     "backward (an optimizer step between forward and backward, say). Its old value is needed."

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.execute.frame import Frame
-from lightning_plugin.graph import Node, Value, as_used
+from lightning_plugin.graph import Node, Value, with_requires_grad
 from lightning_plugin.ledger import Ledger, watched
 from lightning_plugin.ops import ReduceOp, Source, Spread, TileOp, accumulation_dtype
-from lightning_plugin.private import first_order, lasting
+from lightning_plugin.private import first_order, without_view
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.rules.norm import Normalize, channels_last, pulled_back_in_order
 from lightning_plugin.rules.reductions import VarMean
@@ -125,8 +125,8 @@ def whole(v: Value, frame: Frame) -> Tensor:
             found = GatherFunction.apply(v, frame.stored[v], frame.tokens[v], frame.step.team)
     elif v in frame.bindings.images:
         image = frame.bindings.images[v]
-        if image.here is not None:
-            found = as_used(image.here, v.requires_grad)
+        if image.on_device is not None:
+            found = with_requires_grad(image.on_device, v.requires_grad)
         else:
             with frame.step.progress.waiting("input"):
                 found = image.read(Box.whole(v.space.extent))
@@ -146,7 +146,7 @@ class ReduceFunction(torch.autograd.Function):
         ctx: Any, op: ReduceOp, box: Box, maps: int, ledger: Ledger | None, *inputs: Tensor
     ) -> tuple[Tensor, ...]:
         tiles, vectors = inputs[:maps], inputs[maps:]
-        results = tuple(map(lasting, op.finish(op.partial(box, tiles, vectors), vectors)))
+        results = tuple(map(without_view, op.finish(op.partial(box, tiles, vectors), vectors)))
         ctx.op, ctx.box, ctx.maps, ctx.ledger = op, box, maps, ledger
         ctx.results = [r.clone() for r in results]
         ctx.save_for_backward(*inputs)

@@ -19,7 +19,7 @@ from lightning_plugin.execute.keep import keep, pairs, whole
 from lightning_plugin.execute.room import Guard, leaves
 from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.execute.streams import Streams, Use
-from lightning_plugin.graph import Node, Value, ancestors, as_used
+from lightning_plugin.graph import Node, Value, ancestors, with_requires_grad
 from lightning_plugin.ledger import watched
 from lightning_plugin.ops import Barrier, Captured, Gather, Spread, VectorOp
 from lightning_plugin.plan import ChainPlan, Plan, SegmentPlan
@@ -213,7 +213,7 @@ def compute(value: Value, frame: Frame) -> None:
         if isinstance(op, Captured):
             (v,) = node.outputs
             if v in frame.bindings.captures:  # else a rehearsal has left it out
-                frame.vectors[v] = as_used(frame.bindings.captures[v].tensor, v.requires_grad)
+                frame.vectors[v] = with_requires_grad(frame.bindings.captures[v].tensor, v.requires_grad)
         elif isinstance(op, Gather):
             gather(node, frame)
         elif isinstance(op, Chain):

@@ -19,7 +19,7 @@ from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.constants import Constants
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.frame import Frame
-from lightning_plugin.graph import Value, as_used
+from lightning_plugin.graph import Value, with_requires_grad
 from lightning_plugin.ops import Pieces
 from lightning_plugin.plan import SegmentPlan
 from lightning_plugin.program.pieces import Strip, strips
@@ -123,7 +123,7 @@ class SegmentRun:
         """The tensors autograd has to know: vectors, spread vectors, images with grad, tokens."""
         vectors = [frame.vector(v) for v in self.program.vectors]
         spreads = [t for v in self.spreads if (t := frame.ordinary(v)) is not None]
-        images = [as_used(t, True) for v in self.images if (t := self.sources[v].tensor) is not None]
+        images = [with_requires_grad(t, True) for v in self.images if (t := self.sources[v].tensor) is not None]
         return [*vectors, *spreads, *images, *(frame.tokens[v] for v in self.boundaries)]
 
     def by_value(

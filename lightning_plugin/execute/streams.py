@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.errors import RecordingError
-from lightning_plugin.graph import Node, Value, as_used
+from lightning_plugin.graph import Node, Value, with_requires_grad
 from lightning_plugin.ledger import Ledger, watched
 from lightning_plugin.ops import VectorOp
-from lightning_plugin.private import first_order, repeatable, storage_key, tree_leaves, version
+from lightning_plugin.private import first_order, is_deterministic, storage_key, tree_leaves, version
 from lightning_plugin.progress import Progress
 from lightning_plugin.residency.homes import Homes
 from lightning_plugin.residency.transfer import Arrivals, Pending, Transfer, TransferQueue, arriving
@@ -145,7 +145,7 @@ class Streams:
                 watched(self.ledger),
             ):
                 if v in self.captured:
-                    made: list[Tensor] = [Copy.apply(as_used(self.captured[v], v.requires_grad), self, v)]
+                    made: list[Tensor] = [Copy.apply(with_requires_grad(self.captured[v], v.requires_grad), self, v)]
                     values: Sequence[Value] = (v,)
                 else:
                     node = operation(v)
@@ -268,7 +268,7 @@ def derived(captured: Mapping[Value, Tensor], nodes: Sequence[Node]) -> list[Val
     found: dict[Value, None] = {}
     read = {v for n in nodes for v in n.inputs}
     for n in nodes:
-        if not isinstance(n.op, VectorOp) or not n.inputs or not repeatable(n.op.call.func) or n.op.rebind:
+        if not isinstance(n.op, VectorOp) or not n.inputs or not is_deterministic(n.op.call.func) or n.op.rebind:
             continue
         if all(v in captured or v in found for v in n.inputs) and all(
             v in read and v.bytes >= SMALL for v in n.outputs

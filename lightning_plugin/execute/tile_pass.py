@@ -147,7 +147,7 @@ class TilePass:
         computation. None where the box is like no other."""
         found, segment = self.stored.get(v), self.segment
         if found is None:
-            return segment.sources[v].holds(box) if v in segment.sources else segment.known[v].at(box)
+            return segment.sources[v].constant_key(box) if v in segment.sources else segment.known[v].at(box)
         key = None if found.constants is None else found.constants.at(box)
         return key if key is not None or found.made is None else found.made.signature(box)
 

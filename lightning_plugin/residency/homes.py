@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_plugin.errors import EngineError
-from lightning_plugin.private import WeakTensorKeyDictionary, give_memory, storage_key, version
+from lightning_plugin.private import WeakTensorKeyDictionary, move_storage, storage_key, version
 from lightning_plugin.residency.disk import MappedFile, fills_its_memory, flat_bytes
 
 
@@ -143,7 +143,7 @@ def put(tensor: Tensor, there: Callable[[Tensor], Tensor]) -> None:
     gradient = tensor.grad
     values, moved = there(tensor.detach()), None if gradient is None else there(gradient)
     tensor.grad = None  # a gradient has to lie where its tensor does
-    give_memory(tensor, values)
+    move_storage(tensor, values)
     tensor.grad = moved
 
 

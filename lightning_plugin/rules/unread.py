@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_plugin.private import first_order, will_run
+from lightning_plugin.private import first_order, is_scheduled
 
 aten = torch.ops.aten
 
@@ -61,7 +61,7 @@ class Unread(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         how: How = ctx.how
         x, weight = ctx.saved_tensors
-        vectors = [will_run(maker) for maker, _ in ctx.next_functions[1:]]
+        vectors = [is_scheduled(maker) for maker, _ in ctx.next_functions[1:]]
         wanted = [ctx.needs_input_grad[0], *vectors, *[False] * (2 - len(vectors))]
         found = aten.convolution_backward(
             gradient, x, weight, ctx.of_bias, how.stride, how.padding, how.dilation, how.transposed,

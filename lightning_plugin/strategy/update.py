@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_plugin.private import has_step_hooks, is_pytorchs, step_chain
+from lightning_plugin.private import has_step_hooks, is_defined_in_torch, step_wrappers
 from lightning_plugin.residency.homes import Homes
 
 #: Optimizers whose update of a parameter depends on no other parameter. All others step on all parameters together.
@@ -65,7 +65,7 @@ def step_on_parameter(optimizer: Optimizer, group: dict[str, Any], parameter: Te
     single: Any = Optimizer.__new__(type(optimizer))
     vars(single).update(vars(optimizer))
     single.param_groups = [{**group, "params": [parameter]}]
-    step_chain(type(optimizer))[-1](single)  # unwrapped: a profiler's wrapper counts whole steps
+    step_wrappers(type(optimizer))[-1](single)  # unwrapped: a profiler's wrapper counts whole steps
     tier = homes.tier(parameter)
     state = optimizer.state.get(parameter, {})
     for name, value in state.items():
@@ -108,7 +108,7 @@ def patch_step(optimizer: Optimizer, homes: Homes) -> None:
 def is_separable(optimizer: Optimizer) -> bool:
     """True if an optimizer may step on one parameter at a time: one of `BY_PARAMETER`, with PyTorch's own ``step``."""
     kind = type(optimizer)
-    return kind in BY_PARAMETER and all(map(is_pytorchs, step_chain(kind)))
+    return kind in BY_PARAMETER and all(map(is_defined_in_torch, step_wrappers(kind)))
 
 
 def streamed_parameters(optimizer: Optimizer, homes: Homes) -> Iterator[tuple[Tensor, dict[str, Any]]]:

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, assume, given, seed, settings
 from torch import Tensor, nn
 
 from lightning_plugin import LazyImage, TiledModule
-from lightning_plugin.capture.chains import LONGEST
+from lightning_plugin.capture.chains import MAX_PERIOD
 from lightning_plugin.chain import chains
 from lightning_plugin.engine import Engine
 from lightning_plugin.graph import Recording
@@ -360,4 +360,4 @@ def test_depth_is_no_recursion() -> None:
     expected.backward()
     assert difference(loss, expected) < TOLERANCE
     assert tiled.plan is not None and [c.count for c in tiled.plan.chains] == [1099]
-    assert 2 * LONGEST < 1100
+    assert 2 * MAX_PERIOD < 1100

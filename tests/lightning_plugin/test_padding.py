@@ -139,7 +139,7 @@ class Inverse(nn.Module):
 
 def test_tissue_and_blank_examples_are_not_taken_for_background() -> None:
     def known(*tensors: Tensor) -> list[Constants | None]:
-        return background_of(Image.now(TensorSource(t), t.device) for t in tensors)
+        return background_of(Image.of(TensorSource(t), t.device) for t in tensors)
 
     blank, gate = torch.zeros(2, 3, 80, 96), torch.ones(1, 1, 32, 32)
     assert known(torch.randn(blank.shape)) == known(blank) == known(blank.to("meta")) == [None]

@@ -63,7 +63,7 @@ def test_a_version_counts_writes() -> None:
     x.add_(1)
     assert before is not None and private.version(x) == (before[0] + 1, before[1])
     x.data = torch.zeros(3)
-    assert private.version(x) != (before[0] + 1, before[1]) and private.written(x) == (before[0] + 1, -1)
+    assert private.version(x) != (before[0] + 1, before[1]) and private.write_count(x) == (before[0] + 1, -1)
     with torch.inference_mode():
         assert private.version(torch.zeros(3)) is None
 
@@ -105,8 +105,8 @@ def test_a_method_runs_whether_something_compiles_or_not() -> None:
 
 def test_a_fake_tensor_is_made_of_a_meta_tensor() -> None:
     mode = private.Fakes(True)
-    meta, skin = torch.empty(2, 3, device="meta"), private.Skin(mode, torch.device("cpu"))
-    fake = skin.around(meta)
+    meta, skin = torch.empty(2, 3, device="meta"), private.FakeMaker(mode, torch.device("cpu"))
+    fake = skin.wrap(meta)
     assert isinstance(fake, private.FakeTensor) and fake.device.type == "cpu"
     assert private.storage_key(fake) == private.storage_key(meta)
     assert vars(fake).keys() == vars(private.FakeTensor(mode, meta, torch.device("cpu"))).keys()
@@ -115,9 +115,9 @@ def test_a_fake_tensor_is_made_of_a_meta_tensor() -> None:
 
 def test_what_is_asked_instead_of_a_meta_kernel() -> None:
     aten = torch.ops.aten
-    assert private.instead_of_meta(aten.native_batch_norm.default)[0] is not None
-    assert private.instead_of_meta(aten.convolution.default)[1] is not None
-    assert private.instead_of_meta(aten.relu.default) == (None, None)
+    assert private.meta_replacement(aten.native_batch_norm.default)[0] is not None
+    assert private.meta_replacement(aten.convolution.default)[1] is not None
+    assert private.meta_replacement(aten.relu.default) == (None, None)
     assert private.has_meta_kernel(aten.relu.default) and not private.has_meta_kernel(aten.to.dtype)
     assert private.is_composite(aten.to.dtype) and not private.is_composite(aten.relu.default)
 
@@ -145,7 +145,7 @@ def test_what_needs_data_says_so() -> None:
 
 def test_a_view_is_known() -> None:
     x = torch.zeros(4)
-    assert private.lasting(x) is x and not private.lasting(x.view(2, 2))._is_view()
+    assert private.without_view(x) is x and not private.without_view(x.view(2, 2))._is_view()
 
 
 def test_a_tensor_without_storage_has_all_else() -> None:
@@ -168,7 +168,7 @@ def test_a_tensor_answers_as_it_is() -> None:
 
     x = torch.zeros(3).as_subclass(Ours)
     assert x + 1 == "ours"
-    with private.plain():
+    with private.without_torch_function():
         assert torch.equal(torch.Tensor.add(x, 1), torch.ones(3))
 
 
@@ -197,7 +197,7 @@ def test_a_pass_has_a_number_and_knows_what_it_runs() -> None:
     a, b = x * 2, y * 3
 
     def look(gradient: Tensor) -> None:
-        seen.append((private.current_pass(), private.retains_graph(), private.will_run(b.grad_fn)))
+        seen.append((private.current_pass(), private.retains_graph(), private.is_scheduled(b.grad_fn)))
 
     a.register_hook(look)
     assert private.current_pass() == -1
@@ -211,7 +211,7 @@ def test_a_checkpointed_block_is_known_while_it_runs() -> None:
     seen = []
 
     def block(x: Tensor) -> Tensor:
-        seen.append(private.checkpointed())
+        seen.append(private.checkpoint_block())
         return x.exp()
 
     x = torch.ones(2, requires_grad=True)
@@ -242,15 +242,17 @@ def test_the_step_below_hooks_and_wrappers(monkeypatch: pytest.MonkeyPatch) -> N
         calls.append(1)
         return whole(self, *args)
 
-    assert not private.has_step_hooks(optimizer) and all(map(private.is_pytorchs, private.step_chain(torch.optim.SGD)))
+    assert not private.has_step_hooks(optimizer) and all(
+        map(private.is_defined_in_torch, private.step_wrappers(torch.optim.SGD))
+    )
     monkeypatch.setattr(torch.optim.SGD, "step", counted)
     hook = register_optimizer_step_pre_hook(lambda *a: calls.append(2))
     try:
         assert private.has_step_hooks(optimizer)
         optimizer.step()
         assert calls == [1, 2]
-        outer, *_, inner = private.step_chain(torch.optim.SGD)
-        assert not private.is_pytorchs(outer) and private.is_pytorchs(inner)
+        outer, *_, inner = private.step_wrappers(torch.optim.SGD)
+        assert not private.is_defined_in_torch(outer) and private.is_defined_in_torch(inner)
         inner(optimizer)
         assert calls == [1, 2]
     finally:
@@ -276,8 +278,8 @@ def test_the_compiler_is_not_imported() -> None:
     script = (
         "import sys, torch\n"
         "import lightning_plugin\n"
-        "from lightning_plugin.private import compiles\n"
-        "assert not compiles()\n"
+        "from lightning_plugin.private import has_compiler\n"
+        "assert not has_compiler()\n"
         "from lightning_plugin.fakes import MODES\n"
         "with MODES.planning: torch.conv2d(torch.zeros(1, 3, 8, 8), torch.zeros(4, 3, 3, 3)).relu_()\n"
         "assert 'torch._dynamo' not in sys.modules\n"
@@ -368,11 +370,11 @@ def test_a_tensor_answers_calls_of_custom_functions() -> None:
     Twice.apply(x, 2).sum().backward()
     assert x.grad is not None and x.grad.tolist() == [5, 5]
     assert Twice.apply == Twice.apply and private.custom_function(torch.add) is None
-    private.answers_functions(Answers)
+    private.override_custom_functions(Answers)
     try:
         assert Twice.apply(x.detach().as_subclass(Answers), 2) == (Twice, (2,), {})
     finally:
-        private._answering.remove(Answers)
+        private._overriding.remove(Answers)
 
 
 def test_transformations_are_known() -> None:
@@ -383,11 +385,11 @@ def test_transformations_are_known() -> None:
 
         @staticmethod
         def backward(ctx: Any, g: torch.Tensor) -> Any:
-            private.one_at_a_time([None, g])
+            private.refuse_batched([None, g])
             return g
 
     x = torch.ones(2, requires_grad=True)
-    with pytest.raises(RecordingError, match="several gradients at once"):
+    with pytest.raises(RecordingError, match="batched gradients"):
         torch.autograd.grad(Looks.apply(x), x, torch.eye(2), is_grads_batched=True)
     torch.autograd.grad(Looks.apply(x).sum(), x)
     private.refuse_transforms()

@@ -59,7 +59,7 @@ def test_a_recording_runs_on_other_images_and_parameters_in_several_threads() ->
     def step(net: nn.Module, x: Tensor) -> Tensor:
         tensors = {**dict(net.named_parameters()), **dict(net.named_buffers())}
         captures = {v: Capture(tensors[name], None) for name, v in names.items()}
-        frame = Frame(Bindings({source: Image.now(TensorSource(x), CPU)}, captures), {}, Step(library=library))
+        frame = Frame(Bindings({source: Image.of(TensorSource(x), CPU)}, captures), {}, Step(library=library))
         run_plan(plan, nodes, frame)
         found = frame.vectors[result]
         found.square().sum().backward()

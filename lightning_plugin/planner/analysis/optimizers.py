@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_plugin.private import is_pytorchs, step_chain, tree_leaves
+from lightning_plugin.private import is_defined_in_torch, step_wrappers, tree_leaves
 
 log = logging.getLogger(__name__)
 
@@ -55,9 +55,9 @@ def state_of_group(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> d
     vars(twin).update(vars(optimizer))
     twin.state = defaultdict(dict)
     twin.param_groups = [{**group, "params": twins, "fused": False}]
-    step = step_chain(own)[-1]
+    step = step_wrappers(own)[-1]
     try:
-        if not is_pytorchs(step):
+        if not is_defined_in_torch(step):
             raise NotImplementedError("its step was replaced")
         with torch.no_grad():
             step(twin)

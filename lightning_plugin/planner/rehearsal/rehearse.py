@@ -27,7 +27,7 @@ from lightning_plugin.plan import Plan
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.overhead import without_gc
 from lightning_plugin.planner.rehearsal.representative import effort, representative
-from lightning_plugin.private import unchanged
+from lightning_plugin.private import identity_hook
 from lightning_plugin.program.program import Program
 from lightning_plugin.residency.disk import DiskFile
 from lightning_plugin.residency.transfer import Lend, Transfer
@@ -206,7 +206,7 @@ def rehearse(plan: Plan, network: Network) -> RehearsedMemory:
 
     step = Step(ledger, rehearsal=Rehearsal(tiles, away, ledger.enter, ledger.during), library=network.library)
     # A step may be planned while the user's code has hooks on saved tensors, as in `torch.utils.checkpoint`.
-    own = torch.autograd.graph.saved_tensors_hooks(unchanged, unchanged)
+    own = torch.autograd.graph.saved_tensors_hooks(identity_hook, identity_hook)
     with without_gc(), torch.inference_mode(False), MODES.planning, own:
         frame = fake_frame(plan, network, step)
         given = list(frame.vectors.values())  # a step's parameters stay when its results go
@@ -295,11 +295,11 @@ def without_links(plan: Plan, network: Network) -> set[Value]:
 def blank(v: Value, image: Image, ledger: Ledger) -> Image:
     """An image without pixels: a tensor if it lies in one, else a source that is only read."""
     if image.tensor is None:
-        return Image.now(FakeSource(v.shape, v.dtype, image), image.device)
-    here = image.here is not None
+        return Image.of(FakeSource(v.shape, v.dtype, image), image.device)
+    here = image.on_device is not None
     tensor = leaf(v) if here else torch.empty(v.shape, dtype=v.dtype, device=image.tensor.device)
     ledger.ignore(tensor)
-    return Image.now(TensorSource(tensor, image.instances), image.device)
+    return Image.of(TensorSource(tensor, image.instances), image.device)
 
 
 def away(v: Value, ledger: Ledger) -> Tensor:
