@@ -21,7 +21,7 @@ from lightning_plugin.ops import Barrier
 from lightning_plugin.plan import Plan
 from lightning_plugin.plan_views import parts
 from lightning_plugin.planner.analysis.network import Network
-from lightning_plugin.planner.chains import Chains, Way, with_peaks
+from lightning_plugin.planner.chains import Chains, Way, seconds, with_peaks
 from lightning_plugin.planner.costs.lower import LowerTiers
 from lightning_plugin.planner.costs.parameters import Copies, Placed, placements
 from lightning_plugin.planner.costs.rates import Rates
@@ -41,8 +41,6 @@ PLENTY = 1 << 62
 SPANNED, GAIN = 4, 0.05
 #: Searches for one limit.
 ROUNDS = 4
-#: A plan that a reserve made smaller is searched for again if it leaves more than this share of the limit.
-LEFT = 0.15
 #: Searches for one limit on the way to the smallest budget.
 FEW = 3
 #: Bisections of the interval in which the smallest budget lies.
@@ -80,8 +78,8 @@ class Chooser:
         reserve = self.reserve(budget)
         limit = usable(budget) - reserve
         self.refuse_barriers(limit)
-        best = self.widened(limit) or self.smallest_plan
-        if best.peak_bytes > limit:
+        best = self.within(limit)
+        if best is None:
             raise self.refusal(budget)
         return self.with_reserve(self.recalling(best, limit), budget)
 
@@ -163,23 +161,32 @@ class Chooser:
         """Bytes that lie on the device all the time if as many parameters as possible live below."""
         return self.network.fixed_bytes - Copies(self.network, self.placements[-1], self.rates).freed
 
-    def widened(self, limit: int) -> Plan | None:
-        """The fastest plan. Its segments may span twice as many cuts as before until that makes it no faster: there are
-        as many long segments as short ones, each takes as long to cost as it is long, and few plans have any."""
-        best: Plan | None = None
-        self.search.spanned, self.search.shortened = SPANNED, True
-        while self.search.shortened:
-            self.search.shortened = False
-            found = self.shares(limit)
-            enough = best is not None and found is not None and found.seconds >= (1 - GAIN) * best.seconds
-            best = min((plan for plan in (best, found) if plan is not None), key=by_seconds, default=None)
-            if enough:
-                break
+    def within(self, limit: int) -> Plan | None:
+        """The fastest plan that keeps a limit.
+
+        Its segments may span twice as many cuts as before until that makes it no faster: there are as many long
+        intervals as short ones, each takes as long to cost as it is long, and few plans have any. Memory hardly depends
+        on them: if no plan of short segments keeps the limit, the smallest plan tells if any does.
+        """
+        self.search.spanned = SPANNED
+        best = self.streaming_least(limit)
+        if best is None:
+            best = dataclasses.replace(self.smallest_plan, budget=limit)
+            if best.peak_bytes > limit:
+                return None
+            self.search.spanned = SPANNED
+        while self.search.spanned < self.search.longest and not all(s.keep for s in best.segments):
             self.search.spanned *= 2
-        self.search.spanned = math.inf
+            assert best.budget is not None
+            self.search.place(Placed(best.on_host, best.on_disk), best.fetched_ahead)
+            longer = self.search.run(best.budget)
+            if longer is None or longer.seconds >= (1 - GAIN) * (best.seconds - seconds(best.chains)):
+                break
+            found = self.streaming_least(limit)
+            best = best if found is None else min(best, found, key=by_seconds)
         return best
 
-    def shares(self, limit: int) -> Plan | None:
+    def streaming_least(self, limit: int) -> Plan | None:
         """The faster of two plans: with as many parameters on the device as any plan allows, and with a share fewer.
         Copies are fetched ahead if that fits."""
         found: list[Plan] = []
@@ -209,22 +216,23 @@ class Chooser:
         """The fastest plan of a few searches whose rehearsal keeps a limit.
 
         The first search may take the limit by its own estimate. If the rehearsed peak is over the limit, the difference
-        becomes a reserve. If a plan then leaves much of the limit, the next search may take half of the reserve.
+        becomes a reserve. If the plan is slower then than the one that was too large, the next search may take half of
+        the reserve.
         """
-        best, asked, kept, broke = None, limit, 0, limit + 1
+        best, asked, kept, broke, wanted = None, limit, 0, limit + 1, math.inf
         for _ in range(rounds):
             found = self.search.run(asked)
             if found is None:
                 break
             plan = self.with_chains(found, limit)
             if plan.peak_bytes > limit:
-                broke = found.peak_bytes
+                broke, wanted = found.peak_bytes, found.seconds
                 reserve = plan.peak_bytes - found.peak_bytes
                 asked = (kept + broke) // 2 if kept else limit - reserve
                 continue
             kept = asked
             best = plan if best is None or plan.seconds < best.seconds else best
-            if broke > limit or plan.peak_bytes > (1 - LEFT) * limit:
+            if found.seconds <= (1 + GAIN) * wanted:
                 break
             asked = (kept + broke) // 2
         return best
@@ -269,28 +277,31 @@ class Chooser:
         """The plan with the smallest rehearsed peak, to a few percent; it does not depend on the budgets asked for
         before."""
         self.search.place(self.placements[-1])
-        best = self.smallest_estimate()
-        low = self.search.fixed
-        for _ in range(HALVINGS):
-            middle = (low + best.peak_bytes) // 2
-            found = self.fastest(middle, FEW)
-            low, best = (middle, best) if found is None else (low, found)
-        return best
-
-    def smallest_estimate(self) -> Plan:
-        """The plan with the smallest estimated peak, found by bisection."""
+        self.search.spanned = SPANNED
         low, high = self.search.fixed, max(2 * self.search.fixed, 1 << 20)
-        while self.search.run(high) is None:
+        while (found := self.search.run(high)) is None:
             low, high = high, high * 2
-        while high - low > max(low // 200, 1 << 14):
-            middle = (low + high) // 2
-            if self.search.run(middle) is None:
-                low = middle
-            else:
-                high = middle
-        found = self.search.run(high)
-        assert found is not None
-        return self.with_chains(found)
+        while True:
+            while high - low > max(low // 100, 1 << 14):
+                middle = (low + high) // 2
+                smaller = self.search.run(middle)
+                low, found = (middle, found) if smaller is None else (low, smaller)
+                high = found.peak_bytes
+            if self.search.spanned >= self.search.longest:
+                break
+            self.search.spanned *= 2
+            smaller = self.search.run(low)
+            if smaller is None:
+                break
+            low, high, found = self.search.fixed, smaller.peak_bytes, smaller
+        best = self.with_chains(found)
+        for _ in range(HALVINGS):
+            if best.peak_bytes <= low:
+                break  # the search finds nothing there
+            middle = (low + best.peak_bytes) // 2
+            smaller = self.fastest(middle, FEW)
+            low, best = (middle, best) if smaller is None else (low, smaller)
+        return best
 
     def parts(self) -> str:
         """A sentence about the bytes of parameters, for an error."""
@@ -343,7 +354,7 @@ def rehearsed(plan: Plan, found: RehearsedMemory) -> Plan:
     )
     forecast = dataclasses.replace(plan.forecast, peak_bytes=found.peak, held_bytes=found.held)
     chains = with_peaks(plan.chains, found)
-    return dataclasses.replace(plan, segments=segments, budget=None, forecast=forecast, chains=chains)
+    return dataclasses.replace(plan, segments=segments, forecast=forecast, chains=chains)
 
 
 def decisions(plan: Plan) -> Hashable:

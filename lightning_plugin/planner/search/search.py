@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -44,7 +45,7 @@ PIECES = (4, 16, 64, 256)
 #: A bound is lower by this part: sums that are added up in another order differ in their last digits.
 ROUNDING = 1e-9
 #: Identical tiles are evaluated once if the share of different tiles is below this.
-WORTH_SHARING = 0.95
+MOST_DISTINCT = 0.95
 
 
 class Search:
@@ -59,8 +60,8 @@ class Search:
         self.ways = Ways(self.intervals, policy)
         self.budget = 0
         self.depth = 0
-        #: Cuts that a segment may span, and whether some segment could have spanned more.
-        self.spanned, self.shortened = math.inf, False
+        #: Cuts that a segment may span.
+        self.spanned = math.inf
         self.streaming = False
         self.copies = Copies(network, Placed(), rates)
         self._stored: dict[tuple[int, int], tuple[Placement, Placement | None]] = {}
@@ -91,6 +92,13 @@ class Search:
         if callable(self.policy.cuts):
             return must | set(self.policy.cuts(self))
         return must | with_unread(self.network, valleys(self.network, must), must)
+
+    @cached_property
+    def longest(self) -> int:
+        """The most cuts that a segment can span: each lies within one stage."""
+        cuts = sorted(self.places | self.network.key_cuts)
+        ends = [bisect_left(cuts, end) for end in sorted(changes(self.network))]
+        return max((end - begin for begin, end in itertools.pairwise(ends)), default=0)
 
     # One more segment
 
@@ -267,7 +275,7 @@ class Search:
         """True if many tiles of forward are identical to others."""
         if way.halo != "recompute" or interval.pieces > 1:
             return False
-        return self.intervals.distinct(interval, way.forward[0]) < WORTH_SHARING
+        return self.intervals.distinct(interval, way.forward[0]) < MOST_DISTINCT
 
     def piece(
         self, site: Site, way: Tiled, drop: int, base: int, peak: int, seconds: float, extra: float
@@ -393,7 +401,6 @@ class Search:
                 if j > i + 1 and stages[end - 1] != stages[begin]:
                     break
                 if j - i > self.spanned:
-                    self.shortened = True
                     break
                 span, front = self.span(begin, end), fronts[end]
                 for before in plans:

@@ -15,8 +15,8 @@ from lightning_plugin.planner.search.interval import Intervals
 from lightning_plugin.planner.search.policies import Policy
 from lightning_plugin.program.program import Program
 
-#: Halos that cost less than this share of a segment's work are not worth sharing.
-WORTH_SHARING = 0.03
+#: Halos that cost less than this share of a segment's work are not shared.
+CHEAP_HALO = 0.03
 
 
 @dataclass(slots=True)
@@ -126,7 +126,7 @@ class Ways:
             yield recompute
         if "share" not in halos or interval.ahead or interval.pieces > 1:  # the tiles of a scan are not known ahead
             return
-        if recompute is not None and recompute.work < (2 if trains else 1) * plain * (1 + WORTH_SHARING):
+        if recompute is not None and recompute.work < (2 if trains else 1) * plain * (1 + CHEAP_HALO):
             return
         found = intervals.scans(interval, room.free - max(room.stored, room.ends), trains)
         if found is not None:
