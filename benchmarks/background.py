@@ -159,7 +159,7 @@ def stored() -> dict[str, Any]:
 
             return patch.object(UnnamedFile, "write" if name == "written" else "read", count)
 
-        finding = nullcontext() if finds is not False else patch.object(DiskFile, "made", Never(), create=True)
+        finding = nullcontext() if finds is not False else patch.object(DiskFile, "numbered", Never(), create=True)
         with counted("written", UnnamedFile.write), counted("read", UnnamedFile.read), finding:
             begin = time.process_time()
             tiled(LazyImage(image)).square().sum().backward()

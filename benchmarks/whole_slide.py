@@ -38,7 +38,7 @@ from benchmarks.table import table
 from lightning_plugin import Box, EngineError, LazyImage, Plan, TiledModule
 from lightning_plugin.plans import Planner
 from lightning_plugin.progress import Kind
-from lightning_plugin.residency.disk import OPEN
+from lightning_plugin.residency.disk import OPEN_FILES
 from tests.lightning_plugin.planner.peaks import CLEAR, of_status, warm_up
 from tests.zoo.resnet import BasicBlock, ResNet
 from wsi_trainer.models.slide_model import COLOURS
@@ -86,7 +86,7 @@ class Heard:
         self.bar.update(self.row, advance=count)
         if time.monotonic() - self.looked > EVERY:
             self.looked = time.monotonic()
-            self.on_disk = max(self.on_disk, sum(file.file.filled for file in list(OPEN)))
+            self.on_disk = max(self.on_disk, sum(file.file.allocated_bytes for file in list(OPEN_FILES)))
 
     def on_identical_tiles(self, count: int) -> None:
         self.shared += count

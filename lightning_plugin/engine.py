@@ -31,7 +31,7 @@ from lightning_plugin.private import release_failed_passes
 from lightning_plugin.program.compiled import Compiler
 from lightning_plugin.program.findings import Library
 from lightning_plugin.progress import Progress
-from lightning_plugin.residency.homes import Homes, move
+from lightning_plugin.residency.homes import Homes, move_to_device
 from lightning_plugin.residency.tiers import make_room_for_pinned
 
 log = logging.getLogger("lightning_plugin")
@@ -181,10 +181,10 @@ class Engine:
             if tier is not None:
                 for t in with_gradients([capture.tensor]):
                     ledger.discount(t)
-                self.homes.settle(capture.tensor, tier, node.outputs[0].device)
+                self.homes.place(capture.tensor, tier, node.outputs[0].device)
             elif self.can_move(capture.tensor):
-                move(capture.tensor, node.outputs[0].device)
-        self.homes.rest()
+                move_to_device(capture.tensor, node.outputs[0].device)
+        self.homes.release_pages()
 
     # After a step
 

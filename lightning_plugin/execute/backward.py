@@ -97,7 +97,7 @@ class Backward:
                     self.reduced[t] = (mine, results)
                 continue
             cotangent = kept[t.stored]
-            if cotangent.begun:
+            if cotangent.is_started:
                 self.alive.append(t)
                 self.maps[t] = cotangent
         for t, reductions in self.segment.recalls.items():
@@ -139,7 +139,7 @@ class Backward:
         with (
             torch.autocast(part.autocast_type, enabled=False),
             tiles.counted(self.key()) as known,
-            part.at.queue.pooling(),
+            part.at.queue.open_pool(),
         ):
             if known and part.rehearsal is not None:
                 self.gradients.blank([v for v in program.reads if v in self.wanted])
@@ -155,17 +155,17 @@ class Backward:
                                 self.tile(evaluation)
                 self.segment.step.done(len(identical))
             for handle in self.handles.values():
-                handle.rest()
-                handle.cotangent.rest()
+                handle.wait()
+                handle.cotangent.wait()
             for cotangent in self.maps.values():
-                cotangent.rest()
+                cotangent.wait()
 
     def key(self) -> Hashable | None:
         """Key of passes that hold the same; see [Note: watched] in `ledger`."""
         reads = []
         for v in self.program.reads:
             handle = self.handles.get(v)
-            begun = handle is not None and handle.cotangent.begun
+            begun = handle is not None and handle.cotangent.is_started
             reads.append((v in self.wanted, begun))
         given = tuple(None if t in self.maps else tuple(g is None for g in self.reduced[t][0]) for t in self.alive)
         leaves = tuple(t.requires_grad for t in self.leaves)
@@ -199,12 +199,12 @@ class Backward:
         if one is other:
             return True
         given = {i: c.cotangent if isinstance(c, Recalled) else c for i, c in self.given.items()}
-        return all(torch.equal(c.read(one[i]), c.read(other[i])) for i, c in given.items() if c.begun)
+        return all(torch.equal(c.read(one[i]), c.read(other[i])) for i, c in given.items() if c.is_started)
 
     def summed(self, tiles: Sequence[Owned]) -> dict[Target, Tensor]:
         """The sum of the tiles' cotangents of every stored target."""
         return {
-            self.program.targets[i]: cotangent.summed([owned[i] for owned in tiles])
+            self.program.targets[i]: cotangent.sum_of([owned[i] for owned in tiles])
             for i, cotangent in self.given.items()
             if not tiles[0][i].empty
         }
@@ -330,7 +330,7 @@ class Backward:
         """Receiver of the gradients of a boundary's pieces. They come in a pass of autograd's within this one, so that
         room is made for them here; see [Note: passes] in `private`."""
         self.gradients.room_for(v)
-        return self.handles[v].cotangent.room().add
+        return self.handles[v].cotangent.allocate().add
 
 
 def complete(team: Team, segment: SegmentRun, cotangents: Sequence[Cotangent]) -> None:
@@ -338,12 +338,12 @@ def complete(team: Team, segment: SegmentRun, cotangents: Sequence[Cotangent]) -
     `team`."""
     program = segment.program
     places = [i for i, t in enumerate(program.targets) if t.stored is not None]
-    there = team.any_rank([c.begun for c in cotangents])
+    there = team.any_rank([c.is_started for c in cotangents])
     for i, cotangent, needed in zip(places, cotangents, there, strict=True):
         if needed:
             boxes = (owned[i] for owned in program.owned(segment.backward_grid))
             for box in boxes:
                 if not box.empty:
-                    part = cotangent.room().read(box).clone(memory_format=torch.contiguous_format)
+                    part = cotangent.allocate().read(box).clone(memory_format=torch.contiguous_format)
                     team.all_reduce(part)
-                    cotangent.room().write(box, part)
+                    cotangent.allocate().write(box, part)

@@ -22,7 +22,7 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Node, Recording, Value, ancestors
 from lightning_plugin.ops import Captured, Gather, ReduceOp, Source
-from lightning_plugin.residency.transfer import launched
+from lightning_plugin.residency.transfer import event_after_launched
 
 #: Results of no more elements are looked at after each run.
 SMALL = 4096
@@ -121,7 +121,7 @@ class Look:
         device = results[0].device
         finite = [t.detach().isfinite().all().to(device) for t in results]
         self.finite = torch.stack(finite).all().to("cpu", non_blocking=True)
-        self.ready = launched(device)
+        self.ready = event_after_launched(device)
 
     def taken(self) -> tuple[Recording, dict[Value, Tensor]]:
         """Hand over the values that are known, and let go of them here: results may live on."""

@@ -48,12 +48,12 @@ class Forward:
     def run(self) -> list[Tensor]:
         """The reduced vectors, in the order of the targets; stored maps are where their handles say."""
         run = self.segment
-        with self.tiles.counted(self.tiles.key(self.inputs, "forward")) as known, run.at.queue.pooling():
+        with self.tiles.counted(self.tiles.key(self.inputs, "forward")) as known, run.at.queue.open_pool():
             if known and run.rehearsal is not None:
                 return [torch.empty(v.shape, dtype=v.dtype, device=v.device) for v in run.outputs]
             self.evaluate()
             for v in (*run.stored, *run.boundaries):
-                self.stored[v].rest()
+                self.stored[v].wait()
         results: list[Tensor] = []
         for i, target in enumerate(run.program.targets):
             if target.stored is None:
@@ -118,7 +118,7 @@ class Forward:
         v = self.segment.program.targets[i].stored
         if v is None:
             return
-        constants, made = self.stored[v].constants, self.stored[v].made
+        constants, made = self.stored[v].constants, self.stored[v].numbered
         if made is not None:
             made.number(boxes, self.evaluated)
         self.evaluated += 1

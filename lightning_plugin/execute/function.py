@@ -210,7 +210,7 @@ class Recompute:
         for handle in passing:
             handle.restore_data(deepest)
         for handle in missing.values():
-            handle.make_room()
+            handle.allocate()
         with (
             torch.no_grad(),
             torch.autocast(run.autocast_type, enabled=False),

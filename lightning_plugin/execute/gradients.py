@@ -87,7 +87,7 @@ class Gradients:
     def room_for(self, v: Value) -> None:
         """Room for the gradient of a map, unless it is there."""
         if v in self.handles:
-            self.handles[v].cotangent.room()
+            self.handles[v].cotangent.allocate()
         elif v not in self.wholes:
             with watched(self.ledger):
                 self.wholes[v] = self.zeros(v)
@@ -136,7 +136,7 @@ class Recalled:
         self.boundary = boundary
         self.cotangent: Cotangent = boundary.cotangent
         self.reductions = reductions
-        self.begun = self.cotangent.begun
+        self.is_started = self.cotangent.is_started
 
     @property
     def home(self) -> Home:
@@ -146,16 +146,16 @@ class Recalled:
     def key(self) -> Hashable:
         """Equal where tiles take the same memory to be read."""
         reductions = [(type(r.target.op), tuple(g is None for g in r.gradients)) for r in self.reductions]
-        return self.begun, self.home.tier, tuple(reductions)
+        return self.is_started, self.home.tier, tuple(reductions)
 
     def read(self, box: Box) -> Tensor:
         share = self.share(box)
-        return share + self.cotangent.read(box) if self.begun else share
+        return share + self.cotangent.read(box) if self.is_started else share
 
-    def summed(self, boxes: Sequence[Box]) -> Tensor:
+    def sum_of(self, boxes: Sequence[Box]) -> Tensor:
         """The sum of several tiles', in which the map is the same."""
         total = self.share(boxes[0]) * len(boxes)  # which may lie in one place for all positions
-        return total.add_(self.cotangent.summed(boxes)) if self.begun else total
+        return total.add_(self.cotangent.sum_of(boxes)) if self.is_started else total
 
     def share(self, box: Box) -> Tensor:
         """The reductions' share of the cotangent of a tile."""
@@ -172,16 +172,16 @@ class Recalled:
             return torch.zeros_like(tile)
         return torch.autograd.grad(outputs, [tile], cotangents)[0]
 
-    def fetch(self, box: Box) -> None:
-        self.boundary.fetch(box)
-        self.cotangent.fetch(box)
+    def prefetch(self, box: Box) -> None:
+        self.boundary.prefetch(box)
+        self.cotangent.prefetch(box)
 
-    def expect(self, largest: int) -> None:
-        self.boundary.expect(largest)
+    def set_largest_tile(self, largest: int) -> None:
+        self.boundary.set_largest_tile(largest)
 
-    def rest(self) -> None:
-        self.boundary.rest()
-        self.cotangent.rest()
+    def wait(self) -> None:
+        self.boundary.wait()
+        self.cotangent.wait()
 
     def clear(self) -> None:
         self.cotangent.clear()

@@ -59,7 +59,7 @@ def gradients(run: SegmentRun, read: Sequence[Boundary], grid: Grid) -> int:
     makes its own before they are added up."""
     added = [v for v in run.program.vectors if v.requires_grad]
     wholes = [v for v in (*run.spreads, *run.images) if v.requires_grad]
-    made = [h.cotangent for h in read if h.home.tier == "device" and not h.cotangent.begun]
+    made = [h.cotangent for h in read if h.home.tier == "device" and not h.cotangent.is_started]
     sizes = [(math.prod(v.shape), type_of_sum(v.dtype, v.device, grid.tiles)) for v in added]
     sizes += [(math.prod(v.shape), v.dtype) for v in added] if grid.tiles > 1 else []
     sizes += [(math.prod(v.shape), accumulation_dtype(v.dtype)) for v in wholes]

@@ -177,7 +177,7 @@ def in_pieces(
 ) -> Pieces:
     """A box of a boundary in so many pieces; ``give`` takes the gradient of each."""
     boxes, ends = strip.boxes(box, count), tuple(end * strip.inner for end in strip.ends(count))
-    if handle.home.queue.stand is not None:
+    if handle.home.queue.make_stand_in is not None:
         ends = ends[: TELLING + 1]
 
     def read(piece: int) -> Tensor:

@@ -27,7 +27,7 @@ from lightning_plugin.ops import VectorOp
 from lightning_plugin.private import first_order, is_deterministic, storage_key, tree_leaves, version
 from lightning_plugin.progress import Progress
 from lightning_plugin.residency.homes import Homes
-from lightning_plugin.residency.transfer import Arrivals, Pending, Transfer, TransferQueue, arriving
+from lightning_plugin.residency.transfer import Pending, Prefetched, Transfer, TransferQueue, transfer_to_device
 
 #: A derived vector of fewer bytes is kept as others are.
 SMALL = 1 << 12
@@ -85,7 +85,7 @@ class Streams:
         self.queue = TransferQueue(ahead and homes is not None, progress=progress)
         self.ledger = ledger
         self.ahead = ahead
-        self.arrivals: Arrivals[Value] = Arrivals()
+        self.arrivals: Prefetched[Value] = Prefetched()
         #: The tensor made of each value: a copy, or a result of copies.
         self.living: dict[Value, weakref.ref[Tensor]] = {}
         self.served = frozenset({*captured, *derived(captured, nodes)})
@@ -159,13 +159,13 @@ class Streams:
 
     def rest(self) -> None:
         """Forward is over: nothing is fetched for it any more."""
-        self.arrivals.rest()
+        self.arrivals.wait()
 
     def begin(self, use: int) -> None:
         """Begin to fetch what a use needs, unless it is there."""
         for v in self.needs[use]:
             if self.here(v) is None:
-                self.arrivals.begin(v, partial(self.fetching, v))
+                self.arrivals.start(v, partial(self.fetching, v))
 
     def remember(self, v: Value, t: Tensor) -> None:
         """Know the memory of a value again, as long as it is there."""
@@ -196,7 +196,7 @@ class Streams:
         if homes is None:
             held = [room]
             return self.queue.send(Transfer(held, lambda: None, lambda: held[0]), ahead=False)
-        return self.queue.send(arriving(room, lambda here: homes.read(tensor, here)), ahead=True)
+        return self.queue.send(transfer_to_device(room, lambda here: homes.read(tensor, here)), ahead=True)
 
     def check(self, v: Value) -> None:
         """Refuse to use a copy of what is not any more what the run began with."""
@@ -260,7 +260,7 @@ class Copy(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
         homes, tensor = ctx.streams.homes, ctx.streams.captured[ctx.value]
         # A rehearsal's tensors have theirs, which counts nowhere.
-        return tensor.grad if homes is None else homes.lower(tensor, gradient), None, None
+        return tensor.grad if homes is None else homes.copy_gradient(tensor, gradient), None, None
 
 
 def derived(captured: Mapping[Value, Tensor], nodes: Sequence[Node]) -> list[Value]:

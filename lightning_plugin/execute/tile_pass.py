@@ -149,7 +149,7 @@ class TilePass:
         if found is None:
             return segment.sources[v].constant_key(box) if v in segment.sources else segment.known[v].at(box)
         key = None if found.constants is None else found.constants.at(box)
-        return key if key is not None or found.made is None else found.made.signature(box)
+        return key if key is not None or found.numbered is None else found.numbered.signature(box)
 
     # One tile
 
@@ -252,10 +252,10 @@ class TilePass:
         """Begin to read a tile's part of boundaries and cotangents from lower tiers."""
         for v in self.segment.boundaries:
             if v in need and v not in self.segment.strips:
-                self.stored[v].fetch(need[v])
+                self.stored[v].prefetch(need[v])
         for i, cotangent in (self.cotangents or {}).items():
             if not owned[i].empty:
-                cotangent.fetch(owned[i])
+                cotangent.prefetch(owned[i])
 
     def expect(self) -> None:
         """Let maps on lower tiers know of the largest tiles to come, before the first."""
@@ -274,9 +274,9 @@ class TilePass:
         needed = largest([{**need, **self.first_pieces(need)} for need, _ in tiles])
         owned = largest([dict(enumerate(boxes)) for _, boxes in tiles])
         for v, boundary in reads.items():
-            boundary.expect(needed.get(v, 0))
+            boundary.set_largest_tile(needed.get(v, 0))
         for i, kept in maps.items():
-            kept.expect(owned.get(i, 0))
+            kept.set_largest_tile(owned.get(i, 0))
 
     def first_pieces(self, need: Mapping[Value, Box]) -> dict[Value, Box]:
         """The first piece of each boundary that is read in pieces, than which none is larger."""

@@ -291,7 +291,7 @@ def to_file() -> float:
 
     def both() -> None:
         lower_map = LowerMap(DiskFile(layout, tile.dtype, cpu), TransferQueue())
-        lower_map.expect(FILE_SIDE**2)
+        lower_map.set_largest_tile(FILE_SIDE**2)
         for box in boxes:
             lower_map.write(box, tile)
         for box in boxes:

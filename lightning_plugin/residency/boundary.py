@@ -22,8 +22,8 @@ class StoredMap:
     """Data of a map, or of its gradient, in a home.
 
     Attributes:
-        dtype: The type of tiles that are read; the data may be of another.
-        data: The memory, while there is some.
+        dtype: Type of the tiles that are read; the data may have another.
+        data: The memory; None before it is allocated and after it is freed.
     """
 
     def __init__(
@@ -37,74 +37,82 @@ class StoredMap:
         self.data: DeviceMemory | LowerMap | None = None
 
     @property
-    def there(self) -> DeviceMemory | LowerMap:
+    def memory(self) -> DeviceMemory | LowerMap:
         if self.data is None:
-            raise AssertionError("a stored map, or its cotangent, is used when it is not there")
+            raise AssertionError("a stored map, or its cotangent, is used while it has no memory")
         return self.data
 
     def read(self, box: Box) -> Tensor:
-        return self.there.read(box).to(self.dtype)
+        return self.memory.read(box).to(self.dtype)
 
-    def fetch(self, box: Box) -> None:
-        """Begin to read a box that will be asked for; see [Note: ahead] in `transfer`."""
+    def prefetch(self, box: Box) -> None:
+        """Start to read a box that the next tile needs; see [Note: ahead] in `transfer`."""
         if self.data is not None:
-            self.data.fetch(box)
+            self.data.prefetch(box)
 
-    def rest(self) -> None:
-        """Nothing of the map is on its way any more."""
+    def wait(self) -> None:
+        """Wait for all transfers of the map."""
         if self.data is not None:
-            self.data.rest()
+            self.data.wait()
 
 
 class Cotangent(StoredMap):
-    """The gradient of a stored map while backward collects it; its home is of the map's tier.
+    """The gradient of a stored map while backward collects it, on the map's tier, in float32 or wider.
 
-    It is complete only when all consumers have added their part; it is accumulated in float32 or wider. What an earlier
-    pass has left is nothing to this one: see [Note: passes] in `private`.
+    It is complete when all readers of the map have added their part. Data of an earlier backward pass is discarded: see
+    [Note: passes] in `private`.
+
+    Attributes:
+        largest: Positions of the largest tile that this pass reads or adds.
+        backward_pass: The pass that the data belongs to.
     """
 
     largest = 0
-    collected_in = -1
+    backward_pass = -1
 
     @property
-    def begun(self) -> bool:
-        """True if anything was added in the pass under way."""
-        if self.collected_in != current_pass():
+    def is_started(self) -> bool:
+        """True if a gradient was added in the current pass."""
+        if self.backward_pass != current_pass():
             self.clear()
         return self.data is not None
 
     def add(self, box: Box, gradient: Tensor, ahead: bool = False) -> None:
-        self.room().add(box, gradient, ahead)
+        self.allocate().add(box, gradient, ahead)
 
-    def room(self) -> DeviceMemory | LowerMap:
-        """Its memory, zero until something was added."""
-        if not self.begun:
+    def allocate(self) -> DeviceMemory | LowerMap:
+        """Return the memory; if there is none, allocate it with zeros."""
+        if not self.is_started:
             with watched(self.ledger):
-                room = self.home.room(self.layout, accumulation_dtype(self.dtype), self.device, zero=True)
-            room.expect(self.largest)
-            self.data = room
-            self.collected_in = current_pass()
-        return self.there
+                data = self.home.allocate(self.layout, accumulation_dtype(self.dtype), self.device, zero=True)
+            data.set_largest_tile(self.largest)
+            self.data = data
+            self.backward_pass = current_pass()
+        return self.memory
 
-    def summed(self, boxes: Sequence[Box]) -> Tensor:
-        """The sum of several tiles."""
+    def sum_of(self, boxes: Sequence[Box]) -> Tensor:
+        """Return the sum of several tiles."""
         total = self.read(boxes[0]).clone()
         for box in boxes[1:]:
             total += self.read(box)
         return total
 
-    def expect(self, largest: int) -> None:
-        """Positions of the largest tile that this pass reads or adds; see [Note: pool] in `transfer`."""
+    def set_largest_tile(self, largest: int) -> None:
+        """Announce the positions of the largest tile that this pass reads or adds; see [Note: pool] in `transfer`."""
         self.largest = largest
         if self.data is not None:
-            self.data.expect(largest)
+            self.data.set_largest_tile(largest)
 
     def clear(self) -> None:
         self.data = None
 
 
-class Maker(Protocol):
-    """Makes the data of a dropped map again, from boundaries that are dropped no deeper than the one asked for."""
+class Recomputation(Protocol):
+    """Recomputes the data of a dropped map.
+
+    Attributes:
+        depth: Depth at which the map is dropped.
+    """
 
     depth: int
 
@@ -114,9 +122,12 @@ class Maker(Protocol):
 class Boundary(StoredMap):
     """A stored map. Its cotangent outlives its data: see [Note: leases] in `execute.function`.
 
-    ``half`` keeps it as bfloat16, where the user allows that loss; its cotangent stays float32 or wider.
-    ``constants`` is where it is known to be constant, ``made`` which of its tiles one computation has made: see [Note:
-    identical tiles] in `execute.tile_pass`.
+    Attributes:
+        half: Store it as bfloat16, if the user allows that loss; its cotangent is float32 or wider.
+        constants: Parts that are known to be constant.
+        numbered: Tiles with equal contents, by the number of the computation that made them: see [Note: identical
+            tiles] in `execute.tile_pass`.
+        recompute: Makes the data again, if the map is dropped after forward; see [Note: dropped] in `execute.function`.
     """
 
     def __init__(
@@ -128,23 +139,22 @@ class Boundary(StoredMap):
         ledger: Ledger | None = None,
         half: bool = False,
         constants: Constants | None = None,
-        made: Numbered | None = None,
+        numbered: Numbered | None = None,
     ):
         super().__init__(layout, dtype, device, home or Home(), ledger)
         self.half = half and dtype.is_floating_point and dtype.itemsize > 2
         self.whole = Box.whole(layout.extent)
         self.cotangent = Cotangent(layout, dtype, device, self.home, ledger)
         self.constants = constants
-        self.made = made
-        #: Makes the data again, where it is let go after forward; see [Note: dropped] in `execute.function`.
-        self.recompute: Maker | None = None
-        self.make_room()
+        self.numbered = numbered
+        self.recompute: Recomputation | None = None
+        self.allocate()
 
-    def make_room(self) -> None:
-        assert self.data is None, "a boundary has room already"
+    def allocate(self) -> None:
+        assert self.data is None, "a boundary is allocated twice"
         with watched(self.ledger):
-            kind = torch.bfloat16 if self.half else self.dtype
-            self.data = self.home.room(self.layout, kind, self.device, made=self.made)
+            dtype = torch.bfloat16 if self.half else self.dtype
+            self.data = self.home.allocate(self.layout, dtype, self.device, numbered=self.numbered)
 
     @property
     def is_dropped(self) -> bool:
@@ -156,17 +166,17 @@ class Boundary(StoredMap):
             self.data = None
 
     def restore_data(self, deepest: int = DEEPEST) -> None:
-        """Recompute the data if it was dropped. On the way, no map stays that was dropped deeper than ``deepest``, or
-        deeper than this one."""
+        """Recompute the data if it was dropped; other maps that this restores stay if they are dropped no deeper than
+        ``deepest`` and this map."""
         if self.is_dropped and self.recompute is not None:
             self.recompute(min(deepest, self.recompute.depth))
 
     def write(self, boxes: Sequence[Box], tile: Tensor, ahead: bool = False) -> None:
-        """Write a tile, to all boxes that hold the same: where tiles are found by their numbers, to the first."""
-        for box in boxes[:1] if self.there.finds else boxes:
-            self.there.write(box, tile, ahead)
+        """Write a tile to all boxes that hold the same; to the first only if the others are found by its number."""
+        for box in boxes[:1] if self.memory.finds_by_number else boxes:
+            self.memory.write(box, tile, ahead)
 
-    def expect(self, largest: int) -> None:
-        """Positions of the largest tile that this pass moves; see [Note: pool] in `transfer`."""
-        self.there.expect(largest)
-        self.cotangent.expect(largest)
+    def set_largest_tile(self, largest: int) -> None:
+        """Announce the positions of the largest tile that this pass moves; see [Note: pool] in `transfer`."""
+        self.memory.set_largest_tile(largest)
+        self.cotangent.set_largest_tile(largest)

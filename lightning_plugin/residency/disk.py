@@ -1,11 +1,10 @@
 """The disk: maps and parameters in temporary files without names.
 
-A map is read and written by position: space is outermost and everything else innermost, so that a row of a box is one
-piece of the file. Mapped pages would count as the process's memory, so a map is not mapped. A parameter is.
+In the file of a map, space is outermost and all other dimensions are innermost, so that a row of a box is contiguous.
+Maps are not mapped, since mapped pages would count as the process's memory. Parameters are.
 
-A file never has a name where the system can do without, and loses it as soon as it is open elsewhere: whatever happens
-to the process, its space comes back. Reads and writes say their position, where the system has such calls; elsewhere
-(Windows) the position is set before, under a lock.
+A file has no name, or loses it as soon as it is open, so that its space is freed whatever happens to the process. Reads
+and writes are positional (``preadv``, ``pwrite``); on Windows, which lacks these calls, they seek first, under a lock.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from lightning_plugin.units import format_bytes
 
 
 class UnnamedFile:
-    """A file in a folder; ``noun`` is its content, for errors."""
+    """A temporary file in a folder; error messages name its content by ``noun``."""
 
     def __init__(self, noun: str, folder: str | None = None) -> None:
         self.noun = noun
@@ -42,9 +41,9 @@ class UnnamedFile:
         try:
             self.file = tempfile.TemporaryFile(prefix="lightning-plugin-", dir=self.folder, buffering=0)  # noqa: SIM115
         except OSError as error:
-            raise self.failed("could not be made", error) from error
+            raise self.error("could not be made", error) from error
         self.number = self.file.fileno()
-        self.moving = threading.Lock()
+        self.seek_lock = threading.Lock()
 
     def __del__(self) -> None:
         file = getattr(self, "file", None)
@@ -52,43 +51,43 @@ class UnnamedFile:
             file.close()
 
     @property
-    def filled(self) -> int:
-        """The bytes that have room on the disk; all of them where the system does not tell."""
+    def allocated_bytes(self) -> int:
+        """Bytes that are allocated on the disk; the file's size on a system that does not tell."""
         status = os.fstat(self.number)
         return 512 * status.st_blocks if hasattr(status, "st_blocks") else status.st_size
 
     def reserve(self, size: int) -> None:
-        """Take space on the disk now, so that a full disk is an error here. Where the system cannot (macOS), zeros are
-        written."""
+        """Allocate space on the disk now, so that a full disk is an error here. On a system that cannot (macOS), write
+        zeros."""
         if hasattr(os, "posix_fallocate"):
             try:
                 os.posix_fallocate(self.number, 0, size)
             except OSError as error:
-                raise self.failed(f"has no room for {format_bytes(size)} more", error) from error
+                raise self.error(f"has no room for {format_bytes(size)} more", error) from error
             return
         zeros = memoryview(bytes(min(size, 1 << 20)))
         for offset in range(0, size, len(zeros)):
             self.write(zeros[: size - offset], offset)
 
     def read(self, part: memoryview, offset: int) -> None:
-        self._move(self.some_read, "could not be read", part, offset)
+        self._move(self._read_some, "could not be read", part, offset)
 
     def write(self, part: memoryview, offset: int) -> None:
-        self._move(self.some_written, "could not be written", part, offset)
+        self._move(self._write_some, "could not be written", part, offset)
 
-    def some_read(self, part: memoryview, offset: int) -> int:
-        """Read what one call gives; how many bytes."""
+    def _read_some(self, part: memoryview, offset: int) -> int:
+        """Read with one call, and return the number of bytes, which may be fewer than asked for."""
         if hasattr(os, "preadv"):
             return os.preadv(self.number, [part], offset)
-        with self.moving:
+        with self.seek_lock:
             self.file.seek(offset)
             return self.file.readinto(part)
 
-    def some_written(self, part: memoryview, offset: int) -> int:
-        """Write what one call takes; how many bytes."""
+    def _write_some(self, part: memoryview, offset: int) -> int:
+        """Write with one call, and return the number of bytes, which may be fewer than asked for."""
         if hasattr(os, "pwrite"):
             return os.pwrite(self.number, part, offset)
-        with self.moving:
+        with self.seek_lock:
             self.file.seek(offset)
             return self.file.write(part)
 
@@ -97,12 +96,12 @@ class UnnamedFile:
             try:
                 done = move(part, offset)
             except OSError as error:
-                raise self.failed(problem, error) from error
+                raise self.error(problem, error) from error
             if not done:
-                raise self.failed("ended early", OSError(errno.EIO, os.strerror(errno.EIO)))
+                raise self.error("ended early", OSError(errno.EIO, os.strerror(errno.EIO)))
             part, offset = part[done:], offset + done
 
-    def failed(self, problem: str, error: OSError) -> DiskError:
+    def error(self, problem: str, error: OSError) -> DiskError:
         return DiskError(
             f"the file of {self.noun} in {self.folder} {problem}: {error.strerror or error}. Make room there, or give "
             "disk=<another folder> or a larger budget."
@@ -110,7 +109,7 @@ class UnnamedFile:
 
 
 class MappedFile:
-    """The file of one tensor."""
+    """A memory-mapped file of one tensor."""
 
     def __init__(self, size: int, folder: str | None = None) -> None:
         self.file = UnnamedFile("a parameter", folder)
@@ -118,37 +117,36 @@ class MappedFile:
         self.map = mmap.mmap(self.file.number, size)
 
     def tensor_like(self, other: Tensor) -> Tensor:
-        """A tensor whose memory is the file's, and which lies there as another does in its own. It keeps the mapping,
-        and not this."""
+        """Return a tensor in the file's memory, with another's shape and strides. It keeps the mapping alive."""
         flat = torch.frombuffer(self.map, dtype=other.dtype, count=other.numel())
         return flat.as_strided(other.shape, other.stride())
 
     def read_into(self, room: Tensor) -> None:
-        """Read all values, past the mapping, into a tensor that lies in memory as they do."""
-        self.file.read(memory_of(room), 0)
+        """Read all values into a tensor of the same strides, without touching the mapped pages."""
+        self.file.read(memoryview_of(room), 0)
 
     def write_from(self, values: Tensor) -> None:
-        """Write all values, past the mapping, from a tensor that lies in memory as they shall."""
-        self.file.write(memory_of(values), 0)
+        """Write all values from a tensor of the same strides, without touching the mapped pages."""
+        self.file.write(memoryview_of(values), 0)
 
-    def rest(self) -> None:
-        """Let the process's pages go, where the system can be asked to."""
+    def release_pages(self) -> None:
+        """Release the mapped pages from the process's memory, if the system can do that."""
         if hasattr(mmap, "MADV_DONTNEED"):
             self.map.madvise(mmap.MADV_DONTNEED)
 
 
-def memory_of(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor that fills its memory, on the host."""
+def memoryview_of(tensor: Tensor) -> memoryview:
+    """Return the bytes of a dense tensor on the host."""
     return memoryview(flat_bytes(tensor).numpy())  # type: ignore[arg-type]
 
 
 def flat_bytes(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor that fills its memory, in the order in which they lie there."""
+    """Return the bytes of a dense tensor in memory order."""
     return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def fills_its_memory(tensor: Tensor) -> bool:
-    """True if a tensor is all that lies in its memory, each number once."""
+    """True if a tensor is dense: its elements fill its storage, each element once."""
     if tensor.layout != torch.strided or tensor.storage_offset() or tensor.untyped_storage().nbytes() != tensor.nbytes:
         return False
     expected = 1
@@ -159,16 +157,25 @@ def fills_its_memory(tensor: Tensor) -> bool:
     return True
 
 
-#: PyTorch turns a matrix of so many rows in blocks; so many threads are not faster at it without blocks.
-LEAST_ROWS, FEW_THREADS = 16, 2
-#: The files of all maps that are on the disk now.
-OPEN: weakref.WeakSet[DiskFile] = weakref.WeakSet()
-#: Threads that run networks of their own open maps at the same time.
-OPENING = threading.Lock()
+#: PyTorch transposes a matrix of ``MIN_ROWS`` rows or more in blocks, in one thread: faster than its other copies in up
+#: to ``FEW_THREADS`` threads.
+MIN_ROWS, FEW_THREADS = 16, 2
+#: The files of all maps on the disk.
+OPEN_FILES: weakref.WeakSet[DiskFile] = weakref.WeakSet()
+#: Lock of ``OPEN_FILES``: several threads may run networks.
+OPEN_LOCK = threading.Lock()
 
 
 class DiskFile:
-    """One map's bytes; tiles are in the map's own layout. See `transfer.Lower`."""
+    """A map in a file; see `transfer.Lower`.
+
+    Attributes:
+        axes: The map's axes among the factors of its layout, outermost first.
+        order: The order of the factors in the file: axes first.
+        inverse_order: The place of each factor in the file.
+        plain_size: Number of elements at each position.
+        position_bytes: Bytes at each position.
+    """
 
     def __init__(
         self,
@@ -176,29 +183,29 @@ class DiskFile:
         dtype: torch.dtype,
         device: torch.device,
         folder: str | None = None,
-        made: Numbered | None = None,
+        numbered: Numbered | None = None,
     ) -> None:
         self.layout = layout
-        self.made = made
+        self.numbered = numbered
         self.dtype = dtype
         self.device = device
         factors = [f for dim in layout.dims for f in dim]
         self.axes = [i for i, f in enumerate(factors) if isinstance(f, Axis)]
         self.axes.sort(key=lambda i: factors[i].index)  # type: ignore[union-attr]
         self.order = [*self.axes, *(i for i in range(len(factors)) if i not in self.axes)]
-        self.back = [self.order.index(i) for i in range(len(factors))]
-        self.plain = 1
+        self.inverse_order = [self.order.index(i) for i in range(len(factors))]
+        self.plain_size = 1
         for f in factors:
-            self.plain *= f if not isinstance(f, Axis) else 1
-        self.item = dtype.itemsize * self.plain
-        self.make(self.item * Box.whole(layout.extent).positions, folder)
+            self.plain_size *= f if not isinstance(f, Axis) else 1
+        self.position_bytes = dtype.itemsize * self.plain_size
+        self.open(self.position_bytes * Box.whole(layout.extent).positions, folder)
 
-    def make(self, size: int, folder: str | None) -> None:
-        """Open a file without a name, where there is room for it beside what other maps there have still to fill."""
+    def open(self, size: int, folder: str | None) -> None:
+        """Open the file, and refuse if the disk lacks space for it and for the unwritten parts of other maps."""
         self.file = UnnamedFile("a map", folder)
         self.size = size
-        with OPENING:
-            others = sum(f.unfilled for f in OPEN if f.file.folder == self.file.folder)
+        with OPEN_LOCK:
+            others = sum(f.unallocated_bytes for f in OPEN_FILES if f.file.folder == self.file.folder)
         free = shutil.disk_usage(self.file.folder).free - others
         if size > free:
             raise EngineError(
@@ -207,74 +214,75 @@ class DiskFile:
                 "more room> or a larger budget."
             )
         os.truncate(self.file.number, size)
-        with OPENING:
-            OPEN.add(self)
+        with OPEN_LOCK:
+            OPEN_FILES.add(self)
 
     @property
-    def unfilled(self) -> int:
-        """The bytes of the file that have no room on the disk yet, and may need it: tiles for which others stand are
-        never written."""
-        spared = 0 if self.made is None else self.item * self.made.spared
-        return max(0, self.size - spared - self.file.filled)
+    def unallocated_bytes(self) -> int:
+        """Bytes of the file that writes may still allocate on the disk; tiles equal to others are never written."""
+        spared = 0 if self.numbered is None else self.position_bytes * self.numbered.spared
+        return max(0, self.size - spared - self.file.allocated_bytes)
 
-    def sending(self, box: Box, tile: Tensor, lend: Lend) -> Transfer:
-        held = [self.staged(box, tile, lend)]
-        return Transfer(held, lambda: self._each_row(box, self.rows(box, held[0]), write=True))
+    def prepare_write(self, box: Box, tile: Tensor, lend: Lend) -> Transfer:
+        held = [self.to_file_order(box, tile, lend)]
+        return Transfer(held, lambda: self._move_rows(box, self.bytes_by_position(box, held[0]), write=True))
 
-    def fetching(self, box: Box, lend: Lend) -> Transfer:
-        held, parts = [self.room(box, lend)], parts_of(self.made, box)
+    def prepare_read(self, box: Box, lend: Lend) -> Transfer:
+        held, parts = [self.lend_tile(box, lend)], parts_of(self.numbered, box)
 
         def result() -> Tensor:
-            return plain_strides(held[0].to(self.device).permute(self.back).reshape(self.layout.tile_shape(box)))
+            return plain_strides(
+                held[0].to(self.device).permute(self.inverse_order).reshape(self.layout.tile_shape(box))
+            )
 
         def run() -> None:
-            rows, read = self.rows(box, held[0]), dict[Box, np.ndarray]()
+            rows, read = self.bytes_by_position(box, held[0]), dict[Box, np.ndarray]()
             for part, there in parts:
                 here = rows[tuple(slice(a - lo, b - lo) for (a, b), lo in zip(part.intervals(), box.lo, strict=True))]
                 if there in read:
                     here[...] = read[there]
                 else:
-                    self._each_row(there, here, write=False)
+                    self._move_rows(there, here, write=False)
                     read[there] = here
 
         return Transfer(held, run, result)
 
-    def adding(self, box: Box, tile: Tensor, lend: Lend) -> Transfer:
-        held = [self.staged(box, tile, lend), self.room(box, lend)]
+    def prepare_add(self, box: Box, tile: Tensor, lend: Lend) -> Transfer:
+        held = [self.to_file_order(box, tile, lend), self.lend_tile(box, lend)]
 
         def run() -> None:
-            self._each_row(box, self.rows(box, held[1]), write=False)
-            # By numpy: a thread beside the one that computes must not ask PyTorch's threads for help.
+            self._move_rows(box, self.bytes_by_position(box, held[1]), write=False)
+            # By numpy: the transfer thread must not use PyTorch's thread pool.
             np.add(held[1].numpy(), held[0].numpy(), out=held[1].numpy())
-            self._each_row(box, self.rows(box, held[1]), write=True)
+            self._move_rows(box, self.bytes_by_position(box, held[1]), write=True)
 
         return Transfer(held, run)
 
-    def staged(self, box: Box, tile: Tensor, lend: Lend) -> Tensor:
-        """A tile as the file has it: itself, where it is that already."""
+    def to_file_order(self, box: Box, tile: Tensor, lend: Lend) -> Tensor:
+        """Return a tile in the file's order and type; without a copy if it has them."""
         part = self.layout.spread(tile, box).permute(self.order)
         if part.device.type != "cpu":
-            part = landed(part, lend)
+            part = copy_to_host(part, lend)
         if part.dtype == self.dtype and part.is_contiguous():
             return part
-        return rearranged(part, self.room(box, lend))
+        return copy_in_file_order(part, self.lend_tile(box, lend))
 
-    def room(self, box: Box, lend: Lend) -> Tensor:
-        """Memory for a tile as the file has it."""
+    def lend_tile(self, box: Box, lend: Lend) -> Tensor:
+        """Borrow memory for a tile in the file's order and type."""
         shape = [size for dim in self.layout.dims for size in self.layout.sizes(dim, box)]
         return lend([shape[i] for i in self.order], self.dtype)
 
-    def rows(self, box: Box, data: Tensor) -> np.ndarray:
-        """The bytes at each position of a box of what lies as in the file."""
-        return flat_bytes(data).view(*box.extent, self.item).numpy()
+    def bytes_by_position(self, box: Box, data: Tensor) -> np.ndarray:
+        """Return the bytes of a tile in the file's order, by position in the box."""
+        return flat_bytes(data).view(*box.extent, self.position_bytes).numpy()
 
-    def _each_row(self, box: Box, data: np.ndarray, write: bool) -> None:
-        """Move whole rows of the last axis between the file and ``data``, joining rows that lie side by side."""
+    def _move_rows(self, box: Box, data: np.ndarray, write: bool) -> None:
+        """Read or write rows of the last axis between the file and ``data``; adjacent rows in one call."""
         extent, lo, hi = self.layout.extent, box.lo, box.hi
         run = len(extent) - 1  # the axes after ``run`` are full, so that a slab of axis ``run`` is one piece
         while run > 0 and lo[run] == 0 and hi[run] == extent[run] and data.flags.c_contiguous:
             run -= 1
-        strides = [self.item] * len(extent)
+        strides = [self.position_bytes] * len(extent)
         for a in reversed(range(len(extent) - 1)):
             strides[a] = strides[a + 1] * extent[a + 1]
         move = self.file.write if write else self.file.read
@@ -283,22 +291,25 @@ class DiskFile:
             move(memoryview(data[index].reshape(-1)), offset)
 
 
-def rearranged(part: Tensor, room: Tensor) -> Tensor:
-    """A tile in the order of the file, in memory for that. Where channels only go behind positions it is one matrix
-    that is turned, for which PyTorch has a kernel of one thread, some times as fast as that of all other copies."""
+def copy_in_file_order(part: Tensor, room: Tensor) -> Tensor:
+    """Copy a tile to memory in the order of the file.
+
+    If the dimensions are only rotated (channels behind positions), this is a matrix transpose, for which PyTorch has a
+    kernel that is several times as fast in one thread as its other copies.
+    """
     dims = part.dim()
     if torch.get_num_threads() <= FEW_THREADS:
         for first in range(1, dims):
             turned = part.permute(*range(first, dims), *range(first))
             rows = math.prod(turned.shape[: dims - first])
-            if rows >= LEAST_ROWS and turned.is_contiguous():
+            if rows >= MIN_ROWS and turned.is_contiguous():
                 room.view(-1, rows).copy_(turned.reshape(rows, -1).t())
                 return room
     return room.copy_(part)
 
 
-def landed(tile: Tensor, lend: Lend) -> Tensor:
-    """A tile of another device on the host, as it lies there: to reorder it, that device would need memory."""
+def copy_to_host(tile: Tensor, lend: Lend) -> Tensor:
+    """Copy a tile to the host in its memory order: reordering it would take memory on its device."""
     order = sorted(range(tile.dim()), key=tile.stride, reverse=True)
     back = [order.index(i) for i in range(tile.dim())]
     there = tile.permute(order)

@@ -1,17 +1,16 @@
 """Streamed tensors: their homes on the host or in files on the disk.
 
-[Note: streamed] A parameter lives on the tier that a plan puts it on. Below the device it *is* what lies there: the
-user's `Parameter` keeps its identity, and its memory is pinned memory of the host, or that of a mapped file. Whoever
-reads or writes it outside a segment (an optimizer, a ``state_dict``, an average of weights, a regulariser, a norm that
-is logged) reads and writes the one value that there is, on the device where it lies. Only segments compute with
-*copies*, which are fetched for a use and let go after it. Autograd keeps a copy by the name of what it is a copy of,
-with the version that was used: a tensor that was written to since is refused, as everywhere. Gradients come to where
-their parameter lives, and so does what an optimizer keeps for it. What lives below once stays there. On a CPU, copies
-are made of what lives on the host all the same: its memory is not the budget's.
+[Note: streamed] A plan puts each parameter on a tier. Below the device, the user's `Parameter` keeps its identity, and
+its memory is pinned memory of the host or a mapped file. All code outside segments (an optimizer, a ``state_dict``, an
+average of weights, a regulariser, a logged norm) reads and writes this one value, on the tier where it lies. Segments
+compute with *copies* on the device, each fetched for a use and freed after it. Autograd saves a reference to the
+parameter and its version in place of a copy: a parameter that was written to since is refused. Gradients and optimizer
+states lie on the parameter's tier. A tensor stays on the tier that it was once moved to. On a CPU, tensors on the host
+are copied too, since the host's memory is not the budget's.
 
-A network that is too large for the host is made without data (``with torch.device("meta")``). `build` gives its
-parameters memory where they are to live, one module after the other, and their values from a checkpoint or from the
-module itself: never more than one is held anywhere else.
+A network that is too large for the host is made without data (``with torch.device("meta")``). `build` allocates its
+parameters on their tier, one module after the other, and fills them from a checkpoint or by the module itself: no more
+than one module's parameters are held anywhere else.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from lightning_plugin.residency.disk import MappedFile, fills_its_memory, flat_b
 
 
 class Homes:
-    """The homes of tensors, from step to step."""
+    """Tiers and files of streamed tensors, across steps."""
 
     def __init__(self, folder: str | None = None) -> None:
         self.folder = folder
         self._tiers = WeakTensorKeyDictionary()
-        #: The file of each tensor's memory that is one, as long as somebody holds that memory.
+        #: The file of each mapped storage, by its key, while the storage is alive.
         self._files: dict[int, tuple[weakref.ref[torch.UntypedStorage], MappedFile]] = {}
 
     def __contains__(self, tensor: object) -> bool:
@@ -47,108 +46,110 @@ class Homes:
         return len(self._tiers) > 0
 
     def tier(self, tensor: Tensor) -> str | None:
-        """The tier that a tensor lives on, where that is not the device."""
+        """Return the tier of a tensor; None if it is on the device."""
         found: str | None = self._tiers.get(tensor)
         return found
 
     def file(self, tensor: Tensor) -> MappedFile | None:
-        """The file that a tensor's memory is."""
+        """Return the file that a tensor is mapped from; None if it is not."""
         found = self._files.get(storage_key(tensor))
         return None if found is None else found[1]
 
     @torch.no_grad()
-    def settle(self, tensor: Tensor, tier: str, device: torch.device) -> None:
-        """Have a tensor live below a device. What it lies in now is its home, or is copied there: somebody may have
-        given it other memory since."""
+    def place(self, tensor: Tensor, tier: str, device: torch.device) -> None:
+        """Put a tensor on a tier, and copy it there unless its memory is on that tier: the user may have replaced
+        it."""
         if tensor not in self._tiers and tier == "disk" and tensor.requires_grad:
-            tensor.register_post_accumulate_grad_hook(self.settle_gradient)
+            tensor.register_post_accumulate_grad_hook(self.place_gradient)
         self._tiers[tensor] = tier
-        if not self.at_home(tensor, tier, device):
-            put(tensor, lambda values: self.moved(values, tier, device))
+        if not self.is_at_home(tensor, tier, device):
+            replace_memory(tensor, lambda values: self.copy_to_tier(values, tier, device))
 
-    def at_home(self, tensor: Tensor, tier: str, device: torch.device) -> bool:
+    def is_at_home(self, tensor: Tensor, tier: str, device: torch.device) -> bool:
         if tier == "disk":
             return self.file(tensor) is not None
         return tensor.device.type == "cpu" and (device.type != "cuda" or tensor.is_pinned())
 
-    def settle_gradient(self, tensor: Tensor) -> None:
-        """Have a gradient that autograd made itself, a sum of several uses', live where its parameter does."""
+    def place_gradient(self, tensor: Tensor) -> None:
+        """Move a gradient that autograd made itself (the sum of several uses) to its parameter's tier."""
         gradient, tier = tensor.grad, self.tier(tensor)
         if gradient is not None and tier == "disk" and self.file(gradient) is None:
-            tensor.grad = self.moved(gradient, tier, gradient.device)
+            tensor.grad = self.copy_to_tier(gradient, tier, gradient.device)
 
-    def moved(self, values: Tensor, tier: str, device: torch.device) -> Tensor:
-        """Values in memory of a tier."""
-        room = self.room(values, tier, device)
+    def copy_to_tier(self, values: Tensor, tier: str, device: torch.device) -> Tensor:
+        """Return a copy of some values on a tier."""
+        room = self.allocate(values, tier, device)
         file = self.file(room)
         if file is None or not fills_its_memory(values):
             return room.copy_(values)
         file.write_from(values.cpu())
         return room
 
-    def room(self, like: Tensor, tier: str, device: torch.device) -> Tensor:
-        """Memory of a tier for a tensor like another, below a device."""
+    def allocate(self, like: Tensor, tier: str, device: torch.device) -> Tensor:
+        """Allocate a tensor like another on a tier below ``device``."""
         if tier == "host":
             pinned = device.type == "cuda"
-            return torch.empty_strided(*dense(like), dtype=like.dtype, device="cpu", pin_memory=pinned)
+            return torch.empty_strided(*dense_layout(like), dtype=like.dtype, device="cpu", pin_memory=pinned)
         file = MappedFile(max(1, like.nbytes), self.folder)
-        room = file.tensor_like(torch.empty_strided(*dense(like), dtype=like.dtype, device="meta"))
+        room = file.tensor_like(torch.empty_strided(*dense_layout(like), dtype=like.dtype, device="meta"))
         storage, key = room.untyped_storage(), storage_key(room)
-        self._files[key] = weakref.ref(storage, partial(self._closed, key)), file
+        self._files[key] = weakref.ref(storage, partial(self._forget_file, key)), file
         return room
 
-    def _closed(self, key: int, _: object = None) -> None:
+    def _forget_file(self, key: int, _: object = None) -> None:
         self._files.pop(key, None)
 
     def read(self, tensor: Tensor, room: Tensor) -> None:
-        """Copy a tensor into room on the device, in any thread."""
+        """Copy a tensor to memory on the device, in any thread."""
         file = self.file(tensor)
         if room.device.type == "cpu" and file is not None:
             file.read_into(room)
         elif room.device.type == "cpu":
-            # By numpy: a thread beside the one that computes must not ask PyTorch's threads for help.
+            # By numpy: the transfer thread must not use PyTorch's thread pool.
             flat_bytes(room).numpy()[:] = flat_bytes(tensor).numpy()
         elif file is None:
             room.copy_(tensor.detach(), non_blocking=True)
         else:
-            staged = torch.empty_strided(*dense(tensor), dtype=tensor.dtype, pin_memory=room.device.type == "cuda")
+            staged = torch.empty_strided(
+                *dense_layout(tensor), dtype=tensor.dtype, pin_memory=room.device.type == "cuda"
+            )
             file.read_into(staged)
             room.copy_(staged, non_blocking=True)
 
-    def lower(self, tensor: Tensor, gradient: Tensor) -> Tensor:
-        """A gradient where its parameter lives."""
-        return self.moved(gradient, self.tier(tensor) or "host", gradient.device)
+    def copy_gradient(self, tensor: Tensor, gradient: Tensor) -> Tensor:
+        """Return a copy of a gradient on its parameter's tier."""
+        return self.copy_to_tier(gradient, self.tier(tensor) or "host", gradient.device)
 
-    def rest(self) -> None:
-        """Let the pages of all files go that were read or written through their mappings."""
+    def release_pages(self) -> None:
+        """Release the pages of all mapped files from the process's memory."""
         for _, file in list(self._files.values()):
-            file.rest()
+            file.release_pages()
 
-    def rest_of(self, tensors: Iterable[Tensor]) -> None:
-        """Let the pages of these tensors' files go."""
+    def release_pages_of(self, tensors: Iterable[Tensor]) -> None:
+        """Release the pages of these tensors' files."""
         for file in map(self.file, tensors):
             if file is not None:
-                file.rest()
+                file.release_pages()
 
 
 @torch.no_grad()
-def move(tensor: Tensor, device: torch.device) -> None:
-    """Have a tensor live on a device, where it was made on the CPU to be placed by a plan."""
+def move_to_device(tensor: Tensor, device: torch.device) -> None:
+    """Move a tensor in place to a device if it was made on the CPU."""
     if tensor.device.type == "cpu" != device.type and not tensor.is_meta:
-        put(tensor, lambda values: values.to(device))
+        replace_memory(tensor, lambda values: values.to(device))
 
 
-def put(tensor: Tensor, there: Callable[[Tensor], Tensor]) -> None:
-    """Give a tensor, and the gradient that it has, memory elsewhere."""
+def replace_memory(tensor: Tensor, copy: Callable[[Tensor], Tensor]) -> None:
+    """Replace the memory of a tensor, and of its gradient, by that of a copy."""
     gradient = tensor.grad
-    values, moved = there(tensor.detach()), None if gradient is None else there(gradient)
-    tensor.grad = None  # a gradient has to lie where its tensor does
+    values, moved = copy(tensor.detach()), None if gradient is None else copy(gradient)
+    tensor.grad = None  # a gradient has to be on its tensor's device
     move_storage(tensor, values)
     tensor.grad = moved
 
 
-def dense(like: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shape and the strides of a tensor that fills its memory, in the order of another's dimensions."""
+def dense_layout(like: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return shape and strides of a dense tensor like another: with its strides if it is dense, else contiguous."""
     if fills_its_memory(like):
         return tuple(like.shape), like.stride()
     return tuple(like.shape), torch.empty(like.shape, device="meta").stride()
@@ -165,22 +166,22 @@ def build(
     weights: Mapping[str, Tensor] | None = None,
     initialize: Initialize | None = None,
 ) -> None:
-    """Give all parameters of a module that have no data a home on a tier, and all such buffers memory.
+    """Allocate all parameters of a module that have no data on a tier, and such buffers in ordinary memory.
 
-    Values come from ``weights``, by name, else from ``initialize``, which is called with each module whose own tensors
-    are there now, else from the module's own ``reset_parameters``. What is tied stays tied.
+    Values come from ``weights``, by name, else from ``initialize``, which is called with each module once its own
+    tensors are allocated, else from the module's ``reset_parameters``. Tied parameters stay tied.
     """
     made: dict[int, Tensor] = {}
-    filled: set[int] = set()  # what is tied is filled once
+    filled: set[int] = set()  # tied parameters are filled once
     for path, part in module.named_modules():
-        here = list(own(part, path))
+        here = list(tensors_without_data(part, path))
         if not here:
             continue
         for tensors, name, key in here:
             old = tensors[name]
             assert old is not None
             if id(old) not in made:
-                made[id(old)] = on_tier(old, homes, tier)
+                made[id(old)] = allocate_like(old, homes, tier)
             tensors[name] = new = made[id(old)]
             if weights is not None:
                 if key not in weights:
@@ -193,18 +194,18 @@ def build(
             filled.add(id(new))
         if weights is None:
             before = [(key, tensors[name], version(tensors[name])) for tensors, name, key in here]  # type: ignore[arg-type]
-            (initialize or reset)(part)
+            (initialize or reset_parameters)(part)
             for key, tensor, was in before:
                 if version(tensor) == was:  # type: ignore[arg-type]
                     raise EngineError(
                         f"{key!r} had no data, and nothing has filled it: {type(part).__name__} does not. "
                         "Give weights, or initialize=<a function that fills the tensors of one module>."
                     )
-        homes.rest()
+        homes.release_pages()
 
 
-def own(part: nn.Module, path: str) -> Iterator[tuple[dict[str, Tensor | None], str, str]]:
-    """The tensors without data that a module has itself: where they are kept, and their full names."""
+def tensors_without_data(part: nn.Module, path: str) -> Iterator[tuple[dict[str, Tensor | None], str, str]]:
+    """Iterate over the tensors without data that a module has itself: (their dictionary, name, full name)."""
     prefix = f"{path}." if path else ""
     for tensors in (part._parameters, part._buffers):
         for name, tensor in list(tensors.items()):
@@ -212,22 +213,22 @@ def own(part: nn.Module, path: str) -> Iterator[tuple[dict[str, Tensor | None], 
                 yield tensors, name, prefix + name  # type: ignore[misc]
 
 
-def on_tier(old: Tensor, homes: Homes, tier: str) -> Tensor:
-    """A tensor like one without data: a parameter with a home, a buffer in ordinary memory."""
+def allocate_like(old: Tensor, homes: Homes, tier: str) -> Tensor:
+    """Allocate a tensor without data: a parameter on a tier, a buffer in ordinary memory."""
     if not isinstance(old, nn.Parameter):
         return torch.empty_like(old, device="cpu")
     cpu = torch.device("cpu")
-    new = nn.Parameter(homes.room(old, tier, cpu), requires_grad=old.requires_grad)
-    homes.settle(new, tier, cpu)
+    new = nn.Parameter(homes.allocate(old, tier, cpu), requires_grad=old.requires_grad)
+    homes.place(new, tier, cpu)
     return new
 
 
-def reset(part: nn.Module) -> None:
-    """Have a module give its own tensors the values that it starts with."""
-    ways = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
-    if ways is None:
+def reset_parameters(part: nn.Module) -> None:
+    """Initialize the tensors that a module has itself."""
+    reset = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
+    if reset is None:
         raise EngineError(
             f"{type(part).__name__} has parameters without data and no reset_parameters(). Give weights, or "
             "initialize=<a function that fills the tensors of one module>."
         )
-    ways()
+    reset()

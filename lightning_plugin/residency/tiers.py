@@ -1,17 +1,17 @@
-"""The tiers, and what each does for a map and for a tensor.
+"""Memory of the tiers for maps and streamed tensors.
 
     tier      a map lies in                      a streamed tensor lies in
     device    an ordinary tensor                 (it is not streamed)
     host      pinned memory, a `HostMemory`      pinned memory
     disk      a file, a `DiskFile`               a mapped file, a `MappedFile`
 
-On a CPU the host's memory is the device's too. There the tier "host" is no other memory, only other accounts.
+On a CPU the tiers "device" and "host" are the same memory; the ledger counts them apart.
 
-[Note: mapped] On CUDA the host's memory is pinned, and the device's kernels read and write it where it lies: a tile of
-any strides goes there in one kernel, at the speed of the bus, without a buffer between and without work for the
-processor. Those kernels have a stream of their own: a transfer waits for the kernels that were launched before it, and
-nothing else waits for the transfer but who asked for it. Transfers run in the order in which they were asked for. Where
-the device is the CPU itself, a map here is an ordinary tensor, and a tile of it a view.
+[Note: mapped] On CUDA the host's memory is pinned, and kernels of the device read and write it directly: one kernel
+transfers a tile of any strides at the speed of the bus, without a buffer and without work for the processor. These
+kernels have a stream of their own. A transfer waits for the kernels that were launched before it; only its caller
+waits for the transfer. Transfers run in the order of their calls. If the device is the CPU itself, a map on the host is
+an ordinary tensor, and its tiles are views.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from lightning_plugin.constants import Numbered, parts_of
 from lightning_plugin.layout import Layout
 from lightning_plugin.residency.disk import DiskFile
 from lightning_plugin.residency.transfer import (
-    Arrivals,
     Lend,
     Lower,
     Pending,
+    Prefetched,
     Transfer,
     TransferQueue,
-    arriving,
-    beside,
-    launched,
+    event_after_launched,
+    run_on_transfer_stream,
+    transfer_to_device,
 )
 
 
-class Bytes:
-    """Pinned memory in the words in which PyTorch takes over memory of a device; it keeps the memory."""
+class CudaArray:
+    """Pinned memory under CUDA's array interface, by which PyTorch takes it for memory of the device."""
 
     def __init__(self, data: Tensor) -> None:
         self.data = data
@@ -51,21 +51,27 @@ class Bytes:
         return {"shape": (self.data.nbytes,), "typestr": "|u1", "data": (self.data.data_ptr(), False), "version": 2}
 
 
-def mapped(data: Tensor, device: torch.device) -> Tensor:
-    """Pinned memory as a tensor of the device, whose kernels reach it over the bus."""
-    return torch.as_tensor(Bytes(data), device=device).view(data.dtype).view(data.shape)
+def map_to_device(data: Tensor, device: torch.device) -> Tensor:
+    """Return pinned memory as a tensor of the device, whose kernels reach it over the bus."""
+    return torch.as_tensor(CudaArray(data), device=device).view(data.dtype).view(data.shape)
 
 
 def make_room_for_pinned(size: int, limit: int) -> None:
-    """Have PyTorch's allocator give back pinned memory that nobody uses, where with blocks for so many bytes it would
-    have more than its limit: it lends a block again only where one of that size is asked for, and the maps of another
-    plan have other sizes."""
+    """Return unused pinned memory of PyTorch's allocator to the system, if ``size`` more bytes would exceed the limit.
+
+    The allocator reuses a block only for requests of the same size, and maps of another plan have other sizes. It
+    rounds sizes up to powers of two, so that a map may take twice its bytes.
+    """
     if torch.cuda.host_memory_stats().get("allocated_bytes.current", 0) + 2 * size > limit:
         torch.accelerator.memory.empty_host_cache()
 
 
 class HostMemory:
-    """One map; see `transfer.Lower`."""
+    """A map on the host; see `transfer.Lower`.
+
+    Attributes:
+        last: Event of the end of the last transfer without a waiting caller; earlier transfers are done by then too.
+    """
 
     def __init__(
         self,
@@ -73,68 +79,67 @@ class HostMemory:
         dtype: torch.dtype,
         device: torch.device,
         zero: bool = False,
-        made: Numbered | None = None,
+        numbered: Numbered | None = None,
     ) -> None:
         self.layout = layout
         self.whole = Box.whole(layout.extent)
         self.device = device
         self.cuda = device.type == "cuda"
-        self.made = made if self.cuda else None  # elsewhere a tile is a view of what lies where it belongs
+        self.numbered = numbered if self.cuda else None  # elsewhere tiles are views of the data at their own positions
         self.data = torch.empty(layout.shape, dtype=dtype, pin_memory=self.cuda)
         if self.cuda and self.data.numel():
-            self.data = mapped(self.data, device)
-        #: When the last transfer that nobody waits for is done; those before it are done too.
-        self.last = beside(device, self.data.zero_, launched(device)) if zero else None
+            self.data = map_to_device(self.data, device)
+        self.last = run_on_transfer_stream(device, self.data.zero_, event_after_launched(device)) if zero else None
 
     def __del__(self) -> None:
         last = getattr(self, "last", None)
         if last is not None:
-            last.synchronize()  # before the memory is another's
+            last.synchronize()  # before the memory is reused
 
-    def sending(self, box: Box, tile: Tensor, lend: Lend) -> Transfer:
-        held, ready = [tile.to(self.data.dtype)], launched(self.device)
+    def prepare_write(self, box: Box, tile: Tensor, lend: Lend) -> Transfer:
+        held, ready = [tile.to(self.data.dtype)], event_after_launched(self.device)
         return Transfer(
-            held, lambda: self.down(lambda: self.layout.write_into(self.data, self.whole, held[0], box), ready)
+            held,
+            lambda: self._to_host(lambda: self.layout.write_into(self.data, self.whole, held[0], box), ready),
         )
 
-    def adding(self, box: Box, tile: Tensor, lend: Lend) -> Transfer:
-        held, ready = [tile], launched(self.device)
+    def prepare_add(self, box: Box, tile: Tensor, lend: Lend) -> Transfer:
+        held, ready = [tile], event_after_launched(self.device)
         return Transfer(
-            held, lambda: self.down(lambda: self.layout.add_into(self.data, self.whole, held[0], box), ready)
+            held, lambda: self._to_host(lambda: self.layout.add_into(self.data, self.whole, held[0], box), ready)
         )
 
-    def fetching(self, box: Box, lend: Lend) -> Transfer:
-        # What is read is found when the transfer is done: of some layouts it is a copy, and before, what was written
-        # may still be on its way.
+    def prepare_read(self, box: Box, lend: Lend) -> Transfer:
+        # Slice when the transfer runs: for some layouts a slice is a copy, and writes may be pending before.
         if not self.cuda:
             held: list[Tensor] = []
-            return Transfer(held, lambda: held.append(self.part(box)), lambda: held[0])
+            return Transfer(held, lambda: held.append(self._slice(box)), lambda: held[0])
         room = torch.empty(self.layout.tile_shape(box), dtype=self.data.dtype, device=self.device)
-        parts = parts_of(self.made, box)
+        parts = parts_of(self.numbered, box)
 
         def work(here: Tensor) -> None:
             for part, there in parts:
-                self.layout.write_into(here, box, self.part(there), part)
+                self.layout.write_into(here, box, self._slice(there), part)
 
-        return arriving(room, work, self.note)
+        return transfer_to_device(room, work, self._set_last)
 
-    def part(self, box: Box) -> Tensor:
+    def _slice(self, box: Box) -> Tensor:
         return self.layout.narrow(self.data, self.whole, box)
 
-    def note(self, done: torch.cuda.Event | None) -> None:
+    def _set_last(self, done: torch.cuda.Event | None) -> None:
         self.last = done
 
-    def down(self, work: Callable[[], object], ready: torch.cuda.Event | None) -> None:
-        """Do a transfer to the host. The tile's memory is free again as soon as this returns."""
-        done = beside(self.device, work, ready)
+    def _to_host(self, work: Callable[[], object], ready: torch.cuda.Event | None) -> None:
+        """Do a transfer to the host, and wait for it, so that the caller may free the tile."""
+        done = run_on_transfer_stream(self.device, work, ready)
         if done is not None:
             done.synchronize()
 
 
 class DeviceMemory:
-    """One map, with the methods of a `LowerMap`. Its tiles are views, so that each lies where it belongs."""
+    """A map on the device, with the methods of a `LowerMap`. Its tiles are views."""
 
-    finds = False
+    finds_by_number = False
 
     def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device, zero: bool = False) -> None:
         self.layout = layout
@@ -151,91 +156,94 @@ class DeviceMemory:
     def read(self, box: Box) -> Tensor:
         return self.layout.narrow(self.data, self.whole, box)
 
-    def fetch(self, box: Box) -> None:
+    def prefetch(self, box: Box) -> None:
         return
 
-    def rest(self) -> None:
+    def wait(self) -> None:
         return
 
-    def expect(self, largest: int) -> None:
+    def set_largest_tile(self, largest: int) -> None:
         return
 
 
 class LowerMap:
-    """A map on a lower tier, written and read through a transfer queue. ``largest`` are the positions of its largest
-    tile in the pass at hand."""
+    """A map on a lower tier, written and read through a transfer queue.
 
-    def __init__(self, there: Lower, queue: TransferQueue) -> None:
+    Attributes:
+        largest: Positions of the map's largest tile in the current pass.
+        finds_by_number: True if a tile equal to an earlier one need not be written; see [Note: stored once] in
+            `constants`.
+    """
+
+    def __init__(self, lower: Lower, queue: TransferQueue) -> None:
         self.largest = 0
-        self.there = there
+        self.lower = lower
         self.queue = queue
-        self.sent: Pending | None = None
-        self.fetched: Arrivals[Box] = Arrivals()
-        #: True if a tile for which another stands need not be written; see [Note: stored once] in
-        #: `constants`.
-        self.finds = there.made is not None
+        self.pending_write: Pending | None = None
+        self.prefetched: Prefetched[Box] = Prefetched()
+        self.finds_by_number = lower.numbered is not None
 
     def write(self, box: Box, tile: Tensor, ahead: bool = False) -> None:
-        self.send(self.there.sending, box, tile, ahead)
+        self._send(self.lower.prepare_write, box, tile, ahead)
 
     def add(self, box: Box, tile: Tensor, ahead: bool = False) -> None:
-        self.send(self.there.adding, box, tile, ahead)
+        self._send(self.lower.prepare_add, box, tile, ahead)
 
-    def send(self, ready: Callable[[Box, Tensor, Lend], Transfer], box: Box, tile: Tensor, ahead: bool) -> None:
-        self.settle()
-        self.sent = self.queue.send(ready(box, tile, self.queue.pool.lender(box, self.largest)), ahead)
+    def _send(self, prepare: Callable[[Box, Tensor, Lend], Transfer], box: Box, tile: Tensor, ahead: bool) -> None:
+        self.wait_for_writes()
+        self.pending_write = self.queue.send(prepare(box, tile, self.queue.pool.lender(box, self.largest)), ahead)
         if not ahead:
-            self.settle()
+            self.wait_for_writes()
 
-    def fetch(self, box: Box) -> None:
-        """Begin to read a box that will be asked for."""
-        self.fetched.begin(box, lambda: self.fetching(box, ahead=True))
+    def prefetch(self, box: Box) -> None:
+        """Start to read a box that the next tile needs."""
+        self.prefetched.start(box, lambda: self._start_read(box, ahead=True))
 
-    def fetching(self, box: Box, ahead: bool) -> Pending:
-        return self.queue.send(self.there.fetching(box, self.queue.pool.lender(box, self.largest)), ahead)
+    def _start_read(self, box: Box, ahead: bool) -> Pending:
+        return self.queue.send(self.lower.prepare_read(box, self.queue.pool.lender(box, self.largest)), ahead)
 
     def read(self, box: Box) -> Tensor:
-        """A box, which was fetched, or is read now: after what is on its way there."""
-        return self.fetched.take(box, lambda: self.fetching(box, ahead=self.sent is not None))
+        """Return a box: the prefetched one, or one that is read now, after pending writes."""
+        return self.prefetched.take(box, lambda: self._start_read(box, ahead=self.pending_write is not None))
 
-    def expect(self, largest: int) -> None:
+    def set_largest_tile(self, largest: int) -> None:
         self.largest = largest
 
-    def settle(self) -> None:
-        """Wait for what is on its way there."""
-        if self.sent is not None:
-            sent, self.sent = self.sent, None
-            sent.wait()
+    def wait_for_writes(self) -> None:
+        """Wait for the pending write."""
+        if self.pending_write is not None:
+            write, self.pending_write = self.pending_write, None
+            write.wait()
 
-    def rest(self) -> None:
-        """Nothing is on its way in either direction."""
-        self.settle()
-        self.fetched.rest()
+    def wait(self) -> None:
+        """Wait for all transfers, in both directions."""
+        self.wait_for_writes()
+        self.prefetched.wait()
 
 
 @dataclass(frozen=True)
 class Home:
-    """The tier of a map, and the queue of its transfers where that is a lower one."""
+    """The tier of a map, and the queue of its transfers, if the tier is a lower one."""
 
     tier: str = "device"
     queue: TransferQueue = field(default_factory=TransferQueue)
 
-    def room(
+    def allocate(
         self,
         layout: Layout,
         dtype: torch.dtype,
         device: torch.device,
         zero: bool = False,
-        made: Numbered | None = None,
+        numbered: Numbered | None = None,
     ) -> DeviceMemory | LowerMap:
-        """Room for a map, of which a lower tier finds some tiles by their numbers."""
+        """Allocate memory for a map; a lower tier stores tiles with equal numbers once."""
         if self.tier == "device":
             return DeviceMemory(layout, dtype, device, zero)
-        there: Lower
-        if self.queue.stand is not None:
-            there = self.queue.stand(layout, dtype, device, self.tier)
+        lower: Lower
+        if self.queue.make_stand_in is not None:
+            lower = self.queue.make_stand_in(layout, dtype, device, self.tier)
         elif self.tier == "host":
-            there = HostMemory(layout, dtype, device, zero, made)
-        else:  # a file is zero where nothing was written
-            there = DiskFile(layout, dtype, device, self.queue.folder, made)
-        return LowerMap(there, self.queue)
+            lower = HostMemory(layout, dtype, device, zero, numbered)
+        else:  # a file is zero before it is written
+            lower = DiskFile(layout, dtype, device, self.queue.folder, numbered)
+        return LowerMap(lower, self.queue)

@@ -1,21 +1,21 @@
 """Moving tiles and copies between the device and a lower tier, at once or beside the work on other tiles.
 
-[Note: ahead] A segment that transfers *ahead* hands what it writes to a thread, and has what its next tile reads
-fetched while it computes this one. There is one thread for the maps of a run, first in first out: what is read has been
-written, and what is added to has been read. Memory stays bounded and known beforehand: one transfer to a map is under
-way at a time, one tile of it is fetched ahead, and whatever a transfer needs is borrowed by the thread that computes,
-so that the ledger and a rehearsal count it; see [Note: pool]. A transfer that failed says so at the next one, or at the
-end of its segment. Copies of streamed tensors have a transfer queue of their own: they are large, and a tile would wait
-behind them. CUDA has a stream for transfers; on any other device work is done where it is asked for.
+[Note: ahead] A segment that transfers *ahead* hands its writes to a thread, and prefetches the inputs of its next tile
+while it computes the current one. All maps of a run share one thread, first in first out: a read comes after the writes
+that were queued before it, and an addition after the reads. Memory is bounded and known beforehand: at most one write
+to a map is pending, at most one tile of it is prefetched, and the computing thread borrows all buffers of a transfer,
+so that the ledger and a rehearsal count them; see [Note: pool]. The error of a failed transfer is raised at the map's
+next transfer, or at the end of the segment. Copies of streamed tensors have a transfer queue of their own: they are
+large, and a tile would wait behind them. CUDA has a stream for transfers; on other devices the caller does the work.
 
 [Note: pool] A pass over a segment's tiles, forward or backward, has one pool, and every transfer of the pass borrows
-from it. What is lent is a tensor with a storage of its own over the buffer's bytes: when nothing refers to that storage
-any more, be it an operator, autograd, a view or a transfer, the buffer is free again, and not before. A request takes
-the smallest free buffer that holds it, else a new one, in place of a free one that is too small: there are never more
-buffers than were lent at once. What is asked for a map is always what its largest tile of the pass needs, so that all
-tiles ask for the same and none has to make a buffer that earlier ones, or those of a rehearsal, did not have. Buffers
-are made by the thread that computes, where the ledger sees them, once; it does not see what is lent. A pool lasts as
-long as its pass: sizes differ from one pass to the next, and between segments nothing is held.
+from it. It lends a tensor with a storage of its own over the buffer's bytes. The buffer is free again when no operator,
+view, transfer or graph of autograd refers to that storage. A request takes the smallest free buffer that is large
+enough; otherwise a new buffer replaces the largest free one: there are never more buffers than were lent at once. Each
+request for a map has the size of its largest tile in the pass, so that no tile needs a buffer that earlier tiles, or
+those of a rehearsal, did not have. The computing thread allocates buffers, and the ledger counts each once; it does not
+count the tensors that are lent. A pool lasts as long as its pass: sizes differ between passes, and no buffer is held
+between segments.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Lend = Callable[[Sequence[int], torch.dtype], Tensor]
 
 @dataclass(eq=False)
 class Buffer:
-    """Bytes that are lent."""
+    """Memory that a pool lends."""
 
     data: Tensor
 
@@ -52,15 +52,20 @@ class Buffer:
         return self.data.nbytes
 
     def alias(self, size: int, fakes: bool) -> Tensor:
-        """The first bytes, as a tensor with a storage of its own."""
-        if fakes:  # a fake tensor has no bytes to share: one of the size that no ledger counts
+        """Return the first bytes as a tensor with a storage of its own."""
+        if fakes:  # a fake tensor has no bytes to share; a resized one is not counted by the ledger
             return torch.empty(0, dtype=torch.uint8).resize_(size)
         return torch.from_numpy(self.data.numpy()[:size])
 
 
 class Pool:
-    """The buffers of one pass; see [Note: pool]. One that is not open takes none back: each is used once. ``fakes``:
-    the pass is rehearsed."""
+    """The buffers of one pass; see [Note: pool].
+
+    Attributes:
+        free: The buffers that are not lent.
+        open: Keep buffers that are returned. If False, each buffer is used once.
+        fakes: The pass is rehearsed, on fake tensors.
+    """
 
     def __init__(self, open: bool = True, fakes: bool = False) -> None:
         self.free: list[Buffer] = []
@@ -68,38 +73,39 @@ class Pool:
         self.fakes = fakes
 
     def lender(self, box: Box, largest: int) -> Lend:
-        """A function that lends what the transfer of a box needs, as much as for the largest box of its map."""
-        here = max(1, box.positions)
-        most = max(largest, here) if self.open else here
+        """Return a function that lends memory for the transfer of a box, in buffers that the map's ``largest`` box
+        would fit into."""
+        positions = max(1, box.positions)
+        most = max(largest, positions) if self.open else positions
 
         def lend(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-            return self.lend(shape, dtype, math.prod(shape) * dtype.itemsize * most // here)
+            return self.lend(shape, dtype, math.prod(shape) * dtype.itemsize * most // positions)
 
         return lend
 
     def lend(self, shape: Sequence[int], dtype: torch.dtype, least: int = 0) -> Tensor:
-        """A tensor for one transfer, in a buffer of at least so many bytes."""
+        """Lend a tensor for one transfer, in a buffer of at least ``least`` bytes."""
         size = math.prod(shape) * dtype.itemsize
-        buffer = self.take(max(size, least))
+        buffer = self.take_buffer(max(size, least))
         lent = buffer.alias(size, self.fakes)
         weakref.finalize(lent.untyped_storage(), self.take_back, buffer).atexit = False
         return lent.view(dtype).view(shape)
 
-    def take(self, size: int) -> Buffer:
-        """The smallest free buffer that is large enough, or a new one instead of the largest that is not."""
+    def take_buffer(self, size: int) -> Buffer:
+        """Take the smallest free buffer that is large enough; if there is none, replace the largest by a new one."""
         fitting = [b for b in self.free if b.size >= size]
         if fitting:
-            return self.out(min(fitting, key=lambda b: b.size))
-        if self.free:  # the one that is replaced is gone before memory for the new one is asked for
-            self.out(max(self.free, key=lambda b: b.size))
-        return self.make(size)
+            return self.remove(min(fitting, key=lambda b: b.size))
+        if self.free:  # freed before the new one is allocated
+            self.remove(max(self.free, key=lambda b: b.size))
+        return self.make_buffer(size)
 
-    def out(self, buffer: Buffer) -> Buffer:
-        """A free buffer, no longer among the free ones."""
+    def remove(self, buffer: Buffer) -> Buffer:
+        """Remove a buffer from the free ones, and return it."""
         self.free.remove(buffer)
         return buffer
 
-    def make(self, size: int) -> Buffer:
+    def make_buffer(self, size: int) -> Buffer:
         return Buffer(torch.empty(size, dtype=torch.uint8))
 
     def take_back(self, buffer: Buffer) -> None:
@@ -107,36 +113,40 @@ class Pool:
             self.free.append(buffer)
 
     def close(self) -> None:
-        """The pass is over: free buffers go now, and each of the others when what is lent of it does."""
+        """Free all buffers at the end of the pass: those that are lent, when their tensors are freed."""
         self.open = False
         self.free.clear()
 
 
 @cache
-def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream on which a device's transfers run."""
+def transfer_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream on which a device's transfers run."""
     return torch.cuda.Stream(device)
 
 
-def launched(device: torch.device) -> torch.cuda.Event | None:
-    """All that was launched on a device until now: a transfer has to wait for it before it may touch its tile."""
+def event_after_launched(device: torch.device) -> torch.cuda.Event | None:
+    """Record an event behind all kernels launched until now, for which a transfer waits before it touches its tile;
+    None on devices other than CUDA."""
     return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
 
 
-def beside(device: torch.device, work: Callable[[], object], ready: torch.cuda.Event | None) -> torch.cuda.Event | None:
-    """Do work beside a device's kernels, after those that are to be ready; the event is when it is done."""
+def run_on_transfer_stream(
+    device: torch.device, work: Callable[[], object], ready: torch.cuda.Event | None
+) -> torch.cuda.Event | None:
+    """Launch work on the transfer stream after the event ``ready``, and return the event of its end. Without ``ready``
+    the work is done at once, and there is no event."""
     if ready is None:
         work()
         return None
-    side = side_stream(device)
-    with torch.cuda.stream(side):
-        side.wait_event(ready)
+    stream = transfer_stream(device)
+    with torch.cuda.stream(stream):
+        stream.wait_event(ready)
         work()
-        return side.record_event()
+        return stream.record_event()
 
 
-def after(device: torch.device, done: torch.cuda.Event | None) -> None:
-    """Have a device's next kernels wait for work that goes on beside them."""
+def wait_for_event(device: torch.device, done: torch.cuda.Event | None) -> None:
+    """Make the device's next kernels wait for an event of the transfer stream."""
     if done is not None:
         torch.cuda.current_stream(device).wait_event(done)
 
@@ -146,9 +156,13 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True, eq=False)
 class Transfer:
-    """A transfer made ready: ``run`` does it, in any thread, and ``result`` is the part that was fetched.
+    """A prepared transfer.
 
-    Tensors are reached through ``held`` alone: emptied by the thread that computes, it lets them go there.
+    Attributes:
+        held: The tensors of the transfer. Nothing else refers to them, so that the computing thread frees them by
+            clearing this list.
+        run: Does the transfer, in any thread.
+        result: Returns the tile that was read; None for a write.
     """
 
     held: list[Tensor]
@@ -156,45 +170,53 @@ class Transfer:
     result: Callable[[], Tensor] | None = None
 
 
-def arriving(
+def transfer_to_device(
     room: Tensor, work: Callable[[Tensor], object], last: Callable[[torch.cuda.Event | None], None] | None = None
 ) -> Transfer:
-    """A transfer into room on the device; the room may have been another tensor's until now, whose kernels come first.
-    ``last`` hears of the event at whose time it is done."""
-    device, held, ready = room.device, [room], launched(room.device)
+    """Prepare a transfer to memory on the device.
+
+    Args:
+        room: The memory. Kernels of its former tensor may still be queued: the transfer waits for them.
+        work: Copies into the memory.
+        last: Called with the event of the transfer's end.
+    """
+    device, held, ready = room.device, [room], event_after_launched(room.device)
     done: list[torch.cuda.Event | None] = []
 
     def run() -> None:
-        done.append(beside(device, lambda: work(held[0]), ready))
+        done.append(run_on_transfer_stream(device, lambda: work(held[0]), ready))
         if last is not None:
             last(done[0])
 
     def result() -> Tensor:
-        after(device, done[0] if done else None)
+        wait_for_event(device, done[0] if done else None)
         return held[0]
 
     return Transfer(held, run, result)
 
 
 class Lower(Protocol):
-    """A map on a lower tier; each method makes a transfer ready, in buffers that it borrows. ``made`` says which tiles
-    of it are not there, and where the same lies."""
+    """A map on a lower tier. Each method prepares a transfer, in buffers that it borrows.
 
-    made: Numbered | None
+    Attributes:
+        numbered: Tiles that are not stored, since another tile has the same contents.
+    """
 
-    def sending(self, box: Box, tile: Tensor, lend: Lend) -> Transfer: ...
+    numbered: Numbered | None
 
-    def fetching(self, box: Box, lend: Lend) -> Transfer: ...
+    def prepare_write(self, box: Box, tile: Tensor, lend: Lend) -> Transfer: ...
 
-    def adding(self, box: Box, tile: Tensor, lend: Lend) -> Transfer: ...
+    def prepare_read(self, box: Box, lend: Lend) -> Transfer: ...
+
+    def prepare_add(self, box: Box, tile: Tensor, lend: Lend) -> Transfer: ...
 
 
-#: Makes the stand-in of a map on a lower tier, in a rehearsal.
-Stand = Callable[[Layout, torch.dtype, torch.device, str], Any]
+#: Makes the stand-in of a map on a lower tier for a rehearsal, by layout, dtype, device and tier.
+MakeStandIn = Callable[[Layout, torch.dtype, torch.device, str], Any]
 
 
 class Pending:
-    """A transfer that was handed over."""
+    """A transfer that was sent; ``future`` is its result, if a thread does it."""
 
     def __init__(self, transfer: Transfer, future: Future[None] | None, progress: Progress) -> None:
         self.transfer: Transfer | None = transfer
@@ -202,7 +224,7 @@ class Pending:
         self.progress = progress
 
     def wait(self) -> Tensor | None:
-        """Wait until it is done, let its memory go, and give what it has fetched."""
+        """Wait for the transfer, free its memory, and return the tile that it read."""
         if self.future is not None:
             with self.progress.waiting("spill"):
                 self.future.result()
@@ -213,39 +235,42 @@ class Pending:
         return found
 
 
-class Arrivals(Generic[Key]):
-    """Tensors that were fetched ahead, by name, until they are taken."""
+class Prefetched(Generic[Key]):
+    """Prefetched tensors by key, until they are taken."""
 
     def __init__(self) -> None:
-        self.coming: dict[Key, Pending] = {}
+        self.pending: dict[Key, Pending] = {}
 
     def __contains__(self, key: object) -> bool:
-        return key in self.coming
+        return key in self.pending
 
-    def begin(self, key: Key, fetch: Callable[[], Pending]) -> None:
-        """Begin to fetch, unless it is on its way."""
-        if key not in self.coming:
-            self.coming[key] = fetch()
+    def start(self, key: Key, fetch: Callable[[], Pending]) -> None:
+        """Start to fetch, unless a transfer for the key is pending."""
+        if key not in self.pending:
+            self.pending[key] = fetch()
 
     def take(self, key: Key, fetch: Callable[[], Pending]) -> Tensor:
-        """The tensor that was fetched, or is fetched now."""
-        waiting = self.coming.pop(key, None)
+        """Return the tensor that was prefetched, or fetch it now."""
+        waiting = self.pending.pop(key, None)
         tensor = (fetch() if waiting is None else waiting).wait()
         assert tensor is not None
         return tensor
 
-    def rest(self) -> None:
-        """Nothing is on its way any more."""
-        while self.coming:
-            self.coming.popitem()[1].wait()
+    def wait(self) -> None:
+        """Wait for all pending transfers."""
+        while self.pending:
+            self.pending.popitem()[1].wait()
 
 
 class TransferQueue:
-    """Runs transfers: in a thread, where some go ``ahead``, else in the caller's.
+    """Runs transfers: those that go ahead in a thread of its own, the others in the caller's.
 
-    While a segment passes over its tiles they share a ``pool`` of buffers; otherwise each has its own. In a rehearsal
-    ``stand`` makes what stands for a map on a lower tier, and nothing is moved. ``folder`` is where maps on the disk
-    are kept; ``progress`` hears of waiting.
+    Attributes:
+        pool: Buffers that the transfers of a tile pass share. Outside a pass, each transfer has its own.
+        thread: The thread; None if no segment transfers ahead, or in a rehearsal.
+        folder: Folder of maps on the disk.
+        progress: Told the time spent waiting.
+        make_stand_in: Makes stand-ins for maps on lower tiers in a rehearsal, where no data is moved.
     """
 
     def __init__(
@@ -253,18 +278,18 @@ class TransferQueue:
         ahead: bool = False,
         folder: str | None = None,
         progress: Progress | None = None,
-        stand: Stand | None = None,
+        make_stand_in: MakeStandIn | None = None,
     ) -> None:
         self.progress = progress or Progress()
-        self.stand = stand
+        self.make_stand_in = make_stand_in
         self.folder = folder
-        self.pool = Pool(open=False, fakes=stand is not None)
-        real = ahead and stand is None
+        self.pool = Pool(open=False, fakes=make_stand_in is not None)
+        real = ahead and make_stand_in is None
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="transfers") if real else None
 
     def send(self, transfer: Transfer, ahead: bool) -> Pending:
-        """Do a transfer, or have it done beside other work."""
-        if self.stand is not None:  # only what the transfer holds is asked for
+        """Do a transfer, or let the thread do it."""
+        if self.make_stand_in is not None:  # a rehearsal needs the tensors of the transfer only
             return Pending(transfer, None, self.progress)
         if self.thread is not None and ahead:
             return Pending(transfer, self.thread.submit(transfer.run), self.progress)
@@ -273,9 +298,9 @@ class TransferQueue:
         return Pending(transfer, None, self.progress)
 
     @contextmanager
-    def pooling(self) -> Iterator[None]:
-        """A pass over a segment's tiles."""
-        former, self.pool = self.pool, Pool(fakes=self.stand is not None)
+    def open_pool(self) -> Iterator[None]:
+        """Open a pool for the duration of a tile pass."""
+        former, self.pool = self.pool, Pool(fakes=self.make_stand_in is not None)
         try:
             yield
         finally:

@@ -70,9 +70,9 @@ def step_on_parameter(optimizer: Optimizer, group: dict[str, Any], parameter: Te
     state = optimizer.state.get(parameter, {})
     for name, value in state.items():
         if isinstance(value, Tensor) and value.dim() and tier == "disk" and homes.file(value) is None:
-            state[name] = homes.moved(value, tier, value.device)
+            state[name] = homes.copy_to_tier(value, tier, value.device)
     tensors = (parameter, parameter.grad, *state.values())
-    homes.rest_of(t for t in tensors if isinstance(t, Tensor))
+    homes.release_pages_of(t for t in tensors if isinstance(t, Tensor))
 
 
 def patch_step(optimizer: Optimizer, homes: Homes) -> None:

@@ -208,17 +208,17 @@ def recorded_device(monkeypatch: Any, deaf: str = "") -> Iterator[Recorder]:
         """A map as on a device: pinned memory is memory, which the device's kernels reach."""
 
         def __init__(
-            self, layout: Layout, dtype: torch.dtype, device: torch.device, zero: bool = False, made: Any = None
+            self, layout: Layout, dtype: torch.dtype, device: torch.device, zero: bool = False, numbered: Any = None
         ) -> None:
             super().__init__(layout, dtype, device)
-            self.cuda, self.made = True, made
+            self.cuda, self.numbered = True, numbered
             if zero:
-                self.last = transfer.beside(device, self.data.zero_, launched(device))
+                self.last = transfer.run_on_transfer_stream(device, self.data.zero_, launched(device))
 
     with monkeypatch.context() as patch:
-        patch.setattr(transfer, "side_stream", lambda device: Stream(recorder, SIDE))
+        patch.setattr(transfer, "transfer_stream", lambda device: Stream(recorder, SIDE))
         for module in (tiers, transfer):
-            patch.setattr(module, "launched", launched)
+            patch.setattr(module, "event_after_launched", launched)
         patch.setattr(torch.cuda, "current_stream", lambda device=None: Stream(recorder, recorder.stream))
         patch.setattr(torch.cuda, "stream", on)
         patch.setattr(tiers, "HostMemory", Below)

@@ -258,7 +258,7 @@ def test_tiles_for_which_another_stands_are_read_from_it(
     grid = Grid(counts)
     boxes = [box for (box,) in grid.partition([extent]) if not box.empty]
     numbered = Numbered.empty(grid.ends([extent])[0])
-    boundary = Boundary(layout, torch.float32, torch.device("cpu"), Home(tier, TransferQueue(ahead)), made=numbered)
+    boundary = Boundary(layout, torch.float32, torch.device("cpu"), Home(tier, TransferQueue(ahead)), numbered=numbered)
     whole = torch.zeros(layout.shape)
     left = list(boxes)
     while left:
@@ -269,9 +269,9 @@ def test_tiles_for_which_another_stands_are_read_from_it(
         for b in alike:
             layout.write_into(whole, boundary.whole, tile, b)
             left.remove(b)
-    boundary.rest()
+    boundary.wait()
     for box in (boundary.whole, *(random_box(extent) for _ in range(4))):
         if ahead:
-            boundary.fetch(box)
+            boundary.prefetch(box)
         assert torch.equal(boundary.read(box), layout.narrow(whole, boundary.whole, box))
-        boundary.rest()
+        boundary.wait()

@@ -25,7 +25,7 @@ from lightning_plugin.options import Options
 from lightning_plugin.plan import SegmentPlan
 from lightning_plugin.plans import Planner
 from lightning_plugin.residency.boundary import Boundary, Cotangent
-from lightning_plugin.residency.disk import DiskFile, rearranged
+from lightning_plugin.residency.disk import DiskFile, copy_in_file_order
 from lightning_plugin.residency.tiers import Home, LowerMap
 from lightning_plugin.residency.transfer import TransferQueue
 from tests.exactness import asked, assert_exact
@@ -82,9 +82,9 @@ def test_a_map_comes_back_as_it_was_written(
         handle.write([box], layout.narrow(whole, handle.whole, box), ahead)
     lo = tuple(data.draw(st.integers(0, n - 1)) for n in extent)
     box = Box(lo, tuple(data.draw(st.integers(a + 1, n)) for a, n in zip(lo, extent, strict=True)))
-    handle.fetch(box)
+    handle.prefetch(box)
     assert torch.equal(handle.read(box), layout.narrow(whole, handle.whole, box))
-    handle.rest()
+    handle.wait()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.uint8])
@@ -94,9 +94,9 @@ def test_a_tile_of_one_number_may_have_any_strides(tier: str, dtype: torch.dtype
     whole = torch.arange(9).to(dtype).view(1, 1, 3, 3)
     handle = Boundary(Layout.channels_first((1, 1, 1, 1)), dtype, CPU, Home(tier, TransferQueue(False)))
     handle.write([Box.whole((1, 1))], whole.transpose(2, 3).as_strided((1, 1, 1, 1), (9, 9, 9, 9), 4), ahead=False)
-    handle.fetch(Box.whole((1, 1)))
+    handle.prefetch(Box.whole((1, 1)))
     assert handle.read(Box.whole((1, 1))).item() == 4
-    handle.rest()
+    handle.wait()
 
 
 @pytest.mark.parametrize("tier", ["host", "disk"])
@@ -109,10 +109,10 @@ def test_what_is_fetched_is_what_was_written_however_long_that_takes(tier: str) 
     assert queue.thread is not None
     queue.thread.submit(slow.wait, 5)
     handle.write([Box.whole(extent)], torch.ones(layout.shape), ahead=True)
-    handle.fetch(box)
+    handle.prefetch(box)
     threading.Timer(0.2, slow.set).start()
     assert bool((handle.read(box) == 1).all())
-    handle.rest()
+    handle.wait()
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -123,7 +123,7 @@ def test_overlapping_gradients_add_up_in_a_wide_type(tier: str, ahead: bool) -> 
     for _ in range(300):
         cotangent.add(Box((0, 0), (4, 5)), torch.ones(1, 2, 4, 5), ahead)
     cotangent.add(Box((3, 4), (5, 7)), torch.ones(1, 2, 2, 3), ahead)
-    cotangent.rest()
+    cotangent.wait()
     got = cotangent.read(Box((3, 3), (5, 7)))
     assert got.dtype == torch.bfloat16
     # 300 ones summed in bfloat16 would stop at 256.
@@ -148,7 +148,7 @@ def test_a_tile_is_put_in_any_order(
     room = torch.full(tile.shape, 77, dtype=dtype)
     torch.set_num_threads(threads)
     try:
-        found = rearranged(tile, room)
+        found = copy_in_file_order(tile, room)
     finally:
         torch.set_num_threads(before)
     assert found is room and room.is_contiguous() and found.tolist() == tile.tolist()
@@ -182,7 +182,7 @@ def test_a_disk_that_fills_up_in_the_middle_ends_the_step(ahead: bool, monkeypat
 def test_threads_open_maps_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """While one counts what the maps of all have still to fill, another adds its own."""
     layout = Layout.channels_first((1, 1, 2, 2))
-    right = DiskFile.unfilled.fget
+    right = DiskFile.unallocated_bytes.fget
     assert right is not None
     maps, made = [DiskFile(layout, torch.float32, CPU) for _ in range(3)], []
 
@@ -193,7 +193,7 @@ def test_threads_open_maps_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> 
             made[0].join(0.2)  # until it is done, or waits
         return right(self)
 
-    monkeypatch.setattr(DiskFile, "unfilled", property(slowly))
+    monkeypatch.setattr(DiskFile, "unallocated_bytes", property(slowly))
     maps.append(DiskFile(layout, torch.float32, CPU))
     made[0].join()
     assert len(maps) == 5
@@ -240,11 +240,11 @@ def test_what_is_stored_once_is_promised_once(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("shutil.disk_usage", lambda where: type("Usage", (), {"free": int(1.5 * size)})())
     made = Numbered.empty([[0, 50, 100], [0, 25, 50, 75, 100]])
     first = DiskFile(layout, torch.float32, CPU, str(tmp_path), made)
-    assert first.unfilled == size
+    assert first.unallocated_bytes == size
     made.number([Box((0, 25 * x), (50, 25 * x + 25)) for x in range(4)], 1)
     made.number([Box((50, 0), (100, 25)), Box((50, 75), (100, 100))], 2)
     assert made.spared == 4 * 50 * 25
-    assert first.unfilled == size // 2
+    assert first.unallocated_bytes == size // 2
     DiskFile(layout, torch.float32, CPU, str(tmp_path))
 
 
@@ -252,7 +252,7 @@ def test_a_folder_for_the_disk_is_used_and_has_to_be_there(tmp_path: Path, monke
     with pytest.raises(ValueError, match="'/no/such/folder' is not a folder that can be written to"):
         asked(disk="/no/such/folder")
     used = []
-    monkeypatch.setattr(DiskFile, "make", lambda self, size, folder: used.append(folder))
+    monkeypatch.setattr(DiskFile, "open", lambda self, size, folder: used.append(folder))
     engine = lower("disk", False)
     engine.planner.options = replace(engine.options, disk=str(tmp_path))
     image = LazyImage.from_tensor(torch.randn(1, 3, 20, 24), engine=engine)

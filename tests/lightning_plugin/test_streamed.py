@@ -332,7 +332,7 @@ def test_a_system_that_cannot_reserve_space(net: Encoder, bag: Tensor, monkeypat
     assert list(tiled.engine.homes)
     file = UnnamedFile("a parameter")
     file.reserve(3 << 20)
-    assert os.fstat(file.number).st_size == 3 << 20 and file.filled >= 3 << 20
+    assert os.fstat(file.number).st_size == 3 << 20 and file.allocated_bytes >= 3 << 20
 
 
 # Modules without data
@@ -434,5 +434,5 @@ def test_a_gradient_is_not_lost_where_a_parameter_cannot_be_moved(monkeypatch: p
 
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
     with pytest.raises(DiskError):
-        Homes().settle(tensor, "disk", torch.device("cpu"))
+        Homes().place(tensor, "disk", torch.device("cpu"))
     assert tensor.tolist() == [1.0] * 4 and tensor.grad.tolist() == [2.0] * 4

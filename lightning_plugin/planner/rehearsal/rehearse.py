@@ -37,27 +37,27 @@ from lightning_plugin.source import TensorSource, TileSource, together
 class FakeDiskFile(DiskFile):
     """A map on the disk without a file."""
 
-    def make(self, size: int, folder: str | None) -> None:
+    def open(self, size: int, folder: str | None) -> None:
         return
 
 
 class FakeHostMap:
     """A map in the memory of another device: a tile that is read is a copy."""
 
-    made = None
+    numbered = None
 
     def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> None:
         self.layout = layout
         self.dtype = dtype
         self.device = device
 
-    def sending(self, box: Box, tile: Tensor, lend: Lend) -> Transfer:
+    def prepare_write(self, box: Box, tile: Tensor, lend: Lend) -> Transfer:
         return Transfer([tile.to(self.dtype)], nothing)
 
-    def adding(self, box: Box, tile: Tensor, lend: Lend) -> Transfer:
+    def prepare_add(self, box: Box, tile: Tensor, lend: Lend) -> Transfer:
         return Transfer([tile], nothing)
 
-    def fetching(self, box: Box, lend: Lend) -> Transfer:
+    def prepare_read(self, box: Box, lend: Lend) -> Transfer:
         held = [torch.empty(self.layout.tile_shape(box), dtype=self.dtype, device=self.device)]
         return Transfer(held, nothing, lambda: held[0])
 

@@ -42,8 +42,8 @@ class Counted(Pool):
         self.lent.append(lent.nbytes)
         return lent
 
-    def make(self, size: int) -> Buffer:
-        buffer = super().make(size)
+    def make_buffer(self, size: int) -> Buffer:
+        buffer = super().make_buffer(size)
         self.made.append(size)
         self.buffers.add(buffer)
         return buffer
@@ -158,13 +158,13 @@ def written(ahead: bool) -> tuple[Boundary, TransferQueue, torch.Tensor]:
 def test_a_fetched_tile_stays_what_it_is_while_it_is_kept(ahead: bool, pools: list[Counted]) -> None:
     handle, queue, whole = written(ahead)
     boxes = [box for (box,) in Grid((4, 2)).partition([LAYOUT.extent])]
-    with queue.pooling():
+    with queue.open_pool():
         kept, view = handle.read(boxes[0]), handle.read(boxes[1])[:, :, 1:, :2]
         for box in boxes * 3:
-            handle.fetch(box)
+            handle.prefetch(box)
             assert torch.equal(handle.read(box), LAYOUT.narrow(whole, handle.whole, box))
             handle.cotangent.add(box, torch.ones(LAYOUT.tile_shape(box)), ahead)
-        handle.cotangent.rest()
+        handle.cotangent.wait()
         (pool,) = [p for p in pools if len(p.lent) > 1]
         assert len(pool.made) <= 5
         assert len(pool.lent) > 40
@@ -175,8 +175,8 @@ def test_a_fetched_tile_stays_what_it_is_while_it_is_kept(ahead: bool, pools: li
 
 def test_every_tile_asks_for_what_the_largest_needs(pools: list[Counted]) -> None:
     handle, queue, _ = written(False)
-    with queue.pooling():
-        handle.expect(30)
+    with queue.open_pool():
+        handle.set_largest_tile(30)
         small = handle.read(Box((0, 0), (1, 2)))
         assert small.untyped_storage().nbytes() == 2 * 2 * 4
         assert pools[-1].made == [30 * 2 * 4]
@@ -190,10 +190,10 @@ def test_a_transfer_that_fails_says_so_and_frees_its_buffers(
         raise OSError("the disk is gone")
 
     handle, queue, _ = written(ahead)
-    with pytest.raises(OSError, match="the disk is gone"), queue.pooling():
+    with pytest.raises(OSError, match="the disk is gone"), queue.open_pool():
         monkeypatch.setattr("os.pwrite", broken)
         handle.cotangent.add(handle.whole, torch.ones(LAYOUT.shape), ahead)
-        handle.cotangent.rest()
+        handle.cotangent.wait()
     assert not queue.pool.open
     del handle, queue
     gc.collect()
