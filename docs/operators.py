@@ -3,6 +3,9 @@
 import json
 from pathlib import Path
 
+import torch
+
+from lightning_plugin.private import custom_function
 from lightning_plugin.rules import API, ATEN
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -25,7 +28,7 @@ This page is made from the tables of rules and from `benchmarks/results/operator
 
 
 def name_of(function: object) -> str:
-    packet = getattr(function, "overloadpacket", function)
+    packet = custom_function(function) or getattr(function, "overloadpacket", function)
     return str(getattr(packet, "__name__", packet)).removeprefix("aten.")
 
 
@@ -36,6 +39,8 @@ def write_operators(page: Path) -> None:
     for table, title in ((API, "Functions"), (ATEN, "Operators")):
         kinds: dict[str, set[str]] = {}
         for function, entry in table.entries.items():
+            if isinstance(function, torch.Tag):
+                continue
             kinds.setdefault(name_of(function), set()).add(entry.kind)
         lines += [f"## {title}", "", "| name | kind of rule | reached in |", "|---|---|---|"]
         for name in sorted(kinds):

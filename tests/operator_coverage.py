@@ -58,5 +58,7 @@ class OperatorCoverage:
 
 def operator_name(function: Any) -> str:
     """An operator as the table of rules lists it."""
-    packet = getattr(function, "overloadpacket", function)
+    from lightning_plugin.private import custom_function
+
+    packet = custom_function(function) or getattr(function, "overloadpacket", function)
     return str(getattr(packet, "__name__", packet)).removeprefix("aten.")

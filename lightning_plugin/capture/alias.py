@@ -28,7 +28,7 @@ from lightning_plugin.capture.session import Session, Stale, bind, binding_of
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Value
 from lightning_plugin.private import TorchDispatchMode, operator_name, schema, storage_key, tree_leaves
-from lightning_plugin.rules.replaced import hidden
+from lightning_plugin.rules.pointwise import keep_gradient
 from lightning_plugin.rules.table import Recorder
 
 aten = torch.ops.aten
@@ -230,7 +230,7 @@ def rebind(session: Session, fake: Tensor, value: Value, writer: str, recorder: 
             new = binding_of(recorder.apply(view.put, view.parent, part))
             assert isinstance(new, Value)
         if former.requires_grad and (not recorder.grad or view.func is aten.detach.default):
-            new = hidden(recorder, former, new, view.parent)
+            new = keep_gradient(recorder, former, new, view.parent)
         bind(view.parent, new)
         part = view.parent
     while (view := view_of(part)) is not None:  # parents whose new values are unknown

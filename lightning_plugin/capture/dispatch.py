@@ -43,7 +43,7 @@ from lightning_plugin.private import (
     version,
     without_torch_function,
 )
-from lightning_plugin.rules.replaced import replaced
+from lightning_plugin.rules.pointwise import KeepGradient
 from lightning_plugin.source import TensorSource
 
 
@@ -254,7 +254,10 @@ def write_attribute(func: Callable[..., Any], self: LazyTensor, value: Any) -> N
     elif not self._value.is_map:
         func(materialize(self), materialize(value))
     elif name == "data":
-        bind(self._fake, replaced(self, value)._value)  # type: ignore[attr-defined]
+        if value.shape != self.shape or value.dtype != self.dtype:
+            new = f"{tuple(value.shape)}, {value.dtype}"
+            raise TypeError(f".data of shape {tuple(self.shape)}, {self.dtype}, was set to {new}")
+        bind(self._fake, record_call(KeepGradient.apply, (self, value), {})._value)
     else:
         raise no_gradient_error(f"'.{name}' of a recorded map was set")
 

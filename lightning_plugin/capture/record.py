@@ -55,8 +55,7 @@ from lightning_plugin.private import (
     tree_leaves,
     tree_map,
 )
-from lightning_plugin.rules.pointwise import zeros
-from lightning_plugin.rules.replaced import hidden
+from lightning_plugin.rules.pointwise import keep_gradient, zeros
 from lightning_plugin.rules.table import API, ATEN
 from lightning_plugin.rules.uncut import alternatives
 
@@ -281,7 +280,8 @@ def try_record(session: Session, func: Callable[..., Any], args: Any, kwargs: di
     before = {id(f): current_value(f, recorder) for f in fakes}
     for f in fakes:
         register_storage(session, f)
-    out, log = log_operators(session, API.stand_ins.get(func, func), args, kwargs)
+    entry = API.entry(func)
+    out, log = log_operators(session, (entry and entry.stand_in) or func, args, kwargs)
     results = [o for o in tree_leaves(out) if isinstance(o, Tensor)]
     to_value = lambda a: before.get(id(a), a) if isinstance(a, Tensor) else a  # noqa: E731
     vargs, vkwargs = tree_map(to_value, (args, kwargs))
@@ -295,8 +295,8 @@ def try_record(session: Session, func: Callable[..., Any], args: Any, kwargs: di
     values = None
     custom = custom_function(func) is not None
     if not has_maps and not targets and (custom or not (returns_views(results, fakes) or enlarges(session, log))):
-        if rule := API.of_vectors.get(func):
-            values = as_values(rule(recorder, func, vargs, vkwargs, results))
+        if entry is not None and entry.on_vectors is not None:
+            values = as_values(entry.on_vectors(recorder, func, vargs, vkwargs, results))
         if values is None:
             values = recorder.vector(func, vargs, vkwargs, results, autocast=recorder.autocast)
     elif has_maps and (rule := API.get(func)):
@@ -352,7 +352,7 @@ def restore_gradients(recorder: Recorder, targets: Sequence[Tensor], before: Map
     for f in targets:
         value = binding_of(f)
         if before[id(f)].requires_grad and not recorder.grad and isinstance(value, Value):
-            bind(f, hidden(recorder, before[id(f)], value, f))
+            bind(f, keep_gradient(recorder, before[id(f)], value, f))
 
 
 def tensor_of_image(session: Session, fake: Tensor) -> Tensor | None:
@@ -374,17 +374,16 @@ def returns_views(results: Sequence[Tensor], fakes: Sequence[Tensor]) -> bool:
 
 
 def enlarges(session: Session, log: OperatorLog) -> bool:
-    return any(enlarger(session, c.func, c.args, c.out) for c in log.calls)
+    return any(enlarges_vector(session, c.func, c.args, c.out) for c in log.calls)
 
 
-def enlarger(session: Session, func: Any, args: Any, out: Any) -> Callable[..., Any] | None:
-    """Return the rule that makes a map of an operator's result on a vector, if the result has a recorded map's
-    extent."""
-    rule = ATEN.enlargers.get(func)
-    if rule is None or not isinstance(out, Tensor) or out.dim() < 3:
-        return None
+def enlarges_vector(session: Session, func: Any, args: Any, out: Any) -> bool:
+    """True if an operator makes a vector as large as a recorded map."""
+    entry = ATEN.entry(func)
+    if entry is None or not entry.enlarges or not isinstance(out, Tensor) or not 3 <= out.dim() == args[0].dim():
+        return False
     size = tuple(out.shape[2:])
-    return rule if size in session.extents and size != tuple(args[0].shape[2:]) else None
+    return size in session.extents and size != tuple(args[0].shape[2:])
 
 
 def apply_rule(
@@ -441,8 +440,10 @@ def record_operator(recorder: Recorder, logged: OperatorCall) -> str | None:
         values = apply_rule(rule, recorder, call, vargs, vkwargs, outs) if rule else None
         if values is None:
             return f"{name} has no tiling rule for these arguments" if rule else f"{name} has no tiling rule"
-    elif grow := enlarger(recorder.session, call, args, outs[0]):
-        values = as_values(grow(recorder, call, vargs, vkwargs, outs))
+    elif enlarges_vector(recorder.session, call, args, outs[0]):
+        small = recorder.spread(vargs[0], Layout.channels_first(vargs[0].shape))
+        rule = ATEN.get(call)
+        values = as_values(rule(recorder, call, [small, *vargs[1:]], vkwargs, outs)) if rule else None
     if values is None:
         values = recorder.vector(VECTOR_OPERATORS.get(call, call), vargs, vkwargs, outs, name=name)
     # Through a view, in place would write into what others may read.

@@ -14,7 +14,6 @@ from lightning_plugin.rules import (  # noqa: F401  (each registers its rules)
     pooling,
     random,
     reduce,
-    replaced,
     slices,
     views,
 )

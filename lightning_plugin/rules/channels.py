@@ -92,7 +92,7 @@ def within(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tens
     return tuple(made)
 
 
-def of_last(*functions: Any, kind: str = "") -> Callable[[Rule], Rule]:
+def of_last(*functions: Any, kind: str, **fields: Any) -> Callable[[Rule], Rule]:
     """Register a rule for operators that look at the last dimensions: as many as their name says, or all but the first.
 
     Where the rule declines, and these dimensions are plain, the operator is local: the dimensions that it carries
@@ -100,7 +100,7 @@ def of_last(*functions: Any, kind: str = "") -> Callable[[Rule], Rule]:
     """
 
     def add(rule: Rule) -> Rule:
-        ATEN.rule(*functions, kind=kind or rule.__module__.rsplit(".", 1)[-1])(either(rule, carried))
+        ATEN.rule(*functions, kind=kind, **fields)(either(rule, carried))
         return rule
 
     return add

@@ -156,7 +156,7 @@ def factors(args: Sequence[Any], first: int, count: int) -> list[float | None]:
     aten.upsample_nearest1d.default, aten.upsample_nearest2d.default, aten.upsample_nearest3d.default,
     aten._upsample_nearest_exact1d.default, aten._upsample_nearest_exact2d.default,
     aten._upsample_nearest_exact3d.default,
-    kind="resample",
+    kind="resample", enlarges=True,
 )  # fmt: skip
 def upsample_nearest(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, sizes = args[0], args[1]
@@ -193,7 +193,7 @@ def rounding(x: Value, sizes: Sequence[int]) -> Rounding:
 @of_last(
     aten.upsample_linear1d.default, aten.upsample_bilinear2d.default, aten.upsample_trilinear3d.default,
     aten.upsample_bicubic2d.default, aten._upsample_bilinear2d_aa.default, aten._upsample_bicubic2d_aa.default,
-    kind="resample",
+    kind="resample", enlarges=True,
 )  # fmt: skip
 def upsample(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, sizes, align = args[:3]

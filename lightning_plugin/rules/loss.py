@@ -129,7 +129,6 @@ def mean_of_classes(
 # Likelihoods ------------------------------------------------------------------------------------------------
 
 
-@API.stand_in(F.gaussian_nll_loss)
 def gaussian_loss(
     input: Tensor,
     target: Tensor,
@@ -150,7 +149,7 @@ def gaussian_loss(
     return loss.mean() if reduction == "mean" else loss.sum() if reduction == "sum" else loss
 
 
-@API.rule(F.gaussian_nll_loss, kind="local + reduce")
+@API.rule(F.gaussian_nll_loss, kind="local + reduce", stand_in=gaussian_loss)
 def gaussian(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """PyTorch refuses negative variances before it goes on; here they are looked for in the same pass."""
     variance = arguments(func, args, kwargs)["var"]

@@ -252,7 +252,22 @@ def with_given(rec: Recorder, arguments: Sequence[Any], out: Tensor, name: str) 
     return local(rec, given, arguments, {}, out, arguments[0].space, name=name, autocast=rec.autocast)
 
 
-@API.rule(F.batch_norm, torch.batch_norm, kind="reduce + broadcast")
+def batch_norm_of_vectors(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    a = arguments(func, args, kwargs)
+    if not a["training"] or a["running_mean"] is None or 0 in a["input"].shape:  # nothing moves by an empty batch
+        return NotImplemented
+    operands = [a[name] for name in ("input", "weight", "bias", "eps")]
+    targets = [a["running_mean"], a["running_var"]]
+    return norm_of_vectors(rec, train_norm, operands, targets, a["momentum"], outs[0], autocast=rec.autocast)
+
+
+def train_norm(
+    mean: Tensor, var: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:  # fmt: skip
+    return F.batch_norm(x, mean, var, weight, bias, True, 1.0, eps)
+
+
+@API.rule(F.batch_norm, torch.batch_norm, kind="reduce + broadcast", on_vectors=batch_norm_of_vectors)
 def batch_norm(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     a = arguments(func, args, kwargs)
     x = a["input"]
@@ -346,22 +361,6 @@ def layer_norm(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[
         if vector is not None:
             y = pointwise(rec, operator, [y, vector], {}, outs)
     return y
-
-
-@API.on_vectors(F.batch_norm, torch.batch_norm)
-def batch_norm_of_vectors(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    a = arguments(func, args, kwargs)
-    if not a["training"] or a["running_mean"] is None or 0 in a["input"].shape:  # nothing moves by an empty batch
-        return NotImplemented
-    operands = [a[name] for name in ("input", "weight", "bias", "eps")]
-    targets = [a["running_mean"], a["running_var"]]
-    return norm_of_vectors(rec, train_norm, operands, targets, a["momentum"], outs[0], autocast=rec.autocast)
-
-
-def train_norm(
-    mean: Tensor, var: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> Tensor:  # fmt: skip
-    return F.batch_norm(x, mean, var, weight, bias, True, 1.0, eps)
 
 
 # Running statistics ---------------------------------------------------------------------------------------

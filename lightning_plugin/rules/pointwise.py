@@ -17,7 +17,7 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Dim, Layout, canonical
 from lightning_plugin.ops import Call, Kernel, TileOp
-from lightning_plugin.private import operator_name
+from lightning_plugin.private import first_order, operator_name
 from lightning_plugin.rules.table import API, ATEN, Recorder, decomposed
 
 aten = torch.ops.aten
@@ -184,6 +184,43 @@ def elementwise(function: type[Custom]) -> type[Custom]:
     return function
 
 
+class KeepGradient(torch.autograd.Function):
+    """Take the values of ``new`` and the gradient of ``x``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, new: Tensor) -> Tensor:
+        return new.detach()
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient, None
+
+
+def keep_gradient(rec: Recorder, x: Value, new: Value, out: Tensor) -> Value:
+    """Record the new value of a tensor that autograd does not see written: ``x.data = new``, a write without grad.
+
+    As in PyTorch, its derivative in ``x`` is one, whatever was written.
+    """
+    former, rec.grad = rec.grad, True
+    try:
+        if not x.is_map and not new.is_map:
+            return rec.vector(KeepGradient.apply, (x, new), {}, [out], name="data")[0]
+        found = pointwise(rec, KeepGradient.apply, (x, new), {}, [out])
+        if found is not NotImplemented:
+            return found  # type: ignore[no-any-return]
+        return rec.barrier(KeepGradient.apply, (x, new), {}, [out], "the layouts of both maps differ", False)[0]
+    finally:
+        rec.grad = former
+
+
+@API.rule(KeepGradient.apply, kind="local")
+def set_data(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """``x.data = new``."""
+    rec.grad = True
+    return pointwise(rec, func, args, kwargs, outs)
+
+
 #: Operators that cut the gradient.
 NO_GRADIENT = {"detach", "sign", "round", "floor", "ceil", "trunc", "zeros_like", "ones_like", "full_like"}
 
@@ -193,8 +230,7 @@ UNTAGGED = (
     aten.hardswish, aten.lift_fresh, aten.ones_like, aten.zeros_like, aten._prelu_kernel, aten._to_copy,
 )  # fmt: skip
 
-ATEN.rule(*UNTAGGED, kind="local")(pointwise)
-ATEN.pointwise = pointwise
+ATEN.rule(*UNTAGGED, torch.Tag.pointwise, kind="local")(pointwise)
 ATEN.rule(aten.linalg_cross.default, aten.tril.default, aten.triu.default, kind="local")(decomposed)
 
 

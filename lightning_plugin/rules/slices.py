@@ -5,9 +5,6 @@ from output to input that consists of a few straight *runs*. A tile reads the hu
 a run is an interval, and takes slices of it. (A tile that holds both ends of a roll or of a circular padding reads
 its whole axis: a box has no hole.)
 
-A vector that is interpolated, expanded or repeated back to the size of a map belongs to that map: as a vector it would
-be held whole, and so would its gradient; as a map, each tile makes its own part of it.
-
 Slices, single rows and splits are crops; putting a part into a map (what a write through a view comes to, see
 [Note: views] in `capture.alias`) is a row of such parts.
 """
@@ -31,7 +28,7 @@ from lightning_plugin.ops import Along
 from lightning_plugin.rules.channels import arguments, name_of, of_last, plain, resized, within
 from lightning_plugin.rules.pointwise import local
 from lightning_plugin.rules.table import API, ATEN, Recorder
-from lightning_plugin.rules.views import viewed
+from lightning_plugin.rules.views import Expand, viewed
 
 aten = torch.ops.aten
 
@@ -273,7 +270,7 @@ def rolled(size: int, shift: int) -> tuple[Run, ...]:
     return (Run(0, shift, size - shift), Run(shift, size, 0)) if shift else cropped(0, size)
 
 
-@ATEN.rule(aten.repeat.default, kind="layout")
+@ATEN.rule(aten.repeat.default, kind="layout", enlarges=True)
 def repeat(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, times = args[0], list(args[1])
     new = len(times) - len(x.shape)
@@ -295,6 +292,20 @@ def repeated(size: int, times: int) -> tuple[Run, ...]:
     if size == 1:
         return (Run(0, times, 0, 0),)
     return tuple(Run(i * size, (i + 1) * size, 0) for i in range(times))
+
+
+@ATEN.rule(aten.expand.default, kind="layout", enlarges=True)
+def expand(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    x, shape = args[0], tuple(outs[0].shape)
+    new = len(shape) - len(x.shape)
+    maps = {
+        d: repeated(1, shape[d + new]) for d in range(len(x.shape)) if x.shape[d] != shape[d + new] and spatial(x, d)
+    }
+    found = remap(rec, x, maps, "expand")
+    if found is None or any(found.shape[d] != shape[d + new] for d in found.space.space):
+        return NotImplemented
+    layout = resized(Layout((*((1,) for _ in range(new)), *found.space.dims), found.space.extent), shape)
+    return found if layout == found.space else rec.emit(Expand(layout), [found], outs, layout, "expand")
 
 
 # Padding --------------------------------------------------------------------------------------------------
@@ -362,38 +373,3 @@ def circular_pad(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequenc
     if a["mode"] != "circular" or not a["input"].is_map:
         return NotImplemented
     return pad(rec, a["input"], a["pad"], "circular", 0.0, outs[0], "circular_pad")
-
-
-# Vectors made as large as a map ---------------------------------------------------------------------------
-
-
-def small_map(rec: Recorder, vector: Value) -> Value:
-    """A vector ``(N, C, *space)`` as a map of that space."""
-    return rec.spread(vector, Layout.channels_first(vector.shape))
-
-
-@ATEN.enlarging(
-    aten.upsample_nearest1d.default, aten.upsample_nearest2d.default, aten.upsample_nearest3d.default,
-    aten._upsample_nearest_exact1d.default, aten._upsample_nearest_exact2d.default,
-    aten._upsample_nearest_exact3d.default, aten.upsample_linear1d.default, aten.upsample_bilinear2d.default,
-    aten.upsample_trilinear3d.default, aten.upsample_bicubic2d.default, aten.repeat.default,
-)  # fmt: skip
-def as_on_maps(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """Apply the operator's own rule to the vector as a map."""
-    rule = ATEN.get(func)
-    if rule is None or len(args[0].shape) != len(outs[0].shape):
-        return NotImplemented
-    return rule(rec, func, [small_map(rec, args[0]), *args[1:]], kwargs, outs)
-
-
-@ATEN.enlarging(aten.expand.default)
-def expand(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    x, shape = args[0], tuple(outs[0].shape)
-    if len(x.shape) != len(shape):
-        return NotImplemented
-    maps = {d: (Run(0, shape[d], 0, 0),) for d in range(2, len(shape)) if shape[d] != x.shape[d]}
-    found = remap(rec, small_map(rec, x), maps, "expand")
-    rule = ATEN.get(func)
-    if found is None or rule is None:
-        return NotImplemented
-    return found if found.shape == shape else rule(rec, func, [found, shape], {}, outs)

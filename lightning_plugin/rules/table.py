@@ -1,7 +1,7 @@
-"""The tables of rules, and how to add one.
+"""Tables of rules.
 
-A *rule* gets the recorder and a call whose tensors are values, and answers with the values of its results, or with
-`NotImplemented` where it does not know these arguments (the call is then a barrier)::
+A *rule* records a call. It gets the recorder and the call, whose tensors are values of the recording. It returns the
+values of the results, or `NotImplemented` to decline the call, which then is a barrier::
 
     from lightning_plugin.rules import ATEN
 
@@ -10,17 +10,19 @@ A *rule* gets the recorder and a call whose tensors are values, and answers with
         x, = args
         return rec.emit(Swirl(...), [x], outs, x.layout)
 
-`ATEN` is asked for operators as the dispatcher sees them, `API` for Python functions as the user calls them, where
-the function says more than its pieces do.
+``outs`` are the results as fake tensors, which have shapes and types and no data.
+
+`ATEN` has the rules of operators as PyTorch's dispatcher sees them. `API` has those of Python functions as the user
+calls them, for functions that are easier to tile whole than operator by operator.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from lightning_plugin.private import decomposition_table
@@ -35,86 +37,85 @@ Rule = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Entry:
-    """A rule; ``kind`` is what the page of operators says of it."""
+    """Entry of a table.
 
-    kind: str
+    Attributes:
+        rule: Records calls on maps.
+        kind: Kind of the rule, for the page of operators.
+        on_vectors: Records calls on vectors alone; for functions that do more than return a result.
+        stand_in: Runs on fake tensors in place of a function that looks at data.
+        enlarges: The operator may make a vector as large as a map. The rule then gets the vector as a map, so that the
+            result is not held whole.
+    """
+
     rule: Rule
+    kind: str
+    on_vectors: Rule | None = None
+    stand_in: Callable[..., Any] | None = None
+    enlarges: bool = False
 
 
 class RuleTable:
-    """One rule for each function, that refuses to be overwritten by accident; ``pointwise`` is for operators without
-    one that PyTorch tags as that."""
+    """Rules by function, one for each: an operator, an operator packet for all its overloads, or one of PyTorch's tags
+    for all operators that have it and no rule of their own."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.entries: dict[Any, Entry] = {}
-        self.of_vectors: dict[Any, Rule] = {}
-        self.stand_ins: dict[Any, Callable[..., Any]] = {}
-        self.enlargers: dict[Any, Rule] = {}
-        self.pointwise: Rule | None = None
 
-    def rule(self, *functions: Any, kind: str = "", replace: bool = False) -> Callable[[Rule], Rule]:
-        """Register the decorated rule for these functions (an operator packet stands for all its overloads)."""
+    def rule(self, *functions: Any, replace: bool = False, **fields: Any) -> Callable[[Rule], Rule]:
+        """Register the decorated rule for functions.
+
+        Args:
+            functions: The functions.
+            replace: Replace rules that are registered already, which is an error otherwise.
+            fields: Further fields of `Entry`. The kind is the name of the rule's module by default.
+        """
 
         def add(rule: Rule) -> Rule:
             for function in functions:
-                if function in self.entries and not replace:
+                former = self.entries.get(function)
+                if former is not None and not replace:
                     raise ValueError(f"{self.name} has a rule for {function} already; pass replace=True to change it")
-                self.entries[function] = Entry(kind or rule.__module__.rsplit(".", 1)[-1], rule)
+                entry = former or Entry(rule, rule.__module__.rsplit(".", 1)[-1])
+                self.entries[function] = dataclasses.replace(entry, rule=rule, **fields)
             return rule
 
         return add
 
-    def otherwise(self, *functions: Any, kind: str = "") -> Callable[[Rule], Rule]:
-        """Register the decorated rule for calls that the function's own declines."""
+    def otherwise(self, *functions: Any, **fields: Any) -> Callable[[Rule], Rule]:
+        """Register the decorated rule for calls that the present rule declines."""
 
         def add(rule: Rule) -> Rule:
             for function in functions:
                 former = self.get(function)
-                self.rule(function, kind=kind, replace=True)(rule if former is None else either(former, rule))
+                new = rule if former is None else either(former, rule)
+                self.rule(function, replace=True, **fields)(new)
             return rule
 
         return add
 
-    def enlarging(self, *functions: Any) -> Callable[[Rule], Rule]:
-        """Register what makes a map of a call on a vector whose result is as large as a map of the recording."""
-        return entering(self.enlargers, functions)
-
-    def stand_in(self, function: Any) -> Callable[[Rule], Rule]:
-        """Record the decorated function in place of one that looks at values, which no recording has."""
-        return entering(self.stand_ins, [function])
-
-    def on_vectors(self, *functions: Any) -> Callable[[Rule], Rule]:
-        """Register the rule for calls on vectors alone that do more than return a result."""
-        return entering(self.of_vectors, functions)
+    def entry(self, function: Any) -> Entry | None:
+        """Return the entry of a function, of its packet, or of one of its tags."""
+        found = self.entries.get(function) or self.entries.get(getattr(function, "overloadpacket", None))
+        tags = getattr(function, "tags", ()) if found is None else ()
+        return next((self.entries[tag] for tag in tags if tag in self.entries), found)
 
     def get(self, function: Any) -> Rule | None:
-        found = self.entries.get(function) or self.entries.get(getattr(function, "overloadpacket", None))
-        if found is None and torch.Tag.pointwise in getattr(function, "tags", ()):
-            return self.pointwise
+        found = self.entry(function)
         return None if found is None else found.rule
 
 
-def entering(table: dict[Any, Rule], functions: Sequence[Any]) -> Callable[[Rule], Rule]:
-    """A decorator that enters what it decorates for these functions."""
-
-    def add(rule: Rule) -> Rule:
-        table.update(dict.fromkeys(functions, rule))
-        return rule
-
-    return add
-
-
 def decomposed(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """PyTorch's own decomposition, of operators of which it has the operator's derivative everywhere.
+    """Record PyTorch's own decomposition, for operators whose derivative it has everywhere.
 
-    Others have not: that of a norm gives NaN at zero, since PyTorch decomposes behind autograd.
+    Not all decompositions do: that of a norm gives NaN at zero, since PyTorch decomposes below autograd.
     """
     return rec.decompose(decomposition_table[func], *args, **kwargs)
 
 
 def either(first: Rule, second: Rule) -> Rule:
-    """A rule that asks two others, the second where the first declines."""
+    """Return a rule that asks two others, the second if the first declines."""
 
     def rule(*call: Any) -> Any:
         found = first(*call)

@@ -122,19 +122,6 @@ def permute(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Ten
     return local(rec, aten.permute.default, [x, order], {}, outs[0], x.space.permute(order), name=name_of(func))
 
 
-@ATEN.rule(aten.expand.default)
-def expand(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    x = args[0]
-    shape = tuple(outs[0].shape)
-    offset = len(shape) - len(x.shape)
-    if any(x.shape[d] != shape[d + offset] for d in x.space.space):
-        return NotImplemented
-    dims = [(size,) for size in shape[:offset]]
-    dims += [dim if x.space.is_space(d) else (shape[d + offset],) for d, dim in enumerate(x.space.dims)]
-    layout = Layout(tuple(dims), x.space.extent)
-    return rec.emit(Expand(layout), [x], outs, layout, "expand")
-
-
 @ATEN.rule(aten.as_strided.default, kind="layout")
 def restrided(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """The same elements in the same places: pooling says so of a result whose channels lie last in memory."""

@@ -196,13 +196,33 @@ def with_unbiased_var(statistics: Sequence[Tensor]) -> list[Tensor]:
     return [mean, var * (total / (total - 1).clamp(min=1)).to(var.dtype)]
 
 
-@API.stand_in(synced_batch_norm)
 def fake_result(x: Tensor, *rest: Any) -> Tensor:
     """Return the result on fake tensors, for the recording: nothing is sent."""
     return torch.empty_like(x)
 
 
-@API.rule(synced_batch_norm, kind="reduce + broadcast")
+def record_synced_batch_norm_of_vectors(
+    rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]
+) -> Any:
+    x, weight, bias, running_mean, running_var, momentum, eps, group = args
+    if running_mean is None:
+        return NotImplemented
+    operands = [x, weight, bias, eps, group]
+    return norm_of_vectors(rec, train_norm, operands, [running_mean, running_var], momentum, outs[0])
+
+
+def train_norm(
+    mean: Tensor, var: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: Any
+) -> Tensor:
+    return synced_batch_norm(x, weight, bias, mean, var, 1.0, eps, group)  # type: ignore[no-any-return]
+
+
+@API.rule(
+    synced_batch_norm,
+    kind="reduce + broadcast",
+    on_vectors=record_synced_batch_norm_of_vectors,
+    stand_in=fake_result,
+)
 def record_synced_batch_norm(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, weight, bias, running_mean, running_var, momentum, eps, group = args
     dims = [d for d in range(len(x.shape)) if d != 1]
@@ -219,20 +239,3 @@ def record_synced_batch_norm(rec: Recorder, func: Any, args: Any, kwargs: Any, o
 def first_token(rec: Recorder, x: Value) -> Value:
     """Capture the token that the first merge of a recording takes."""
     return rec.session.capture(torch.zeros((), device=x.device, requires_grad=True))  # type: ignore[no-any-return]
-
-
-@API.on_vectors(synced_batch_norm)
-def record_synced_batch_norm_of_vectors(
-    rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]
-) -> Any:
-    x, weight, bias, running_mean, running_var, momentum, eps, group = args
-    if running_mean is None:
-        return NotImplemented
-    operands = [x, weight, bias, eps, group]
-    return norm_of_vectors(rec, train_norm, operands, [running_mean, running_var], momentum, outs[0])
-
-
-def train_norm(
-    mean: Tensor, var: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: Any
-) -> Tensor:
-    return synced_batch_norm(x, weight, bias, mean, var, 1.0, eps, group)  # type: ignore[no-any-return]

@@ -58,3 +58,20 @@ def test_what_a_tensor_does_not_have_a_map_does_not_have(name: str) -> None:
     with pytest.raises(RuntimeError) as tiled:
         TiledModule(model, tiles=2)(X)
     assert str(tiled.value) == str(plain.value)
+
+
+class Mirrored(nn.Module):
+    """A map whose ``.data`` is set to its transpose, which tiles cut along other axes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        y.data = y.detach().mT.sin()
+        return y.square().mean((2, 3))
+
+
+def test_data_may_be_set_to_a_map_of_another_layout() -> None:
+    assert_exact(fill(Mirrored()), (1, 3, 20, 20))

@@ -35,6 +35,8 @@ CASES: dict[str, Callable[[Tensor], Any]] = {
     "repeat everything": lambda x: x.repeat(2, 2, 1, 2),
     "new dimension": lambda x: x.repeat(3, 1, 1, 1, 1).mean((3, 4)),
     "tile": lambda x: F.avg_pool2d(x.tile(2, 2), 3, 2, 1),
+    "a row expanded": lambda x: x[:, :, 4:5].expand(-1, -1, 6, -1) * 2,
+    "a row expanded, and images": lambda x: x[None, :, :, 4:5].expand(2, -1, -1, 6, -1).sum(0),
     "interleave": lambda x: F.max_pool2d(x.repeat_interleave(2, 2).repeat_interleave(3, 3), 4, 3),
 }
 
