@@ -69,7 +69,7 @@ def peak(run: Callable[[nn.Module, Tensor], Tensor], side: int, saved_away: bool
         ledger = Ledger(fakes=True)
         ledger.ignore(x)
         for p in net.parameters():
-            ledger.see(p)
+            ledger.count(p)
         ledger.begin()
 
         def pack(t: Tensor) -> Any:

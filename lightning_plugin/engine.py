@@ -121,7 +121,7 @@ class Engine:
         if ledger is None:
             beside = excess = 0
         else:
-            beside, excess = ledger.beside(recording.tensors), ledger.excess
+            beside, excess = ledger.bytes_beside(recording.tensors), ledger.excess
         if team is not None:
             beside, excess = (max(ranks) for ranks in zip(*team.all_gather((beside, excess)), strict=True))
         return Occupancy(beside if beside > IGNORED_BYTES else 0, excess, ledger, self.optimizer_bytes, tiers)
@@ -156,7 +156,7 @@ class Engine:
                 self.ledger.ignore(t)
         for tensor in recording.tensors:
             if tensor not in self.homes:
-                self.ledger.hold(tensor)
+                self.ledger.count_existing(tensor)
         if self.compiler is None and options.compile != "never":
             self.compiler = Compiler(options.compile)
         step = Step(

@@ -172,7 +172,7 @@ class Planner:
             smallest = refused.smallest + held
             if ledger is not None:
                 whole = whole_call(recording, Network(recording).plain_bytes, occupancy.optimizer_bytes)
-                smallest = max(smallest, budget_for(ledger.whole_step(whole)))
+                smallest = max(smallest, budget_for(ledger.bytes_to_keep_all(whole)))
             raise type(refused)(
                 f"no plan keeps {format_bytes(budget)}, of which the step holds {format_bytes(held)} already for other "
                 "calls, images or losses. Call backward on earlier results first, or give the number of calls before a "

@@ -16,7 +16,7 @@ from itertools import takewhile
 from types import BuiltinFunctionType, MethodDescriptorType
 from typing import Any
 
-from lightning_plugin.chain import Chain, body_of
+from lightning_plugin.chain import Chain, make_body
 from lightning_plugin.graph import SERIAL_STEP, Node, Value, as_vector, gather
 from lightning_plugin.ops import Barrier, Captured, Source, Spread, VectorOp
 from lightning_plugin.private import OPERATORS
@@ -275,7 +275,7 @@ def make_chain(runs: NodeSequence, span: Span) -> Node:
     own = link_operands(runs, span)
     read = read_elsewhere(runs, span, leaving)
     results = [[link[i].outputs[j] for i, j in read] for link in links]
-    body = body_of(links[0], entering, own[0], runs.handed_on(span, span.begin + span.period), results[0])
+    body = make_body(links[0], entering, own[0], runs.handed_on(span, span.begin + span.period), results[0])
     varying = {
         body.first + i: tuple(link[i].op for link in links) for i, node in enumerate(links[0]) if varies(node.op)
     }

@@ -84,7 +84,7 @@ class Step:
     def settle(self) -> None:
         """Between two tiles, or segments: let the process not keep much more than the ledger counts."""
         if self.ledger is not None:
-            self.ledger.settle()
+            self.ledger.trim_memory()
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,19 +1,19 @@
 """The parts of a segment as one `autograd.Function` each; see [Note: parts] in `program.program`.
 
-[Note: leases] A boundary is held by those segments that will read it in backward: until their backward is over, or
-longer, with retain_graph.
+[Note: leases] A boundary is held by the segments that read it in backward, until their backward is over; with
+retain_graph, as long as the graph.
 
-[Note: dropped] A *dropped* boundary lives until the last segment that reads it has run forward. In backward, the first
-segment that needs it has it made again: its producer's tiles run once more, without grad and without their reductions,
-whose results are known. What the producer read may have been dropped too, and is then made again first. Each then stays
-until the last segment in backward that reads it is done, as a stored one does.
+[Note: dropped] A *dropped* boundary is freed when the last segment that reads it has run forward. In backward, the
+first segment that needs it recomputes it: the tiles of the segment that made it run once more, without grad and without
+their reductions, whose results are known. Dropped inputs of that segment are recomputed first. A recomputed boundary is
+freed like a stored one, after the backward of the last segment that reads it.
 
-How deep a boundary is dropped (`SegmentPlan.drop`) says which of those made again on the way to another one stay: the
-ones after which nothing is made, up to and with that other one, that is dropped less deeply. The others are let go once
-more, as soon as what follows from them is there, and made again when backward has come back to them. So a run of
-boundaries dropped to depth 1 between two stored ones costs one more forward of the segments that made them, whatever
-its length; runs dropped to depth 2 between those of depth 1 cost two, and what is held at a time is one run of each
-depth: checkpointing by divide and conquer, with as many levels as the plan has depths.
+The depth of a dropped boundary (`SegmentPlan.drop`) decides if it stays after it was recomputed on the way to another
+one: it does if it is dropped no deeper than that one and all those between. Otherwise it is dropped again as soon as
+the next is recomputed, and recomputed when backward reaches it. So a run of boundaries dropped to depth 1 between two
+stored ones costs one more forward of their segments, whatever its length. Runs dropped to depth 2 between those of
+depth 1 cost two. One run of each depth is held at a time: checkpointing by divide and conquer, with one level for each
+depth.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from lightning_plugin.residency.boundary import Boundary
 
 
 def run_segment(run: SegmentRun, frame: Frame) -> None:
-    """Run a segment forward; leaves the results in the frame, with the backward of each of its parts behind them."""
+    """Run a segment forward, and put its results into the frame, with the backward of each of its parts."""
     if run.scans and len(scans := scanned(run.program)) > 1:
         for program in scans:
             run_segment(run.part(program, frame), frame)
@@ -71,33 +71,39 @@ def run_segment(run: SegmentRun, frame: Frame) -> None:
     with torch.no_grad(), torch.autocast(run.autocast_type, enabled=False):
         work = Forward(run, run.inputs(frame), frame.stored)
         found = dict(zip(run.outputs, map(without_view, work.run()), strict=True))
-    seen(run.ledger, found.values())
-    # On the segment's device, so that autograd runs all segments in one thread, in one order.
+    count_results(run.ledger, found.values())
+    # Tokens on the segment's device: autograd then runs all segments in one thread, in one order.
     found |= {v: torch.zeros((), device=v.device) for v in run.stored}
     for program in programs:
-        connect(run if program is run.program else run.part(program, frame), frame, found, work.carried)
+        connect_to_autograd(run if program is run.program else run.part(program, frame), frame, found, work.carried)
     several = sum(v.requires_grad for v in (*run.outputs, *run.stored)) > 1
     for v in run.outputs:
-        # With a node of its own: autograd shows hooks on one of several results the missing gradients of others.
+        # Each of several results has a node of its own: else autograd shows its hooks the missing gradients of others.
         frame.vectors[v] = found[v].view_as(found[v]) if several and found[v].requires_grad else found[v]
     for v in run.stored:
         frame.tokens[v] = found[v]
 
 
-def seen(ledger: Ledger | None, results: Iterable[Tensor | None]) -> None:
-    """Have a ledger count what a segment hands on, where it does not watch its tiles."""
+def count_results(ledger: Ledger | None, results: Iterable[Tensor | None]) -> None:
+    """Count the results of a segment whose tiles the ledger may not have watched."""
     for t in results if ledger is not None else ():
         if t is not None:
-            ledger.see(t)  # type: ignore[union-attr]
+            ledger.count(t)  # type: ignore[union-attr]
 
 
-def connect(
+def connect_to_autograd(
     run: SegmentRun, frame: Frame, made: dict[Value, Tensor], carried: Mapping[Owned, dict[int, Tensor]]
 ) -> None:
-    """Put a part's backward behind its results and tokens, which the segment's forward has ``made``; ``carried`` are
-    the rows that each tile of a scan was handed."""
-    # Some writes are allowed that PyTorch refuses, and others refused that it does not see: `Inputs` looks. Hooks of
-    # streams stay, and the user's.
+    """Give the results and tokens of a part their backward.
+
+    Args:
+        run: The part of the segment.
+        frame: The frame.
+        made: Results and tokens of forward; replaced by those with a backward.
+        carried: The rows that each tile of a scan was handed.
+    """
+    # `Inputs` checks versions in place of PyTorch: it allows some writes that PyTorch refuses, and refuses some that
+    # PyTorch does not see. Hooks of streams and of the user stay.
     hooked = frame.streams is not None or has_saved_tensor_hooks()
     hooks = nullcontext() if hooked else torch.autograd.graph.saved_tensors_hooks(identity_hook, identity_hook)
     with torch.enable_grad(), hooks:
@@ -124,11 +130,11 @@ class SegmentFunction(torch.autograd.Function):
         ctx.cotangents = [handle.cotangent for handle in stored.values()]
         ctx.recalled = {t: stored[t.map] for t in run.recalls}
         results = [made[v] for v in (*run.outputs, *run.stored)]
-        # Copies: the user may write to the results, and backward needs them as they were.
+        # Copies, since the user may write to the results before backward.
         ctx.results = [r.clone() for r in results[: len(run.outputs)]]
-        # What the user's hooks save may come back as other tensors: they look after it themselves.
-        theirs = frame.streams is None and has_saved_tensor_hooks()
-        ctx.versions = None if theirs else Inputs.of(inputs, frame.streams).versions
+        # The user's hooks may return other tensors than they were given, whose versions say nothing.
+        users_hooks = frame.streams is None and has_saved_tensor_hooks()
+        ctx.versions = None if users_hooks else Inputs.of(inputs, frame.streams).versions
         ctx.save_for_backward(*inputs)
         ctx.set_materialize_grads(False)
         dead = [r for r, v in zip(results, [*run.outputs, *run.stored], strict=True) if not v.requires_grad]
@@ -140,26 +146,30 @@ class SegmentFunction(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         inputs = ctx.saved_tensors
         if ctx.versions is not None:
-            Inputs(inputs, ctx.versions).tensors()
+            Inputs(inputs, ctx.versions).restore()
         ctx.run.check_images()
         ledger, rehearsal = ctx.run.ledger, ctx.run.rehearsal
         if rehearsal is not None:
             rehearsal.enter((ctx.run.place, "backward"), False)
-        # Saved tensors come back as new ones: whose gradients are collected, autograd's own nodes know.
+        # Saved tensors come back as new ones; the leaves themselves are known to autograd's nodes.
         leaves = [f.variable for f, _ in ctx.next_functions if hasattr(f, "variable")]
         make_room(ctx.run, ctx.handles, leaves)
         with profiler_range("segment", ctx.run.place, ctx.run.plan.path, "backward"):
             found = Backward(ctx, inputs, grads).run()
         if not retains_graph():
             ctx.handles, ctx.recalled = [], {}
-        seen(ledger, found)
+        count_results(ledger, found)
         return found
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Tensors that were used once and will be used again, and what they were; copies of streamed ones by name. A copy
-    lies in other memory each time."""
+    """Tensors that forward used and backward or a recomputation will use, with their versions.
+
+    Attributes:
+        kept: The tensors; in place of a streamed tensor's copy, a reference by which it is fetched again.
+        versions: The versions at first use; None for a tensor that has none.
+    """
 
     kept: Sequence[Tensor | Saved]
     versions: Sequence[Version | None]
@@ -171,8 +181,8 @@ class Inputs:
             kept, [write_count(t) if isinstance(k, Saved) else version(t) for t, k in zip(tensors, kept, strict=True)]
         )
 
-    def tensors(self) -> list[Tensor]:
-        """The tensors; refuses to go on where one of them was changed."""
+    def restore(self) -> list[Tensor]:
+        """Return the tensors; raise an error if one of them was changed."""
         found = [t if isinstance(t, Tensor) else t.fetch() for t in self.kept]
         for t, before in zip(found, self.versions, strict=True):
             if before not in (version(t), write_count(t)):
@@ -184,9 +194,9 @@ class Inputs:
 
 
 class Recompute:
-    """Makes what a segment stored a second time.
+    """Recomputes the boundaries that a segment made.
 
-    The segment's own handles know of this, so this knows of them weakly.
+    The boundaries refer to this object, and it refers to them weakly.
     """
 
     def __init__(
@@ -199,15 +209,15 @@ class Recompute:
         self.boundaries = boundaries
 
     def __call__(self, deepest: int) -> None:
-        """Make it; of what has to come back for that, the boundaries that are dropped deeper than ``deepest`` go
-        again."""
-        inputs = self.inputs.tensors()
+        """Recompute the boundaries that are dropped. Of the inputs that are restored for it, drop those again that are
+        dropped deeper than ``deepest``."""
+        inputs = self.inputs.restore()
         self.run.check_images()
-        there = {v: handle for v, ref in self.stored.items() if (handle := ref()) is not None}
-        missing = {v: handle for v, handle in there.items() if handle.is_dropped}
+        alive = {v: handle for v, ref in self.stored.items() if (handle := ref()) is not None}
+        missing = {v: handle for v, handle in alive.items() if handle.is_dropped}
         run = self.run.narrowed([t for t in self.run.program.targets if t.stored in missing])
-        passing = [handle for v in run.boundaries if (handle := self.boundaries[v]).is_dropped]
-        for handle in passing:
+        restored = [handle for v in run.boundaries if (handle := self.boundaries[v]).is_dropped]
+        for handle in restored:
             handle.restore_data(deepest)
         for handle in missing.values():
             handle.allocate()
@@ -218,6 +228,6 @@ class Recompute:
             profiler_range("segment", run.place, run.plan.path, "recompute"),
         ):
             Forward(run, self.run.inputs_of(run, inputs), {**self.boundaries, **missing}).run()
-        for handle in passing:
+        for handle in restored:
             if handle.recompute is not None and handle.recompute.depth > deepest:
                 handle.drop_data()

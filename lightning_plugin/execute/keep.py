@@ -78,7 +78,7 @@ def keep(node: Node, frame: Frame, fused: Mapping[int, Node], last_reads: Collec
             frame.whole[node.outputs[0]] = run_whole(node, frame, tiles, vectors, last_reads)
     for result in frame.made(node.outputs):
         if ledger is not None:
-            ledger.hook(result, before)
+            ledger.hook_gradients(result, before)
         if frame.step.watch is not None:
             frame.step.watch.see(node, result)
     del tiles

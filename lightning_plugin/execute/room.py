@@ -1,10 +1,10 @@
-"""Room for a backward that comes when more is held than its plan knew.
+"""Room for a backward that begins while more is held than was planned.
 
-[Note: order] A plan counts on backward running in the reverse order of forward: what later calls of a step hold is gone
-when an earlier one is pulled back. A loss that is pulled back before them finds less room. Then its tiles are made
-smaller, as far as it takes; what a segment's grid is changes no result. Where that is not possible, the step ends with
-an error before it breaks its budget. The same holds of a graph that is retained for another pass: nothing that backward
-has used is let go on the way, and it needs more room than planned.
+[Note: order] Plans assume that backward runs in the reverse order of forward, so that the memory of later calls is free
+when an earlier one is pulled back. A loss that is pulled back before later ones finds less room. Then its tiles are
+made smaller until they fit; a segment's grid changes no result. If that is not possible, an error ends the step before
+it exceeds its budget. A graph that is retained for another pass needs more room than planned too, since backward frees
+nothing on its way.
 """
 
 from __future__ import annotations
@@ -29,34 +29,39 @@ from lightning_plugin.private import current_pass, retains_graph
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.units import ceil_mib, format_bytes
 
-#: A smaller tile's need is not known as well as that of the planned one.
+#: Factor on the estimated bytes of a smaller tile, which were not rehearsed as the planned tile's were.
 MARGIN = 1.1
 
 
 def make_room(run: SegmentRun, read: Sequence[Boundary], leaves: Sequence[Tensor]) -> None:
-    """Choose smaller tiles for backward where those that were planned do not fit beside what is held; ``read``
-    are the boundaries that the segment reads, ``leaves`` the tensors that collect its gradients."""
-    ledger, needs = run.ledger, needed(run.plan)
+    """Choose smaller tiles for backward if the planned ones do not fit beside the memory that is held.
+
+    Args:
+        run: The segment.
+        read: The boundaries that it reads.
+        leaves: The tensors that collect its gradients.
+    """
+    ledger, needs = run.ledger, backward_bytes(run.plan)
     if ledger is None or ledger.limit is None or not needs:
         return
-    room = ledger.limit - ledger.held - ledger.sums.coming(leaves)
+    room = ledger.limit - ledger.held - ledger.pending_sums.next_bytes(leaves)
     if needs <= room:
         return
     if not run.scans:
-        planned = run.plan.backward  # a pass before this one may have had to make its tiles smaller
-        largest, before = largest_tile(run, planned), gradients(run, read, planned)
-        for grid in finer(run, planned):
-            fixed = gradients(run, read, grid) + (largest_parts(run, grid) if planned.tiles == 1 else 0)
-            part = largest_tile(run, grid) / max(1, largest)
+        planned = run.plan.backward  # an earlier pass may have chosen smaller tiles
+        largest, before = largest_tile_bytes(run, planned), gradient_bytes(run, read, planned)
+        for grid in finer_grids(run, planned):
+            fixed = gradient_bytes(run, read, grid) + (largest_io_bytes(run, grid) if planned.tiles == 1 else 0)
+            part = largest_tile_bytes(run, grid) / max(1, largest)
             if fixed + MARGIN * part * max(0, needs - before) <= room:
                 run.backward_grid = grid
                 return
-    raise no_room(run.plan.path, needs, ledger)
+    raise budget_error(run.plan.path, needs, ledger)
 
 
-def gradients(run: SegmentRun, read: Sequence[Boundary], grid: Grid) -> int:
-    """The bytes of the gradients that backward makes whole, whatever its tiles are; of vectors, each of several tiles
-    makes its own before they are added up."""
+def gradient_bytes(run: SegmentRun, read: Sequence[Boundary], grid: Grid) -> int:
+    """Return the bytes of the gradients that backward holds whole for any grid; with several tiles, those of vectors
+    twice, since each tile makes its own before it is added."""
     added = [v for v in run.program.vectors if v.requires_grad]
     wholes = [v for v in (*run.spreads, *run.images) if v.requires_grad]
     made = [h.cotangent for h in read if h.home.tier == "device" and not h.cotangent.is_started]
@@ -68,12 +73,21 @@ def gradients(run: SegmentRun, read: Sequence[Boundary], grid: Grid) -> int:
 
 
 class Guard:
-    """Refuses to pull back a kept segment, whose tiles cannot be made smaller, where there is no room for it.
+    """Refuses the backward of a kept segment if there is no room for it, since kept segments have no smaller tiles.
 
-    It looks when a pass first comes to the segment: later, part of what backward needs is there already. And it looks
-    again where some of the segment's ``ends``, the results that none of its nodes reads, have no part in the pass: what
-    only they need is not let go on the way. Autograd comes to what was computed last first, so an end that has not been
-    come to by the time of an earlier node is not in the pass.
+    It checks when a backward pass reaches the segment: later, part of the memory is allocated already. It checks again
+    if some ``ends`` of the segment (nodes whose results none of its nodes reads) are not in the pass: saved tensors
+    that only these need are not freed on the way. Autograd runs the nodes computed last first, so an end that was not
+    reached before an earlier node is not in the pass.
+
+    Attributes:
+        leaves: The tensors that collect the segment's gradients.
+        readers: For each node, the nodes that read its results.
+        ends: The ends that require grad.
+        values: The bytes of each value of each node.
+        checked_pass: The last pass that was checked.
+        missing: The ends that this pass has not reached.
+        held: Bytes held when this pass reached the segment.
     """
 
     def __init__(self, plan: SegmentPlan, nodes: Sequence[Node], step: Step) -> None:
@@ -81,36 +95,35 @@ class Guard:
         self.leaves: list[Tensor] = []
         self.readers = readers(nodes)
         self.ends = {i for i, n in enumerate(nodes) if not self.readers[i] and any(v.requires_grad for v in n.outputs)}
-        #: The values of each node, with their bytes.
         self.values = [{v: v.bytes for v in (*n.maps, *n.outputs)} for n in nodes]
-        self.looked_in = -1
+        self.checked_pass = -1
         self.missing: set[int] = set()
         self.held = 0
 
     @property
-    def looks(self) -> bool:
+    def is_needed(self) -> bool:
         return self.ledger is not None and self.ledger.limit is not None and bool(self.plan.forecast.backward_needs)
 
     def __call__(self, gradient: Tensor, place: int) -> None:
-        """The pass comes to the segment's node at a place."""
+        """Check the room when a pass reaches the node at ``place``."""
         ledger = self.ledger
         assert ledger is not None and ledger.limit is not None
-        needs = needed(self.plan)
-        if self.looked_in != current_pass():
-            self.looked_in = current_pass()
+        needs = backward_bytes(self.plan)
+        if self.checked_pass != current_pass():
+            self.checked_pass = current_pass()
             self.missing = set(self.ends)
-            self.held = ledger.held + ledger.sums.coming(self.leaves)
+            self.held = ledger.held + ledger.pending_sums.next_bytes(self.leaves)
         elif not self.missing:
             return
         self.missing.discard(place)
         late = {end for end in self.missing if end > place}
         self.missing -= late
-        needs = min(self.plan.forecast.retained_needs, needs + self.staying(late))
+        needs = min(self.plan.forecast.retained_needs, needs + self.bytes_only_for(late))
         if self.held + needs > ledger.limit:
-            raise no_room(self.plan.path, self.held + needs - ledger.held, ledger)
+            raise budget_error(self.plan.path, self.held + needs - ledger.held, ledger)
 
-    def staying(self, ends: Collection[int]) -> int:
-        """The bytes of what only these ends need."""
+    def bytes_only_for(self, ends: Collection[int]) -> int:
+        """Return the bytes of all values that only these ends need."""
         only = set(ends)
         for i in reversed(range(len(self.readers))):
             if self.readers[i] and self.readers[i] <= only:
@@ -122,7 +135,7 @@ class Guard:
 
 
 def readers(nodes: Sequence[Node]) -> list[set[int]]:
-    """For each of some nodes, those among them that read its results."""
+    """Return for each node the nodes among these that read its results."""
     made = {v: i for i, n in enumerate(nodes) for v in n.outputs}
     found: list[set[int]] = [set() for _ in nodes]
     for i, n in enumerate(nodes):
@@ -132,18 +145,18 @@ def readers(nodes: Sequence[Node]) -> list[set[int]]:
     return found
 
 
-def leaves(inputs: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors whose gradients autograd collects for the user."""
+def leaf_tensors(inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return the leaves of autograd that require grad."""
     return [t for t in inputs if t.is_leaf and t.requires_grad]
 
 
-def needed(plan: SegmentPlan) -> int:
-    """Bytes that a segment's backward needs in the pass under way."""
+def backward_bytes(plan: SegmentPlan) -> int:
+    """Return the bytes that a segment's backward needs in the current pass."""
     return plan.forecast.retained_needs if retains_graph() else plan.forecast.backward_needs
 
 
-def no_room(path: str, needs: int, ledger: Ledger) -> BudgetError:
-    smallest = budget_for(max(ledger.held + needs, ledger.whole_step()))
+def budget_error(path: str, needs: int, ledger: Ledger) -> BudgetError:
+    smallest = budget_for(max(ledger.held + needs, ledger.bytes_to_keep_all()))
     return BudgetError(
         f"the backward of '{path}' needs {format_bytes(needs)} beside the {format_bytes(ledger.held)} that the "
         f"step holds, more than the budget of {format_bytes(ledger.limit or 0)}: other calls hold more than was "
@@ -156,41 +169,41 @@ def no_room(path: str, needs: int, ledger: Ledger) -> BudgetError:
     )
 
 
-def largest_tile(run: SegmentRun, grid: Grid) -> float:
-    """The bytes of all maps of the largest tile."""
+def largest_tile_bytes(run: SegmentRun, grid: Grid) -> float:
+    """Return the bytes of all maps of the largest tile."""
     maps = dict.fromkeys(v for n in run.program.steps for v in (*n.maps, *n.outputs) if v.is_map)
-    return largest_of(run, grid, list(maps))
+    return max_tile_bytes(run, grid, list(maps))
 
 
-def largest_parts(run: SegmentRun, grid: Grid) -> float:
-    """The bytes of the parts of whole maps that a tile reads or is given the cotangent of: where they do not lie in one
-    piece, operators copy them first. A single tile has the whole maps, which do."""
+def largest_io_bytes(run: SegmentRun, grid: Grid) -> float:
+    """Return the most bytes of a tile's parts of boundaries and cotangents. Operators copy them if they are not
+    contiguous, as parts of whole maps are not."""
     given = [t.stored for t in run.program.targets if t.stored is not None]
-    return largest_of(run, grid, [*run.program.reads, *given])
+    return max_tile_bytes(run, grid, [*run.program.reads, *given])
 
 
-def largest_of(run: SegmentRun, grid: Grid, maps: Sequence[Value]) -> float:
-    """The most bytes that a tile has of some maps."""
+def max_tile_bytes(run: SegmentRun, grid: Grid, maps: Sequence[Value]) -> float:
+    """Return the most bytes that a tile has of some maps."""
     each = [(v, v.bytes / max(1, math.prod(v.space.extent))) for v in maps]
     tiles = [need for need, _ in outline(run.program, grid)]
     return max(sum(size * need[key].positions for key, size in each if key in need) for need in tiles)
 
 
-def finer(run: SegmentRun, grid: Grid) -> Iterator[Grid]:
-    """Grids of smaller and smaller tiles, each cut where that makes them smallest: along some axes of attention, tiles
-    are all as large."""
+def finer_grids(run: SegmentRun, grid: Grid) -> Iterator[Grid]:
+    """Iterate over grids of smaller and smaller tiles, each halved along the axis that makes them smallest. Cuts along
+    some axes of attention make no tile smaller."""
     longest = [max(sizes) for sizes in zip(*run.program.extents, strict=True)]
     while True:
-        cuts = [cut(grid, axis, size) for axis, size in enumerate(longest) if grid.counts[axis] < size]
+        cuts = [halve_tiles(grid, axis, size) for axis, size in enumerate(longest) if grid.counts[axis] < size]
         cuts = [c for c in cuts if c != grid]
         if not cuts:
             return
-        grid = min(cuts, key=lambda g: largest_tile(run, g))
+        grid = min(cuts, key=lambda g: largest_tile_bytes(run, g))
         yield grid
 
 
-def cut(grid: Grid, axis: int, size: int) -> Grid:
-    """A grid of twice as many tiles on an axis: where their sides are given, of half the side."""
+def halve_tiles(grid: Grid, axis: int, size: int) -> Grid:
+    """Return a grid with twice as many tiles along an axis; with half their side, if sides are given."""
     count, sides = min(2 * grid.counts[axis], size), grid.sides
     if sides:
         sides = (*sides[:axis], -(-sides[axis] // 2), *sides[axis + 1 :])

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from lightning_plugin.chain import Body, Chain
 from lightning_plugin.errors import PlanError
-from lightning_plugin.execute.chain import IN_CHAINS, TURN, run_chain
+from lightning_plugin.execute.chain import CHAIN, FIRST_LINK_PLACE, run_chain
 from lightning_plugin.execute.frame import Frame, Step
 from lightning_plugin.execute.function import run_segment
 from lightning_plugin.execute.keep import keep, pairs, whole
-from lightning_plugin.execute.room import Guard, leaves
+from lightning_plugin.execute.room import Guard, leaf_tensors
 from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.execute.streams import Streams, Use
 from lightning_plugin.graph import Node, Value, ancestors, with_requires_grad
@@ -173,9 +173,9 @@ class Stage:
                 continue
             if rehearsal is not None:
                 result.register_hook(lambda g: rehearsal.enter(who, True))
-            elif guard.looks:
+            elif guard.is_needed:
                 result.register_hook(partial(guard, place=place))
-                guard.leaves += leaves(frame.made(node.inputs))
+                guard.leaves += leaf_tensors(frame.made(node.inputs))
 
 
 def prepare(plan: Plan, nodes: Sequence[Node], step: Step, first: int = 0) -> list[Stage]:
@@ -223,7 +223,7 @@ def compute(value: Value, frame: Frame) -> None:
                 call(node, frame)
                 if ledger is not None:
                     for v in node.outputs:
-                        ledger.hook(frame.vector(v), {frame.vector(i).grad_fn for i in node.inputs})
+                        ledger.hook_gradients(frame.vector(v), {frame.vector(i).grad_fn for i in node.inputs})
 
 
 def run_links(node: Node, op: Chain, frame: Frame) -> None:
@@ -235,13 +235,13 @@ def run_links(node: Node, op: Chain, frame: Frame) -> None:
     def run(body: Body, link: Frame) -> None:
         stages = known.get(body)
         if stages is None:
-            stages = prepare(inner, body.nodes, step, IN_CHAINS)
+            stages = prepare(inner, body.nodes, step, FIRST_LINK_PLACE)
             if body is op.body:
                 known[body] = stages
         streams = streams_of(link.bindings.captures, False, body.nodes, stages, link)
         run_stages(stages, body.nodes, replace(link, streams=streams))
 
-    turn = nullcontext() if step.rehearsal is None else step.rehearsal.during((TURN, "forward"))
+    turn = nullcontext() if step.rehearsal is None else step.rehearsal.during((CHAIN, "forward"))
     with turn, watched(None if step.rehearsal is None else step.ledger):
         run_chain(node, frame, plan, run)
 

@@ -292,7 +292,7 @@ class TilePass:
         if ledger is None or segment.scans:
             return None
         images = [image.tensor for image in segment.sources.values()]
-        differs = ledger.allocator or ledger.thorough or segment.alike or self.lasts
+        differs = ledger.uses_allocator or ledger.watch_all or segment.alike or self.lasts
         if segment.rehearsal is None and (differs or any(t is None for t in images)):
             return None
         lie = tuple(t.stride() if t.dim() < 3 else strides_order(t) for t in tensors)
@@ -308,13 +308,13 @@ class TilePass:
         if ledger is None or key is None:
             yield False
         elif key in passes:
-            ledger.expect(passes[key])
+            ledger.add_unwatched(passes[key])
             self.watched = False
             yield True
         else:
-            with ledger.measured() as most:
+            with ledger.measure() as most:
                 yield False
-            passes[key] = most.size
+            passes[key] = most.bytes
 
     def watching(self, owned: Owned) -> AbstractContextManager[None]:
         """A block of a tile, whose operators the ledger counts if this may be the worst of its kind until now."""
@@ -327,7 +327,7 @@ class TilePass:
     def counting(self, fresh: bool = True) -> AbstractContextManager[None]:
         """A block whose operators the ledger counts, if they are ``fresh`` or their results may outlive a tile."""
         ledger = self.segment.ledger
-        if ledger is None or ledger.allocator:
+        if ledger is None or ledger.uses_allocator:
             return nullcontext()
         return watched(ledger if fresh or self.lasts else None)
 

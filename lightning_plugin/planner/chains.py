@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from lightning_plugin.chain import Body, Chain, again, chains, runs
-from lightning_plugin.execute.chain import IN_CHAINS, TURN
+from lightning_plugin.chain import Body, Chain, chains, forwards_after_run, min_forward_runs
+from lightning_plugin.execute.chain import CHAIN, FIRST_LINK_PLACE
 from lightning_plugin.graph import Bindings, Capture, Node, Recording, Value
 from lightning_plugin.plan import ChainForecast, ChainPlan, Forecast, Plan, SegmentPlan
 from lightning_plugin.planner.analysis.network import Network
@@ -174,7 +174,7 @@ def seconds(plans: Sequence[ChainPlan]) -> float:
 def fewest(count: int) -> int:
     """The fewest slots with which no link runs forward too often."""
     free = 0
-    while runs(count, free) > MOST_RUNS:
+    while min_forward_runs(count, free) > MOST_RUNS:
         free += 1
     return free
 
@@ -207,7 +207,7 @@ def numbers_kept(count: int, way: Way, room: int) -> Iterator[int]:
 def planned(place: int, path: str, op: Chain, way: Way, slots: int, kept: int) -> ChainPlan:
     """The plan of a chain run in this way, with its forecast."""
     unkept = op.count - kept
-    once = unkept + again(unkept, slots) if op.trains else 0  # and once more when it is pulled back
+    once = unkept + forwards_after_run(unkept, slots) if op.trains else 0  # and once more when it is pulled back
     total = op.count * way.seconds + once * way.forward
     forecast = ChainForecast(op.body.entry_bytes, way.needs, way.kept or 0, once, total)
     return ChainPlan(place, op.count, slots, kept, way.segments, path, forecast)
@@ -221,4 +221,4 @@ def with_peaks(plans: Sequence[ChainPlan], found: RehearsedMemory) -> tuple[Chai
 
 def in_chains(place: Any) -> bool:
     """True for the turn of a chain, or of a segment in one."""
-    return place == TURN or place >= IN_CHAINS
+    return place == CHAIN or place >= FIRST_LINK_PLACE

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from lightning_plugin.boxes import Box
-from lightning_plugin.ledger import Ledger, unseen
+from lightning_plugin.ledger import Ledger, unwatched
 from lightning_plugin.ops import ReduceOp
 from lightning_plugin.options import Compile
 from lightning_plugin.program.program import Program
@@ -103,7 +103,7 @@ class Compiler:
         known.runs[kind, grad] += 1
         if known.runs[kind, grad] < OFTEN or not all(isinstance(tile, Tensor) for tile in tiles):
             return None
-        with unseen(ledger):
+        with unwatched(ledger):
             if (kind, grad) not in known.made:
                 known.made[kind, grad] = self.make(tape, program, tiles, vectors, grad)
             compiled = known.made[kind, grad]
@@ -113,7 +113,7 @@ class Compiler:
         tiles.clear()
         if ledger is not None:
             for tensor in outputs:
-                ledger.see(tensor)
+                ledger.count(tensor)
         return partial(compiled.give, outputs, vectors)
 
     def make(

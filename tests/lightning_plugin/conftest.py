@@ -27,7 +27,7 @@ class Watch:
     def over(self, engine: Engine) -> None:
         plan, ledger = self.steps.pop(id(engine), (None, None))
         if plan is not None and ledger is not None and plan.budget is not None:
-            if ledger.allocator and plan.budget < LEAST:
+            if ledger.uses_allocator and plan.budget < LEAST:
                 return
             # What is left of a step that is over, a loss or so, may lie beside the next, and no plan knows of it.
             held = ledger.peak_bytes
@@ -52,7 +52,7 @@ def shared_plans(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def every_step_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests look at each step, users at the first of its kind: see [Note: watched] in `ledger`."""
-    monkeypatch.setattr(Ledger, "thorough", True)
+    monkeypatch.setattr(Ledger, "watch_all", True)
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box, Grid
-from lightning_plugin.execute.chain import met, spare
+from lightning_plugin.execute.chain import rehearsed_vectors, skipped_vectors
 from lightning_plugin.execute.frame import Frame, Rehearsal, Step
 from lightning_plugin.execute.run import run_plan
 from lightning_plugin.fakes import MODES
@@ -136,12 +136,12 @@ class RehearsalLedger(Ledger):
         super().begin()
         self._began = self.live
 
-    def see(self, tensor: Tensor) -> None:
-        super().see(tensor)
+    def count(self, tensor: Tensor) -> None:
+        super().count(tensor)
         self.now.see(self.live)
 
-    def expect(self, size: int) -> None:
-        super().expect(size)
+    def add_unwatched(self, size: int) -> None:
+        super().add_unwatched(size)
         self.now.see(self.live + size)
 
     def enter(self, who: Any, goes_on: bool = False) -> None:
@@ -165,11 +165,11 @@ class RehearsalLedger(Ledger):
         self._graph = set(self._refs)
         self.left = self.live - self._began
 
-    def _gone(self, key: int, _: Any = None) -> None:
+    def _forget(self, key: int, _: Any = None) -> None:
         if key in self._graph:
             self._graph.discard(key)
             self.now.released += self._refs[key][1]
-        super()._gone(key)
+        super()._forget(key)
 
 
 @dataclass(frozen=True)
@@ -269,10 +269,10 @@ def fake_frame(plan: Plan, network: Network, step: Step) -> Frame:
     for v in dict.fromkeys(v for n in recording.nodes for v in (*n.inputs, *n.outputs)):
         if v not in below and v not in left_out and (v in recording.known or v in recording.bindings.captures):
             known[v] = leaf(v)
-            ledger.see(known[v])
+            ledger.count(known[v])
             if v not in recording.known and network.has_gradient(v):
                 gradient = torch.empty_like(known[v])
-                ledger.see(gradient)
+                ledger.count(gradient)
                 known[v].grad = gradient
     images = {}
     for v in (v for n in recording.nodes for v in (*n.inputs, *n.outputs)):
@@ -287,8 +287,8 @@ def without_links(plan: Plan, network: Network) -> set[Value]:
     places = {chain.node for chain in plan.chains}
     used = {v for i, n in enumerate(network.nodes) if i not in places for v in n.inputs}
     for chain in plan.chains:
-        found |= spare(network.nodes[chain.node], chain)
-        used |= met(network.nodes[chain.node], chain)
+        found |= skipped_vectors(network.nodes[chain.node], chain)
+        used |= rehearsed_vectors(network.nodes[chain.node], chain)
     return (found - used) & network.recording.bindings.captures.keys()
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_plugin.boxes import Box, Grid
-from lightning_plugin.execute.room import cut
+from lightning_plugin.execute.room import halve_tiles
 
 
 @given(
@@ -19,7 +19,7 @@ def test_half_tiles_of_given_sides_lie_in_whole_ones(
     grid = Grid(tuple(-(-size // side) for size in extent), (side, side))
     finer = grid
     for _ in range(times):
-        finer = cut(finer, axis, extent[axis])
+        finer = halve_tiles(finer, axis, extent[axis])
     whole = [box for (box,) in grid.partition([extent])]
     parts = [box for (box,) in finer.partition([extent])]
     assert sum(b.positions for b in parts) == Box.whole(extent).positions

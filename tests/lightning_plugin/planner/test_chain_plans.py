@@ -83,7 +83,7 @@ def test_a_step_holds_no_more_than_its_plan(monkeypatch: pytest.MonkeyPatch) -> 
     @seed(3)
     @given(budgets(), st.booleans())
     def every(drawn: tuple[nn.Module, tuple[int, ...], int], thorough: bool) -> None:
-        monkeypatch.setattr(Ledger, "thorough", thorough)
+        monkeypatch.setattr(Ledger, "watch_all", thorough)
         seen.append(step(*drawn, disk=False))
 
     every()

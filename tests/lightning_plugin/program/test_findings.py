@@ -147,11 +147,11 @@ CHANGES: dict[str, list[Change]] = {
 
 @contextmanager
 def thorough(watching: bool) -> Iterator[None]:
-    before, Ledger.thorough = Ledger.thorough, watching
+    before, Ledger.watch_all = Ledger.watch_all, watching
     try:
         yield
     finally:
-        Ledger.thorough = before
+        Ledger.watch_all = before
 
 
 def of(world: World, library: Library) -> TiledModule:
@@ -214,8 +214,8 @@ def test_a_second_step_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(options={"tiles": (8, 8)}, side=64)
     tiled = TiledModule(world.net.eval(), **world.options)
     seen: list[int] = []
-    see = Ledger.see
-    monkeypatch.setattr(Ledger, "see", lambda ledger, t: (seen.append(0), see(ledger, t))[1])
+    see = Ledger.count
+    monkeypatch.setattr(Ledger, "count", lambda ledger, t: (seen.append(0), see(ledger, t))[1])
     counts = []
     with thorough(False):
         for number in range(3):
