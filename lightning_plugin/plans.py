@@ -34,7 +34,7 @@ from lightning_plugin.planner.costs.lower import LowerTiers, lower_tiers
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.recipe import NEAR, Recipe, positions
 from lightning_plugin.planner.search.policies import AUTO, with_halo
-from lightning_plugin.program.fixed import fixed
+from lightning_plugin.program.fixed import fixed_plan
 from lightning_plugin.program.key import recording_key
 from lightning_plugin.team import Team
 from lightning_plugin.units import ceil_mib, format_bytes
@@ -144,7 +144,9 @@ class Planner:
         forward = Grid(options.tiles) if options.tiles else None
         backward = Grid(options.backward_tiles) if options.backward_tiles else None
         alike = forward is not None and bool(background_parts(recording))
-        return with_approximation(fixed(recording.nodes, forward, backward, halo=options.halo, alike=alike), recording)
+        return with_approximation(
+            fixed_plan(recording.nodes, forward, backward, halo=options.halo, alike=alike), recording
+        )
 
     def _search_with_workspaces(self, recording: Recording, budget: int, occupancy: Occupancy) -> Plan:
         """Search a plan that leaves room for libraries (see [Note: workspaces]); if there is none, leave no room from

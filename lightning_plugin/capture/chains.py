@@ -20,7 +20,7 @@ from lightning_plugin.chain import Chain, make_body
 from lightning_plugin.graph import SERIAL_STEP, Node, Value, as_vector, gather
 from lightning_plugin.ops import Barrier, Captured, Source, Spread, VectorOp
 from lightning_plugin.private import OPERATORS
-from lightning_plugin.program.key import Unkeyed, key, value_key, varies
+from lightning_plugin.program.key import Unkeyed, has_unkeyed_fields, structural_key, value_key
 
 #: Most operators of a link, and largest distance from an operator to one whose result it reads.
 MAX_PERIOD = 256
@@ -98,7 +98,7 @@ class NodeSequence:
     def operator_key(self, i: int, node: Node) -> Hashable:
         """Return a key that is equal for operators that may be at the same place of two links."""
         try:
-            op = key(node.op), key(node.inplace)
+            op = structural_key(node.op), structural_key(node.inplace)
         except Unkeyed:
             return i
         if isinstance(node.op, (VectorOp, Barrier)) and not is_library_function(node.op.call.func):
@@ -277,7 +277,9 @@ def make_chain(runs: NodeSequence, span: Span) -> Node:
     results = [[link[i].outputs[j] for i, j in read] for link in links]
     body = make_body(links[0], entering, own[0], runs.handed_on(span, span.begin + span.period), results[0])
     varying = {
-        body.first + i: tuple(link[i].op for link in links) for i, node in enumerate(links[0]) if varies(node.op)
+        body.first + i: tuple(link[i].op for link in links)
+        for i, node in enumerate(links[0])
+        if has_unkeyed_fields(node.op)
     }
     numbers = iter(range(links[-1][-1].serial + 1, links[-1][-1].serial + SERIAL_STEP))
     given = [gather(v, next(numbers)) if v.is_map else v for v in entering]

@@ -35,7 +35,7 @@ from lightning_plugin.execute.frame import Frame, Step
 from lightning_plugin.execute.run import run_plan
 from lightning_plugin.graph import Effect, Node, Recording, Value, ancestors, gather
 from lightning_plugin.private import current_pass, tree_leaves
-from lightning_plugin.program.fixed import fixed
+from lightning_plugin.program.fixed import fixed_plan
 from lightning_plugin.progress import profiler_range
 
 
@@ -220,7 +220,7 @@ def run_recording(recording: Recording, session: Session) -> None:
     check_versions(recording)
     engine = session.engine
     with profiler_range("plan"):
-        plan = fixed(recording.nodes, None) if engine is None else engine.choose(recording)
+        plan = fixed_plan(recording.nodes, None) if engine is None else engine.choose(recording)
     step = Step() if engine is None else engine.begin_step(plan, recording)
     run_plan(plan, recording.nodes, Frame(recording.bindings, session.vectors, step))
 

@@ -313,7 +313,7 @@ class Backward:
         rows: dict[int, Tensor] = self.ctx.carried.get(owned, {})
         if not rows:
             return {}
-        grads = {n.serial: n.outputs[0].requires_grad for n in self.program.steps}
+        grads = {n.serial: n.outputs[0].requires_grad for n in self.program.nodes}
         return {serial: t.detach().requires_grad_(grads[serial]) for serial, t in rows.items()}
 
     def pulls(

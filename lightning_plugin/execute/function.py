@@ -48,20 +48,20 @@ from lightning_plugin.private import (
     write_count,
 )
 from lightning_plugin.program.findings import Owned
-from lightning_plugin.program.program import parts_of
-from lightning_plugin.program.scan import scanned
+from lightning_plugin.program.program import independent_parts
+from lightning_plugin.program.scan import scan_programs
 from lightning_plugin.progress import profiler_range
 from lightning_plugin.residency.boundary import Boundary
 
 
 def run_segment(run: SegmentRun, frame: Frame) -> None:
     """Run a segment forward, and put its results into the frame, with the backward of each of its parts."""
-    if run.scans and len(scans := scanned(run.program)) > 1:
+    if run.scans and len(scans := scan_programs(run.program)) > 1:
         for program in scans:
             run_segment(run.part(program, frame), frame)
         return
-    programs = parts_of(run.program)
-    ends = run.program.ends(run.plan.forward)
+    programs = independent_parts(run.program)
+    ends = run.program.cuts(run.plan.forward)
     for t, at in zip(run.program.targets, ends, strict=True):
         if (v := t.stored) is not None:
             numbered = Numbered.empty(at) if run.known and run.rehearsal is None else None

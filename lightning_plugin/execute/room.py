@@ -171,7 +171,7 @@ def budget_error(path: str, needs: int, ledger: Ledger) -> BudgetError:
 
 def largest_tile_bytes(run: SegmentRun, grid: Grid) -> float:
     """Return the bytes of all maps of the largest tile."""
-    maps = dict.fromkeys(v for n in run.program.steps for v in (*n.maps, *n.outputs) if v.is_map)
+    maps = dict.fromkeys(v for n in run.program.nodes for v in (*n.maps, *n.outputs) if v.is_map)
     return max_tile_bytes(run, grid, list(maps))
 
 

@@ -22,9 +22,9 @@ from lightning_plugin.execute.frame import Frame
 from lightning_plugin.graph import Value, with_requires_grad
 from lightning_plugin.ops import Pieces
 from lightning_plugin.plan import SegmentPlan
-from lightning_plugin.program.pieces import Strip, strips
+from lightning_plugin.program.pieces import UncutAxis, uncut_axes
 from lightning_plugin.program.program import Program, Target, recallable
-from lightning_plugin.program.tape import See
+from lightning_plugin.program.tape import Inspect
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.residency.tiers import Home
 
@@ -41,7 +41,7 @@ class SegmentRun:
         self.step = frame.step
         self.ledger, self.team, self.rehearsal = self.step.ledger, self.step.team, self.step.rehearsal
         #: Observer of each operator's tiles, if there is one.
-        self.see: See | None = None if self.step.watch is None else self.step.watch.see
+        self.see: Inspect | None = None if self.step.watch is None else self.step.watch.see
         #: True if tiles hand rows on, one after the other.
         self.scans = plan.halo == "share"
         self.place = place
@@ -61,14 +61,14 @@ class SegmentRun:
         #: The reductions of each map that backward reads back.
         self.recalls: Mapping[Target, Sequence[Target]] = recallable(program) if self.plan.recall else {}
         #: The boundaries that tiles read piece by piece.
-        self.strips = strips(program, self.boundaries) if self.plan.pieces > 1 else {}
+        self.strips = uncut_axes(program, self.boundaries) if self.plan.pieces > 1 else {}
         self.trains = any(v.requires_grad for v in (*self.outputs, *self.stored))
         #: The parts of maps that are read that are known to be constant; see [Note: background] in `constants`.
         self.known = {v: found for v in program.reads if (found := self.knowledge(v, frame)) is not None}
         #: True if some tiles may turn out identical: something is known of all that is read, and no operator minds
         #: where a tile lies; see [Note: identical tiles] in `tile_pass`.
         known = bool(program.reads) and len(self.known) == len(program.reads)
-        self.alike = known and not self.scans and not self.strips and all(n.op.uniform for n in program.steps)
+        self.alike = known and not self.scans and not self.strips and all(n.op.uniform for n in program.nodes)
         #: The places of identical tiles on each grid: looked for once in a step.
         self.grouped: dict[Grid, list[list[int]]] = {}
 
@@ -173,7 +173,7 @@ TELLING = 3
 
 
 def in_pieces(
-    handle: Boundary, strip: Strip, box: Box, count: int, give: Callable[[Box, Tensor], None] | None = None
+    handle: Boundary, strip: UncutAxis, box: Box, count: int, give: Callable[[Box, Tensor], None] | None = None
 ) -> Pieces:
     """A box of a boundary in so many pieces; ``give`` takes the gradient of each."""
     boxes, ends = strip.boxes(box, count), tuple(end * strip.inner for end in strip.ends(count))

@@ -43,8 +43,8 @@ from lightning_plugin.ledger import watched
 from lightning_plugin.ops import Source, TileOp
 from lightning_plugin.program.findings import FoundTile, Owned
 from lightning_plugin.program.program import Program
-from lightning_plugin.program.scan import scan
-from lightning_plugin.program.tape import Emit, Read, Tape, record
+from lightning_plugin.program.scan import scan_tiles
+from lightning_plugin.program.tape import Emit, Read, Tape, make_tape
 from lightning_plugin.residency.boundary import Boundary, Cotangent
 
 K = TypeVar("K", bound=Hashable)
@@ -78,12 +78,12 @@ class TilePass:
         self.grid = grid
         self.stored = stored  # no copy: the maps of a run that has failed go with its frame
         self.cotangents = cotangents
-        self.scan = {tile.owned: tile for tile in scan(program, grid)} if scans else {}
-        self.found = segment.step.library.of(program, grid, scans)
-        takes = compiler is not None and compiler.takes(program, scans, self.found.lasting)
+        self.scan = {tile.owned: tile for tile in scan_tiles(program, grid)} if scans else {}
+        self.found = segment.step.library.find(program, grid, scans)
+        takes = compiler is not None and compiler.can_compile(program, scans, self.found.lasting)
         self.compiler = compiler if takes else None
         self.watched = True
-        self.lasts = bool(segment.plan.ahead or segment.team is not None or program.announced)
+        self.lasts = bool(segment.plan.ahead or segment.team is not None or program.prefetched)
         #: The tapes that have run in this pass, bound to its recording.
         self.bound: dict[Hashable, Tape] = {}
         #: The most that was live when a tile of a kind began.
@@ -101,7 +101,7 @@ class TilePass:
         segment, grid = self.segment, self.grid
         if self.scan:
             return ([owned] for owned in (self.scan if self.cotangents is None else reversed(self.scan)))
-        ahead = segment.plan.ahead or bool(segment.program.announced)
+        ahead = segment.plan.ahead or bool(segment.program.prefetched)
         found = self.owned() if segment.rehearsal is None else segment.rehearsal.tiles(segment.program, grid, ahead)
         if not segment.alike:
             return ([owned] for owned in found)
@@ -161,7 +161,7 @@ class TilePass:
         program = self.segment.program
         if owned in self.scan:  # each is of a kind of its own
             reads = self.scan[owned].reads
-            return self.found.keep(owned, owned, [reads.get(v) for v in program.reads])
+            return self.found.store(owned, owned, [reads.get(v) for v in program.reads])
         return self.found.tile(program, owned)
 
     def reads(self, owned: Owned) -> dict[Value, Box]:
@@ -212,16 +212,16 @@ class TilePass:
         if tape is None:
             program, found, scanned = self.segment.program, self.found.tapes.get(kind), self.scan.get(owned)
             if found is not None:
-                tape = found.bound(program)
+                tape = found.rebound(program)
             else:
                 need = program.boxes(owned) if scanned is None else scanned.boxes(program)
-                tape = self.found.tapes[kind] = record(program, owned, need, scanned)
+                tape = self.found.tapes[kind] = make_tape(program, owned, need, scanned)
             self.bound[kind] = tape
         return tape
 
     def seeing(self, owned: Owned) -> Callable[[int, Tensor], None] | None:
         """Observer of a tile's results, by the places of their operators; None where there is none."""
-        see, steps = self.segment.see, self.segment.program.steps
+        see, steps = self.segment.see, self.segment.program.nodes
         return None if see is None else lambda place, tile: see(steps[place], tile, owned)
 
     # Before a tile
@@ -230,7 +230,7 @@ class TilePass:
         """The same tiles; while one is computed, the next is announced: to sources that can prefetch, and to lower
         tiers if the segment transfers ahead."""
         segment = self.segment
-        sources = [] if segment.scans else segment.program.announced
+        sources = [] if segment.scans else segment.program.prefetched
         if segment.scans or not (sources or segment.plan.ahead):
             yield from work
             return
@@ -304,7 +304,7 @@ class TilePass:
     @contextmanager
     def counted(self, key: Hashable | None) -> Iterator[bool]:
         """A pass over the tiles: true if the ledger knows from another one what it holds."""
-        ledger, passes = self.segment.ledger, self.found.passes
+        ledger, passes = self.segment.ledger, self.found.pass_bytes
         if ledger is None or key is None:
             yield False
         elif key in passes:
@@ -335,7 +335,7 @@ class TilePass:
 def outline(program: Program, grid: Grid) -> list[tuple[Mapping[Value, Box], Owned]]:
     """Tiles among which are those of the longest boxes on every axis, each with all its boxes: what a box is on one
     axis depends on nothing but the tile's index there."""
-    ends = program.ends(grid)
+    ends = program.cuts(grid)
     axes = len(grid.counts)
     indices = {on_axis(i, axis, axes) for axis, count in enumerate(grid.counts) for i in representative_indices(count)}
     tiles = [grid.owned(ends, index) for index in sorted(indices)]
@@ -366,7 +366,7 @@ def read_from(v: Value, handle: Boundary | None) -> tuple[str, Any]:
 
 def padding(program: Program, need: Mapping[Value, Box]) -> Iterator[tuple[int, ...]]:
     """Padding of a tile by each window."""
-    for node in program.steps:
+    for node in program.nodes:
         if isinstance(node.op, TileOp) and node.outputs[0] in need:
             yield tuple(node.op.pads(need[node.outputs[0]]))
 

@@ -10,9 +10,9 @@ from lightning_plugin.errors import PlanError
 from lightning_plugin.graph import Bindings, Node, Recording, Value
 from lightning_plugin.ops import Gather, ReduceOp, Source, Spread, TileOp
 from lightning_plugin.plan import Plan, SegmentPlan
-from lightning_plugin.program.pieces import strips
+from lightning_plugin.program.pieces import uncut_axes
 from lightning_plugin.program.program import Program, Target
-from lightning_plugin.program.scan import scan, scanned
+from lightning_plugin.program.scan import scan_programs, scan_tiles
 
 
 def validate(plan: Plan, recording: Recording) -> None:
@@ -70,15 +70,15 @@ class Check:
                 self.kept(where, t.node)
         else:
             program = self.tiled(where, targets, segment.forward, segment.backward)
-            if segment.pieces > 1 and not strips(program):
+            if segment.pieces > 1 and not uncut_axes(program):
                 raise PlanError(f"{where} reads keys in {segment.pieces} pieces, and reads none that it can cut")
             if segment.halo == "share":
                 self.shares(where, program, segment)
 
     def shares(self, where: str, program: Program, segment: SegmentPlan) -> None:
-        for part in scanned(program):
+        for part in scan_programs(program):
             try:
-                scan(part, segment.forward)
+                scan_tiles(part, segment.forward)
             except PlanError as error:
                 raise PlanError(f"{where} cannot hand rows on: {error}") from error
 
@@ -122,7 +122,7 @@ class Check:
                     raise PlanError(f"{where} has the grid {grid}, but {t.node.label} has {axes} spatial axes")
         program = Program.build(targets, lambda v: v in self.maps)
         inside = {t.node.serial for t in targets}
-        for node in program.steps:
+        for node in program.nodes:
             if isinstance(node.op, ReduceOp) and node.serial not in inside:
                 raise PlanError(f"{where} needs {node.label}, which no earlier segment has made")
             self.known(where, node.label, node.vectors)

@@ -29,7 +29,7 @@ from lightning_plugin.planner.costs.rates import Rates, is_here, kinds, rates_of
 from lightning_plugin.planner.search.predict import predict
 from lightning_plugin.private import tree_leaves
 from lightning_plugin.program.findings import Library
-from lightning_plugin.program.fixed import fixed
+from lightning_plugin.program.fixed import fixed_plan
 from lightning_plugin.residency.disk import DiskFile, UnnamedFile
 from lightning_plugin.residency.tiers import LowerMap
 from lightning_plugin.residency.transfer import TransferQueue
@@ -253,7 +253,7 @@ def call_of_tiles(device: torch.device, rates: Rates) -> float:
     pixels, grid, library = image(device, 1, SMALL * TILES).detach(), Grid((TILES, TILES)), Library()
     with recorded(network, pixels, pixels.dtype) as (planned, _):
         recording = planned.recording
-        plan, (loss,) = fixed(recording.nodes, grid, grid), recording.nodes[-1].outputs
+        plan, (loss,) = fixed_plan(recording.nodes, grid, grid), recording.nodes[-1].outputs
 
         def step() -> None:
             frame = Frame(recording.bindings, step=Step(library=library))

@@ -24,7 +24,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import Source
-from lightning_plugin.program.key import Unkeyed, key, value_key
+from lightning_plugin.program.key import Unkeyed, structural_key, value_key
 from lightning_plugin.program.program import Program
 
 Self = TypeVar("Self")
@@ -90,11 +90,11 @@ class Repeats:
         """A key that programs share which compute the same on maps of the same sizes."""
         place = {v: i for i, v in enumerate((*program.reads, *program.vectors))}
         steps = []
-        for n in program.steps:
+        for n in program.nodes:
             for v in n.outputs:
                 place.setdefault(v, len(place))
             hung = tuple([place[v] for v in (*n.inputs, *n.outputs)])
-            steps.append((self.number(n), hung, n.serial in program.overwrite))
+            steps.append((self.number(n), hung, n.serial in program.in_place))
         targets = tuple((place[t.node.outputs[0]], t.stored is not None) for t in program.targets)
         return tuple(map(origin, program.reads)), len(program.vectors), tuple(steps), targets
 
@@ -102,7 +102,7 @@ class Repeats:
 def of_operator(node: Node) -> Hashable:
     """Key of an operator; one that cannot be described has a key of its own."""
     try:
-        return key(node.op)
+        return structural_key(node.op)
     except Unkeyed:
         return node.serial
 

@@ -19,7 +19,7 @@ from lightning_plugin.plan import Plan, SegmentForecast, SegmentPlan
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.costs.lower import LowerTiers, beside_parameters, tier_of
 from lightning_plugin.planner.rehearsal.rehearse import RehearsedMemory, rehearse
-from lightning_plugin.program.program import resolve
+from lightning_plugin.program.program import targets_of
 
 #: The largest ratio between the positions of an image and those that a recipe was made for: beyond, other decisions are
 #: worth a search.
@@ -181,7 +181,7 @@ def positions(nodes: Sequence[Node]) -> int:
 
 def references(plan: Plan, nodes: Sequence[Node]) -> tuple[tuple[int, ...], ...]:
     """The extents of each segment's smallest map, whose cuts its others follow."""
-    return tuple(reference_of([t.map.space.extent for t in targets]) for targets in resolve(plan, nodes))
+    return tuple(reference_of([t.map.space.extent for t in targets]) for targets in targets_of(plan, nodes))
 
 
 def retiered(plan: Plan, network: Network, lower: LowerTiers) -> Plan | None:
@@ -190,7 +190,7 @@ def retiered(plan: Plan, network: Network, lower: LowerTiers) -> Plan | None:
         return plan
     at = {n.serial: i for i, n in enumerate(network.order)}
     before, segments, begin = beside_parameters(network, plan.on_host), list(plan.segments), 0
-    for i, (segment, targets) in enumerate(zip(plan.segments, resolve(plan, network.nodes), strict=True)):
+    for i, (segment, targets) in enumerate(zip(plan.segments, targets_of(plan, network.nodes), strict=True)):
         end = 1 + max(at[t.node.serial] for t in targets)
         maps = [t.stored for t in targets if t.stored is not None]
         if segment.tier != "device":

@@ -1,17 +1,16 @@
-"""Tapes that are compiled.
+"""Compilation of tapes by `torch.compile`.
 
-[Note: compiled] A tape is a function of tensors, and the tiles of a kind run it again and again. Where the user says
-so, a tape that has run often in a direction is traced (into PyTorch's own operators, on tensors without data) and given
-to `torch.compile`: once a kind and direction, kept with its findings. What a step does beside stays as it is: tiles are
-read, gradients given and maps written by the same code, and the first tile of each kind in a pass runs by its tape, so
-that a ledger sees its operators. It sees nothing within a compiled tile but what comes out.
-Operators whose results nobody reads are left out, and run after it on what comes out: see [Note: unread] in
-`rules.unread`.
+[Note: compiled] A tape is a function of tensors that runs for all tiles of a kind. With the option ``compile``, a tape
+that has run often in a direction is traced to PyTorch's operators on fake tensors and compiled, once for each kind and
+direction; it is kept with the findings. Reading tiles, writing maps and accumulating gradients stay as they are. The
+first tile of each kind in a pass runs uncompiled, so that the ledger counts its operators: of a compiled tile it counts
+the results alone. Operators whose results are unread are not compiled; they run after it on the inputs that it returns:
+see [Note: unread] in `rules.unread`.
 
-A tape is not compiled, and it is said why, where an operator minds where a tile lies (random numbers), where tiles hand
-rows on, where a result is looked for by its very bits (a compiled tile may round otherwise in forward than in
-backward), where findings do not last until the next step, and where PyTorch cannot trace or compile it. Then tiles run
-as without a compiler, and so do those that read keys in pieces.
+A tape is not compiled, with a warning that names the reason, if an operator depends on the tile's position (random
+numbers), if tiles hand rows on, if backward compares values with a result for equality (compiled tiles may round
+differently in forward and in backward), if the findings do not last until the next step, or if PyTorch cannot trace or
+compile it. Tiles that read keys in pieces are not compiled either.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ from lightning_plugin.ledger import Ledger, unwatched
 from lightning_plugin.ops import ReduceOp
 from lightning_plugin.options import Compile
 from lightning_plugin.program.program import Program
-from lightning_plugin.program.tape import Emit, Step, Tape
+from lightning_plugin.program.tape import Emit, Instruction, Tape
 
-#: Tiles of a kind that run by their tape before it is compiled: compiling takes as long as some hundreds of small ones.
-OFTEN = 32
-#: Options of `torch.compile`. A tape's tensors have the sizes of its kind, and PyTorch's own guards look before
-#: each call whether they do: that every kernel looks again takes as long as some kernels do.
-ASKED: dict[Compile, dict[str, Any]] = {
+#: Number of runs before a tape is compiled: compiling takes as long as some hundreds of small tiles.
+RUNS_BEFORE_COMPILING = 32
+#: Options of `torch.compile`. PyTorch's guards check the sizes of a tape's tensors before each call, so that checks
+#: within every kernel, which take as long as some kernels, are not needed.
+INDUCTOR_OPTIONS: dict[Compile, dict[str, Any]] = {
     "tiles": {"size_asserts": False},
     "graphs": {"size_asserts": False, "triton.cudagraphs": True},
 }
@@ -47,18 +46,23 @@ Function = Callable[[list[Tensor], list[Tensor]], Sequence[Tensor]]
 
 
 @dataclass(frozen=True)
-class Compiled:
-    """A tape as one function: it gives what the tape emits, so many tensors for each target; of the targets that are
-    ``unread``, what their operators read."""
+class CompiledTape:
+    """Tape as one compiled function.
+
+    Attributes:
+        function: Returns the tensors that the tape emits, target after target.
+        counts: Each target, and the number of its tensors.
+        unread: Instructions whose results are unread, by target; the function returns their inputs.
+    """
 
     function: Function
-    emits: tuple[tuple[int, int], ...]
-    unread: Mapping[int, Step]
+    counts: tuple[tuple[int, int], ...]
+    unread: Mapping[int, Instruction]
 
-    def give(self, outputs: Sequence[Tensor], vectors: Sequence[Tensor], owned: Sequence[Any], emit: Emit) -> None:
-        """Hand what a tile has made to whom the tape would."""
+    def emit(self, outputs: Sequence[Tensor], vectors: Sequence[Tensor], owned: Sequence[Any], emit: Emit) -> None:
+        """Emit the outputs of a tile, target by target, as the tape does."""
         rest = iter(outputs)
-        for target, count in self.emits:
+        for target, count in self.counts:
             made = [next(rest) for _ in range(count)]
             if target in self.unread:
                 with torch.enable_grad():
@@ -71,21 +75,27 @@ class CompiledTapes:
     """The compiled tapes of a program on a grid, by the kind of their tiles and whether they run with grad.
 
     Attributes:
-        runs: The number of runs of each kind's tape, until it is compiled.
-        made: The compiled tapes; None for one that cannot be compiled.
+        runs: Number of runs of each kind's tape.
+        tapes: The compiled tapes; None for one that cannot be compiled.
     """
 
     runs: Counter[tuple[Hashable, bool]] = field(default_factory=Counter)
-    made: dict[tuple[Hashable, bool], Compiled | None] = field(default_factory=dict)
+    tapes: dict[tuple[Hashable, bool], CompiledTape | None] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
 class Compiler:
-    """Compiles the tapes of a module's steps; ``backend`` is `torch.compile`'s, ``refused`` what it was told no."""
+    """Compiler of the tapes of a module's steps.
+
+    Attributes:
+        how: The user's option.
+        backend: That of `torch.compile`.
+        reasons: Reasons for not compiling of which the user was warned.
+    """
 
     how: Compile
     backend: str = "inductor"
-    refused: set[str] = field(default_factory=set)
+    reasons: set[str] = field(default_factory=set)
 
     def run(
         self,
@@ -98,15 +108,28 @@ class Compiler:
         grad: bool,
         ledger: Ledger | None,
     ) -> Callable[[Sequence[Box], Emit], None] | None:
-        """Run a compiled tape on what a tile begins with, and empty that list: its results, to be handed on, or None
-        where the tape is not compiled yet."""
+        """Run a tape compiled, if it has run often enough.
+
+        Args:
+            known: The compiled tapes so far.
+            kind: The kind of the tile.
+            tape: The tape of the kind.
+            program: The program of the tape.
+            tiles: The tile's inputs; the list is emptied.
+            vectors: The program's vectors.
+            grad: True in backward.
+            ledger: The step's ledger, which counts the outputs.
+
+        Returns:
+            A function that emits the outputs; None if the tape is not compiled, and nothing ran.
+        """
         known.runs[kind, grad] += 1
-        if known.runs[kind, grad] < OFTEN or not all(isinstance(tile, Tensor) for tile in tiles):
+        if known.runs[kind, grad] < RUNS_BEFORE_COMPILING or not all(isinstance(tile, Tensor) for tile in tiles):
             return None
         with unwatched(ledger):
-            if (kind, grad) not in known.made:
-                known.made[kind, grad] = self.make(tape, program, tiles, vectors, grad)
-            compiled = known.made[kind, grad]
+            if (kind, grad) not in known.tapes:
+                known.tapes[kind, grad] = self.try_compile(tape, program, tiles, vectors, grad)
+            compiled = known.tapes[kind, grad]
             if compiled is None:
                 return None
             outputs = self.call(compiled, tiles, vectors, grad)
@@ -114,43 +137,48 @@ class Compiler:
         if ledger is not None:
             for tensor in outputs:
                 ledger.count(tensor)
-        return partial(compiled.give, outputs, vectors)
+        return partial(compiled.emit, outputs, vectors)
 
-    def make(
+    def try_compile(
         self, tape: Tape, program: Program, tiles: list[Tensor], vectors: Sequence[Tensor], grad: bool
-    ) -> Compiled | None:
-        """A tape compiled for tensors like these, and tried on them; None where it cannot be."""
+    ) -> CompiledTape | None:
+        """Compile a tape for tensors like these and run it once; None with a warning if that fails."""
         try:
-            made = self.compiled(tape, program, tiles, vectors, grad)
-            self.try_out(made, tiles, vectors, grad)
+            made = self.trace_and_compile(tape, program, tiles, vectors, grad)
+            self.warm_up(made, tiles, vectors, grad)
         except Exception as error:  # whatever PyTorch raises: the tape computes the same, or raises it again
-            self.refuse(program, f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}")
+            self.warn_once(program, f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}")
             return None
         return made
 
-    def takes(self, program: Program, scans: bool, lasting: bool) -> bool:
-        """True of a program whose tapes may be compiled; ``scans``: its tiles hand rows on; ``lasting``: the next step
-        runs by the same tapes."""
-        reason = "its tiles hand rows on" if scans else why_not(program)
+    def can_compile(self, program: Program, scans: bool, lasting: bool) -> bool:
+        """True if a program's tapes may be compiled.
+
+        Args:
+            program: The program.
+            scans: Its tiles hand rows on.
+            lasting: The next step runs the same tapes.
+        """
+        reason = "its tiles hand rows on" if scans else obstacle(program)
         if reason is None and not lasting:
-            reason = "what they compute may be something else in the next step"
+            reason = "they may compute another function in the next step"
         if reason is not None:
-            self.refuse(program, reason)
+            self.warn_once(program, reason)
         return reason is None
 
-    def refuse(self, program: Program, reason: str) -> None:
-        """Say once why tiles are not compiled."""
-        if reason not in self.refused:
-            self.refused.add(reason)
-            names = f"{program.steps[0].label} … {program.steps[-1].label}"
-            warnings.warn(f"the tiles of {names} are not compiled, and run as without it: {reason}", stacklevel=2)
+    def warn_once(self, program: Program, reason: str) -> None:
+        """Warn, once for each reason, that tiles are not compiled."""
+        if reason not in self.reasons:
+            self.reasons.add(reason)
+            names = f"{program.nodes[0].label} … {program.nodes[-1].label}"
+            warnings.warn(f"the tiles of {names} are not compiled: {reason}", stacklevel=2)
 
-    def compiled(
+    def trace_and_compile(
         self, tape: Tape, program: Program, tiles: list[Tensor], vectors: Sequence[Tensor], grad: bool
-    ) -> Compiled:
-        """A tape traced, and handed to PyTorch's compiler, which waits for the first call."""
+    ) -> CompiledTape:
+        """Trace a tape and give it to `torch.compile`, which compiles it at the first call."""
         emits: list[tuple[int, int]] = []
-        tape, unread = tape.parted() if grad else (tape, {})
+        tape, unread = tape.without_unread() if grad else (tape, {})
 
         def function(tiles: list[Tensor], vectors: Sequence[Tensor]) -> list[Tensor]:
             outputs: list[Tensor] = []
@@ -166,29 +194,33 @@ class Compiler:
         blank = [[t.detach().requires_grad_(t.requires_grad) for t in given] for given in (tiles, vectors)]
         with torch.set_grad_enabled(grad):
             traced = make_fx(function, tracing_mode="fake", pre_dispatch=True)(*blank)
-        asked = ASKED[self.how] if self.backend == "inductor" else None
-        return Compiled(torch.compile(traced, backend=self.backend, options=asked, dynamic=False), tuple(emits), unread)
+        asked = INDUCTOR_OPTIONS[self.how] if self.backend == "inductor" else None
+        return CompiledTape(
+            torch.compile(traced, backend=self.backend, options=asked, dynamic=False), tuple(emits), unread
+        )
 
-    def call(self, compiled: Compiled, tiles: list[Tensor], vectors: Sequence[Tensor], grad: bool) -> Sequence[Tensor]:
+    def call(
+        self, compiled: CompiledTape, tiles: list[Tensor], vectors: Sequence[Tensor], grad: bool
+    ) -> Sequence[Tensor]:
         """Run a compiled tape on a tile."""
         if self.how == "graphs":
-            torch.compiler.cudagraph_mark_step_begin()  # nothing is left of the tile before
+            torch.compiler.cudagraph_mark_step_begin()  # results of the tile before are not in use any more
         with torch.set_grad_enabled(grad):
             return compiled.function(tiles, [*vectors])
 
-    def try_out(self, compiled: Compiled, tiles: list[Tensor], vectors: Sequence[Tensor], grad: bool) -> None:
-        """Run a compiled tape on a tile, and back where it has to: PyTorch compiles when it is first called."""
+    def warm_up(self, compiled: CompiledTape, tiles: list[Tensor], vectors: Sequence[Tensor], grad: bool) -> None:
+        """Run a compiled tape on a tile, and its backward: PyTorch compiles at the first call."""
         made = [t for t in self.call(compiled, tiles, vectors, grad) if t.requires_grad]
         leaves = [t for t in (*tiles, *vectors) if t.requires_grad]
         if made and leaves:
             torch.autograd.grad(made, leaves, [torch.zeros_like(t) for t in made], allow_unused=True)
 
 
-def why_not(program: Program) -> str | None:
-    """Reason for not compiling a program's tapes, as far as its operators say so themselves."""
-    for node in program.steps:
+def obstacle(program: Program) -> str | None:
+    """Return the operator that keeps a program's tapes from being compiled, with the reason; None if there is none."""
+    for node in program.nodes:
         if not node.op.uniform:
-            return f"{node.label} minds where a tile lies"
+            return f"{node.label} depends on the position of a tile"
         if isinstance(node.op, ReduceOp) and node.op.seeks:
-            return f"{node.label} looks for its result by its very bits"
+            return f"{node.label} compares values with its result for equality"
     return None

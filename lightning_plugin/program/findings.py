@@ -1,10 +1,9 @@
 """Cache of tile programs: boxes, kinds and tapes of a program's tiles on a grid, for the next recording.
 
-[Note: findings] A step is recorded anew, and computes what the one before did: kinds, boxes and tapes of its tiles
-depend on nothing but the program's structure and the grid. They are found once, and kept where the plans are. What may
-have changed between two recordings is asked of the structure (`program.key`): everything that an operator, a
-layout or a value has in it counts, types and flags too, and what cannot be compared for sure is not kept. Findings hold
-no data and nothing of a graph, so they keep no recording alive.
+[Note: findings] Each step is recorded anew, though most steps compute the same. Kinds, boxes and tapes of a step's
+tiles depend on the program's structure and the grid alone, so they are cached by a key of both. The structural key
+(`program.key`) covers every field of operators, layouts and values, with types and flags; a program with a field that
+cannot be compared exactly is not cached. Findings hold no data and no nodes, so they keep no recording alive.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from lightning_plugin.program.compiled import CompiledTapes
 from lightning_plugin.program.program import Program
 from lightning_plugin.program.tape import Tape
 
-#: The boxes of every target that a tile owns.
+#: Boxes that a tile owns, one for each target.
 Owned = tuple[Box, ...]
-#: So many steps of tapes are kept at most: some tens of megabytes.
-MOST = 100_000
-#: Their size is added up again when so many parts of them are new: a look takes as long as there are findings.
-NEW = 8
-#: Tiles are remembered of grids of no more tiles.
-FEW = 10_000
+#: Most instructions and boxes in a library: some tens of megabytes.
+MAX_STEPS = 100_000
+#: The size of a library is checked after this many insertions for each of its entries, since a check visits all.
+CHECK_EVERY = 8
+#: Most tiles of a program that are cached.
+MAX_TILES = 10_000
 
 
 class FoundTile(NamedTuple):
-    """The kind of a tile, and its box of each map that the program reads, None where it needs nothing of one."""
+    """Kind of a tile, and its box of each map that the program reads; None for a map that the tile does not read."""
 
     kind: Hashable
     reads: tuple[Box | None, ...]
@@ -43,13 +42,13 @@ class Findings:
     """The tiles of a program on a grid, and the tapes of their kinds.
 
     Attributes:
-        lasting: True if the next recording finds them again.
-        owned: The boxes that each tile owns, once all of them were asked for.
-        tiles: What was found of tiles, by the boxes that they own.
-        kinds: The number of each kind.
-        tapes: The tape of each kind.
-        compiled: The tapes that were compiled.
-        passes: The bytes that passes over the tiles have held beyond what lay there; see [Note: watched] in `ledger`.
+        lasting: True if the library keeps them for the next recording.
+        owned: The boxes that each tile owns, once `all_owned` has computed them.
+        tiles: Tiles by the boxes that they own.
+        kinds: Number of each kind.
+        tapes: Tape of each kind.
+        compiled: Compiled tapes.
+        pass_bytes: Bytes that each pass over the tiles allocates at its peak; see [Note: watched] in `ledger`.
     """
 
     lasting: bool = False
@@ -58,42 +57,49 @@ class Findings:
     kinds: dict[Hashable, int] = field(default_factory=dict)
     tapes: dict[Hashable, Tape] = field(default_factory=dict)
     compiled: CompiledTapes = field(default_factory=CompiledTapes)
-    passes: dict[Hashable, int] = field(default_factory=dict)
+    pass_bytes: dict[Hashable, int] = field(default_factory=dict)
 
     def all_owned(self, program: Program, grid: Grid) -> Sequence[Owned] | Iterator[Owned]:
-        """The boxes of every target that each tile owns."""
-        if grid.tiles > FEW:
+        """Return the boxes that each tile owns, one for each target."""
+        if grid.tiles > MAX_TILES:
             return program.owned(grid)
         if self.owned is None:
             self.owned = tuple(program.owned(grid))
         return self.owned
 
     def tile(self, program: Program, owned: Owned) -> FoundTile:
-        """The kind of a tile, and what it reads."""
+        """Find the kind of a tile and the boxes that it reads."""
         need = program.boxes(owned)
         kind = kind_of(program, owned, need)
-        return self.keep(owned, self.kinds.setdefault(kind, len(self.kinds)), [need.get(v) for v in program.reads])
+        return self.store(owned, self.kinds.setdefault(kind, len(self.kinds)), [need.get(v) for v in program.reads])
 
-    def keep(self, owned: Owned, kind: Hashable, reads: Sequence[Box | None]) -> FoundTile:
-        """Remember a tile, among few."""
+    def store(self, owned: Owned, kind: Hashable, reads: Sequence[Box | None]) -> FoundTile:
+        """Store a tile, unless there are `MAX_TILES` already."""
         found = FoundTile(kind, tuple(reads))
-        if len(self.tiles) < FEW:
+        if len(self.tiles) < MAX_TILES:
             self.tiles[owned] = found
         return found
 
     @property
     def size(self) -> int:
-        """Number of steps of tapes it holds; tiles count as much for each box."""
-        steps = sum(len(tape.steps) for tape in self.tapes.values())
+        """Number of instructions and boxes."""
+        steps = sum(len(tape.instructions) for tape in self.tapes.values())
         return steps + sum(len(owned) + len(tile.reads) for owned, tile in self.tiles.items())
 
 
 def kind_of(program: Program, owned: Sequence[Box], need: Mapping[Value, Box]) -> Hashable:
-    """The kind of a tile of which ``need`` is held: the sizes of its boxes, their places in each other, and the marks
-    of operators; None in place of what it has no share in. See [Note: tapes] in `tape`."""
+    """Return the kind of a tile: sizes and relative positions of its boxes, and marks of operators.
+
+    Operators that the tile does not run have None. See [Note: tapes] in `tape`.
+
+    Args:
+        program: The program.
+        owned: The boxes that the tile owns, one for each target.
+        need: The box that the tile holds of each map.
+    """
     found: list[Hashable] = []
     reducing = {t.node.serial: box for t, box in zip(program.targets, owned, strict=True) if t.stored is None}
-    for node in program.steps:
+    for node in program.nodes:
         op = node.op
         out = reducing[node.serial] if isinstance(op, ReduceOp) else need.get(node.outputs[0])
         if out is None or (out.empty and isinstance(op, ReduceOp)):
@@ -110,7 +116,7 @@ def kind_of(program: Program, owned: Sequence[Box], need: Mapping[Value, Box]) -
 
 
 def relative_place(held: Box | None, wanted: Box) -> Hashable:
-    """The size of a box that is held, and the place in it of what is wanted."""
+    """Return the size of a held box, and the interval of the wanted box in it on each axis."""
     if held is None:
         return None
     ends = zip(held.lo, held.hi, wanted.lo, wanted.hi, strict=True)
@@ -118,36 +124,35 @@ def relative_place(held: Box | None, wanted: Box) -> Hashable:
 
 
 class Library:
-    """Findings by the structure they are of, the most recently used ones."""
+    """Cache of findings, least recently used ones evicted first."""
 
     def __init__(self) -> None:
         self.findings: OrderedDict[Hashable, Findings] = OrderedDict()
         self._new = 0
 
     def __reduce__(self) -> tuple[type[Library], tuple[()]]:
-        return Library, ()  # a copy, or another process, finds its own
+        return Library, ()  # copies and other processes begin with an empty library
 
-    def of(self, program: Program, grid: Grid, scans: bool) -> Findings:
-        """The findings of a program on a grid, whose tiles hand rows on if it ``scans``: those that are kept, or blank
-        ones."""
+    def find(self, program: Program, grid: Grid, scans: bool) -> Findings:
+        """Return the findings of a program on a grid: cached or empty ones; ``scans``: its tiles hand rows on."""
         if program.key is None:
             return Findings()
         key = program.key, grid, scans
         found = self.findings.get(key)
         if found is None:
-            self.shorten()
+            self.evict()
             found = self.findings[key] = Findings(lasting=True)
         else:
             self.findings.move_to_end(key)
         return found
 
-    def shorten(self) -> None:
-        """Let go what was not used for long."""
+    def evict(self) -> None:
+        """Evict the least recently used findings above `MAX_STEPS`."""
         self._new += 1
-        if self._new * NEW < len(self.findings):
+        if self._new * CHECK_EVERY < len(self.findings):
             return
         self._new = 0
         size = sum(found.size for found in self.findings.values())
-        while size > MOST:
-            _, gone = self.findings.popitem(last=False)
-            size -= gone.size
+        while size > MAX_STEPS:
+            _, evicted = self.findings.popitem(last=False)
+            size -= evicted.size

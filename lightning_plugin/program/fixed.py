@@ -1,12 +1,11 @@
-"""Choosing a plan without a budget: fixed grids, and a map stored wherever a statistic would make it be recomputed.
+"""Plans without a budget: fixed grids, and stored maps where recomputation would be needed otherwise.
 
-The *stage* of a value is how many segments have to be finished before it can be computed: a reduction's result is one
-stage after the map it reduces. A map that is needed in a later stage than its own is stored there and then; so is the
-result of an operator that shrinks its map, because it is small and what comes after it has a halo to start from.
+The *stage* of a value is the number of segments that have to be finished before it can be computed: a reduction's
+result is one stage after the map that it reduces. A map that is read in a later stage than its own is stored. So is the
+result of an operator that halves its map or shrinks it further: it is small, and the halo of later windows ends there.
 
-[Note: entire] What every tile reads all of (`Entire`: keys and values of one image) is to be stored, as a map that is
-made whole is: its reader is a stage later. It is only another name for what is stored, and belongs to its reader's
-stage, however late that is.
+[Note: entire] A map that every tile reads whole (`Entire`: keys and values of one image) is stored, so its reader is a
+stage later. The result of `Entire` is the same stored map, and belongs to the stage of its reader.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import Barrier, Gather, ReduceOp, Source, Spread, TileOp
 from lightning_plugin.plan import Plan, SegmentPlan
 from lightning_plugin.program.program import programs
-from lightning_plugin.program.scan import shareable
+from lightning_plugin.program.scan import can_share_halos
 from lightning_plugin.rules.uncut import Entire
 
 
 def stages(nodes: Sequence[Node], stored: set[Value]) -> dict[Value, int]:
-    """The stage of every value, with ``stored`` (ids of maps) read back by window operators one stage later."""
+    """Return the stage of every value; window operators read ``stored`` maps one stage later."""
     stage: dict[Value, int] = {}
     for node in nodes:
         here = 0
@@ -41,13 +40,13 @@ def stages(nodes: Sequence[Node], stored: set[Value]) -> dict[Value, int]:
     return stage
 
 
-def crossing(nodes: Sequence[Node], stage: dict[Value, int]) -> set[Value]:
-    """Maps that an operator of a later stage needs."""
+def maps_read_later(nodes: Sequence[Node], stage: dict[Value, int]) -> set[Value]:
+    """Return the maps that an operator of a later stage reads."""
     found: set[Value] = set()
     for node in nodes:
         here = max((stage.get(v, 0) for v in node.outputs), default=0) - isinstance(node.op, ReduceOp)
         for v in node.inputs:
-            if v.is_map and stored_kind(v) and (stage.get(v, 0) < here or isinstance(node.op, Gather)):
+            if v.is_map and can_be_stored(v) and (stage.get(v, 0) < here or isinstance(node.op, Gather)):
                 found.add(v)
     return found
 
@@ -56,12 +55,13 @@ def is_entire(v: Value) -> bool:
     return v.node is not None and isinstance(v.node.op, Entire)
 
 
-def stored_kind(v: Value) -> bool:
-    """Sources and spread vectors lie somewhere already."""
+def can_be_stored(v: Value) -> bool:
+    """True for a map that is made, not read from a source or sliced from a vector."""
     return v.node is not None and not isinstance(v.node.op, (Source, Spread))
 
 
-def shrinking(nodes: Sequence[Node]) -> set[Value]:
+def shrunk_maps(nodes: Sequence[Node]) -> set[Value]:
+    """Return the results of windows and resampling that have at most half the extent on each axis."""
     found: set[Value] = set()
     for node in nodes:
         if node.op.kind in ("window", "resample") and node.maps and node.outputs[0].is_map:
@@ -71,40 +71,45 @@ def shrinking(nodes: Sequence[Node]) -> set[Value]:
     return found
 
 
-def fixed(
+def fixed_plan(
     nodes: Sequence[Node],
     grid: Grid | None,
     backward: Grid | None = None,
     halo: str = "recompute",
     alike: bool = False,
 ) -> Plan:
-    """Segments by stage, all on the same grid (one tile where ``grid`` is None); ``alike``: tiles may be identical.
+    """Make one segment for each stage, all on the same grid.
 
-    With ``halo="share"`` every segment whose operators keep the order of rows hands them on.
+    Args:
+        nodes: The nodes of a recording.
+        grid: The grid of forward; None is one tile.
+        backward: The grid of backward; by default that of forward.
+        halo: ``"share"`` makes scans of all segments whose operators keep the order of rows.
+        alike: Tiles may be identical; see [Note: identical tiles] in `execute.tile_pass`.
     """
-    stored = shrinking(nodes)
+    stored = shrunk_maps(nodes)
     while True:
         stage = stages(nodes, stored)
-        more = stored | crossing(nodes, stage)
+        more = stored | maps_read_later(nodes, stage)
         if more == stored:
             break
         stored = more
     barriers = tuple(n.label for n in nodes if isinstance(n.op, Barrier))
-    plan = replace(by_stage(nodes, stored, stage, grid, backward, alike), barriers=barriers)
-    return sharing(plan, nodes) if halo == "share" else plan
+    plan = replace(plan_of_stages(nodes, stored, stage, grid, backward, alike), barriers=barriers)
+    return share_halos(plan, nodes) if halo == "share" else plan
 
 
-def sharing(plan: Plan, nodes: Sequence[Node]) -> Plan:
-    """A plan whose tiled segments share halos where they can."""
+def share_halos(plan: Plan, nodes: Sequence[Node]) -> Plan:
+    """Make scans of all tiled segments that can share halos."""
     segments = []
     for segment, _, program in programs(plan, nodes):
-        if program is not None and shareable(program, segment.forward):
+        if program is not None and can_share_halos(program, segment.forward):
             segment = replace(segment, backward=segment.forward, halo="share", alike=False)
         segments.append(segment)
     return replace(plan, segments=tuple(segments))
 
 
-def by_stage(
+def plan_of_stages(
     nodes: Sequence[Node],
     stored: set[Value],
     stage: dict[Value, int],
@@ -125,16 +130,16 @@ def by_stage(
         groups[when].append(place)
         axes[when] = max(axes.get(when, 0), len(space.extent))
     segments = []
-    alike |= any(isinstance(n.op, Source) and n.op.lies == "elsewhere" for n in nodes)  # which may know of background
+    alike |= any(isinstance(n.op, Source) and n.op.lies == "elsewhere" for n in nodes)  # it may know its background
     for when in sorted(groups):
-        forward = fit(grid, axes[when], inner)
-        back = fit(backward, axes[when], inner) if backward else forward
+        forward = fit_grid(grid, axes[when], inner)
+        back = fit_grid(backward, axes[when], inner) if backward else forward
         segments.append(SegmentPlan(tuple(groups[when]), forward, back, alike=alike))
     return Plan(tuple(segments))
 
 
 def kept_segments(nodes: Sequence[Node]) -> tuple[SegmentPlan, ...]:
-    """One segment in which all runs whole, as plain PyTorch runs it; none where there is no map."""
+    """Return one kept segment, which runs as in plain PyTorch; none if there is no map."""
     places = [i for i, n in enumerate(nodes) if isinstance(n.op, (TileOp, ReduceOp))]
     if not places:
         return ()
@@ -143,13 +148,13 @@ def kept_segments(nodes: Sequence[Node]) -> tuple[SegmentPlan, ...]:
 
 
 def spatial_axes(nodes: Sequence[Node]) -> int | None:
-    """Number of axes that are space; those after them count images. None where no image says so."""
+    """Return the number of spatial axes, which come before those of images; None without images."""
     images = ((n.outputs[0].space.extent, n.op.instances) for n in nodes if isinstance(n.op, Source))
     return min((len(extent) - instances for extent, instances in images), default=None)
 
 
-def fit(grid: Grid | None, axes: int, space: int | None = None) -> Grid:
-    """A grid for a number of axes: given for fewer, it repeats its last count in space and cuts nothing else."""
+def fit_grid(grid: Grid | None, axes: int, space: int | None = None) -> Grid:
+    """Extend a grid to a number of axes: its last count is repeated on spatial axes, other axes are uncut."""
     if grid is None:
         return Grid((1,) * axes)
     space = axes if space is None else space

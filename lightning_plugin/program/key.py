@@ -1,11 +1,11 @@
 """Structural keys: equal for two operators, programs or recordings that compute the same.
 
-A key is exact, or a plan's. The exact key decides whether tile programs that were made for one recording serve the
-next, where a wrong answer is a wrong gradient. So nothing counts as equal that is not known to be: numbers with their
-types, functions that are the same object for as long as the process lasts, and whatever is made of such things. An
-operator with anything else in it (a tensor, a function made on the way) has no exact key. A plan's key is coarser, for
-at worst a plan is a poor one: such things count by their type or name, and numbers that come from the sizes of maps may
-be left out. As text (`repr`) it is the same in every process.
+An *exact* key decides if tapes made for one recording serve the next; two different operators with one exact key would
+give a wrong gradient. So only these have exact keys: numbers with their types, functions that are one object as long as
+the process lasts, and structures of them. An operator that holds anything else (a tensor, a closure) has none.
+
+A plan's key is coarser, since a wrong match makes at worst a slow plan: other objects count by type or name, and
+numbers that come from sizes of maps may be left out. Its `repr` is the same in every process.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import torch
 from lightning_plugin.graph import Node, Recording, Value
 from lightning_plugin.private import OPERATORS
 
-#: Types whose values never change and are equal only to their like.
-PLAIN = (
+#: Immutable types that equal no value of another type.
+CONSTANT_TYPES = (
     str,
     bytes,
     type(None),
@@ -36,92 +36,95 @@ PLAIN = (
     torch.memory_format,
     enum.Enum,
 )
-#: Smaller numbers are kernels and strides, whatever sizes maps have.
-LEAST_SIZE = 9
+#: Smallest number that may be a map's size; smaller ones are kernels and strides.
+MIN_SIZE = 9
 
 
 class Unkeyed(Exception):
-    """Something that may be another thing in the next recording though it looks the same."""
+    """An object has no exact key."""
 
 
-def key(thing: Any, sizes: Set[int] | None = None) -> Hashable:
-    """Key of an operator, or of anything in one; what a dataclass does not compare is left out (see `varies`).
+def structural_key(thing: Any, sizes: Set[int] | None = None) -> Hashable:
+    """Return the key of an operator, or of an object in one, without the fields that a dataclass does not compare (see
+    `has_unkeyed_fields`).
 
-    Exact, unless ``sizes`` are given: numbers that a plan's key leaves out.
+    Args:
+        thing: The operator or object.
+        sizes: Numbers that a plan's key leaves out; None for the exact key.
 
     Raises:
         Unkeyed: It has no exact key.
     """
-    if isinstance(thing, PLAIN):
+    if isinstance(thing, CONSTANT_TYPES):
         return thing
     if isinstance(thing, (bool, int, float, complex)):
         if sizes and thing in sizes:
             return "size"
-        return type(thing), repr(thing)  # one, 1.0 and True are equal, and so are the zeros; what is no number is not
+        return type(thing), repr(thing)  # 1, 1.0 and True are equal, 0.0 and -0.0 too, and NaN equals nothing
     if isinstance(thing, (list, tuple)):
-        return type(thing), tuple([key(part, sizes) for part in thing])
+        return type(thing), tuple([structural_key(part, sizes) for part in thing])
     if isinstance(thing, dict):
-        return dict, tuple([(key(k, sizes), key(v, sizes)) for k, v in thing.items()])
+        return dict, tuple([(structural_key(k, sizes), structural_key(v, sizes)) for k, v in thing.items()])
     if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
         names = [f.name for f in dataclasses.fields(thing) if f.compare]
         if sizes is None:
-            refuse_more(thing)
-        return type(thing), tuple([key(getattr(thing, name), sizes) for name in names])
+            refuse_hidden_state(thing)
+        return type(thing), tuple([structural_key(getattr(thing, name), sizes) for name in names])
     if isinstance(thing, slice):
-        return slice, key((thing.start, thing.stop, thing.step), sizes)
+        return slice, structural_key((thing.start, thing.stop, thing.step), sizes)
     if isinstance(thing, partial):
-        return partial, key((thing.func, thing.args, thing.keywords), sizes)
+        return partial, structural_key((thing.func, thing.args, thing.keywords), sizes)
     if isinstance(thing, MethodType):
-        return MethodType, key((thing.__func__, thing.__self__), sizes)
-    if lasts(thing):
-        return Same(thing)
+        return MethodType, structural_key((thing.__func__, thing.__self__), sizes)
+    if is_permanent(thing):
+        return Identity(thing)
     if sizes is None:
         raise Unkeyed(repr(type(thing)))
-    return name_of(thing if callable(thing) else type(thing))
+    return qualified_name(thing if callable(thing) else type(thing))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Same:
-    """A function or a class, equal to nothing but itself."""
+class Identity:
+    """Function or class, compared by identity."""
 
     thing: Any
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and other.thing is self.thing
+        return isinstance(other, Identity) and other.thing is self.thing
 
     def __hash__(self) -> int:
         return id(self.thing)
 
     def __repr__(self) -> str:
-        return name_of(self.thing)
+        return qualified_name(self.thing)
 
 
-def name_of(thing: Any) -> str:
-    """Name of a function or a class, the same in every process."""
+def qualified_name(thing: Any) -> str:
+    """Return the name of a function or a class, the same in every process."""
     if isinstance(thing, OPERATORS):
         return str(thing)
     module = getattr(thing, "__module__", None)  # a method of a class in C has none
     return f"{module}.{getattr(thing, '__qualname__', type(thing).__qualname__)}"
 
 
-def lasts(thing: Any) -> bool:
-    """True of what is the same object for as long as the process lasts, and holds nothing of a recording."""
+def is_permanent(thing: Any) -> bool:
+    """True for an object that is never replaced while the process lasts, and holds nothing of a recording."""
     if isinstance(thing, (*OPERATORS, MethodDescriptorType)):
         return True
     if isinstance(thing, BuiltinFunctionType):
         return thing.__self__ is None or isinstance(thing.__self__, (ModuleType, type))
-    return isinstance(thing, (FunctionType, type)) and named(thing)
+    return isinstance(thing, (FunctionType, type)) and is_importable(thing)
 
 
-def named(thing: Any) -> bool:
-    """True of a function or class that its module has under its name: one made within a function is not."""
+def is_importable(thing: Any) -> bool:
+    """True for a function or class that can be imported by its name, unlike one made within a function."""
     found: Any = sys.modules.get(thing.__module__)
     for part in thing.__qualname__.split("."):
         found = getattr(found, part, None)
     return found is thing
 
 
-def refuse_more(thing: Any) -> None:
+def refuse_hidden_state(thing: Any) -> None:
     """Refuse a dataclass that holds more than its fields."""
     names = {f.name for f in dataclasses.fields(thing)}
     for name in getattr(thing, "__dict__", ()):
@@ -129,34 +132,36 @@ def refuse_more(thing: Any) -> None:
             raise Unkeyed(f"{name} of {type(thing)}")
 
 
-def varies(thing: Any) -> bool:
-    """True of what holds something that its key leaves out, and that may therefore be another in each recording: a key
-    of random numbers, say."""
+def has_unkeyed_fields(thing: Any) -> bool:
+    """True for an object with fields that its key leaves out, such as a key of random numbers: they may differ between
+    recordings with equal keys."""
     if isinstance(thing, (list, tuple)):
-        return any(map(varies, thing))
+        return any(map(has_unkeyed_fields, thing))
     if isinstance(thing, dict):
-        return any(map(varies, thing.values()))
+        return any(map(has_unkeyed_fields, thing.values()))
     if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
-        return any(not f.compare or varies(getattr(thing, f.name)) for f in dataclasses.fields(thing))
+        return any(not f.compare or has_unkeyed_fields(getattr(thing, f.name)) for f in dataclasses.fields(thing))
     return False
 
 
 def value_key(v: Value) -> Hashable:
-    """All that is known of a value."""
+    """Return the key of a value: shape, layout, type, device and ``requires_grad``."""
     return v.shape, v.layout, v.dtype, v.device, v.requires_grad
 
 
 def recording_key(recording: Recording, gradients: bool = True, sized: bool = True) -> Hashable:
-    """A plan's key of a recording: structure, shapes, types, and whether images are read ahead or lie on the device.
+    """Return a plan's key of a recording: structure, shapes, types, and kinds of sources.
 
-    ``gradients``: also which parameters have a gradient already. Not ``sized``: equal for recordings that differ in
-    nothing but the sizes of their images.
+    Args:
+        recording: The recording.
+        gradients: Include which parameters have a gradient already.
+        sized: Include sizes; otherwise recordings that differ in the sizes of their images alone have one key.
     """
     place = {v: i for i, v in enumerate(v for n in recording.nodes for v in n.outputs)}
-    begun = {v for v, t in recording.bindings.captures.items() if t.tensor.is_leaf and t.tensor.grad is not None}
+    with_grad = {v for v, t in recording.bindings.captures.items() if t.tensor.is_leaf and t.tensor.grad is not None}
     return tuple(
         (
-            key(n.op, frozenset() if sized else sizes_of(n)),
+            structural_key(n.op, frozenset() if sized else sizes_of(n)),
             tuple(place.get(v, -1) for v in n.inputs),
             tuple(
                 (
@@ -168,17 +173,17 @@ def recording_key(recording: Recording, gradients: bool = True, sized: bool = Tr
                 for v in n.outputs
             ),
             n.inplace is not None,
-            gradients and bool(n.outputs) and n.outputs[0] in begun,
+            gradients and bool(n.outputs) and n.outputs[0] in with_grad,
         )
         for n in recording.nodes
     )
 
 
 def sizes_of(node: Node) -> frozenset[int]:
-    """The numbers that a node's operator may have from the sizes of its maps."""
+    """Return the numbers in a node's operator that may come from the sizes of its maps."""
     found: set[int] = set()
     for v in (*node.inputs, *node.outputs):
         if v.layout is not None:
             found |= {*v.space.extent, *v.shape, math.prod(v.shape), math.prod(v.space.extent)}
             found.add(math.prod(v.space.extent) * v.shape[0])
-    return frozenset(n for n in found if n >= LEAST_SIZE)
+    return frozenset(n for n in found if n >= MIN_SIZE)

@@ -21,9 +21,9 @@ from lightning_plugin.ops import ReduceOp, Source, Spread, TileOp
 from lightning_plugin.plan import Plan, SegmentPlan
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.costs.parameters import candidates
-from lightning_plugin.program.fixed import by_stage, crossing, fit, sharing, stages, stored_kind
-from lightning_plugin.program.pieces import strips, uncut_from
-from lightning_plugin.program.program import Program, resolve
+from lightning_plugin.program.fixed import can_be_stored, fit_grid, maps_read_later, plan_of_stages, share_halos, stages
+from lightning_plugin.program.pieces import source_of_uncut, uncut_axes
+from lightning_plugin.program.program import Program, targets_of
 from tests.lightning_plugin import operators
 from tests.lightning_plugin.operators import Apply, Draw
 from tests.zoo import fill
@@ -95,19 +95,19 @@ class AnyPlan(Engine):
         nodes = recording.nodes
         self.noted += [n.label for n in nodes if n.op.kind == "barrier"]
         maps = [n.outputs[0] for n in nodes if isinstance(n.op, TileOp)]
-        found = {v for i, v in enumerate(maps) if i % self.cycle in self.stored and stored_kind(v)}
+        found = {v for i, v in enumerate(maps) if i % self.cycle in self.stored and can_be_stored(v)}
         if self.pieces > 1:
-            found |= {v for v in keys(nodes) if stored_kind(v)}
+            found |= {v for v in keys(nodes) if can_be_stored(v)}
         while True:
             stage = stages(nodes, found)
-            more = found | crossing(nodes, stage)
+            more = found | maps_read_later(nodes, stage)
             if more == found:
                 break
             found = more
-        plan = by_stage(nodes, found, stage, None, None)
+        plan = plan_of_stages(nodes, found, stage, None, None)
         plan = Plan(tuple(self.segment(i, s, nodes, stage) for i, s in enumerate(plan.segments)))
         if self.rows:
-            plan = sharing(plan, nodes)
+            plan = share_halos(plan, nodes)
             self.scans += sum(s.halo == "share" for s in plan.segments)
         plan = replace(plan, segments=tuple(self.placed(i, s) for i, s in enumerate(plan.segments)))
         if self.pieces > 1:
@@ -137,8 +137,8 @@ class AnyPlan(Engine):
     def in_pieces(self, plan: Plan, nodes: Sequence[Node]) -> Plan:
         made: set[Value] = set()
         segments = []
-        for s, targets in zip(plan.segments, resolve(plan, nodes), strict=True):
-            if not s.keep and s.halo == "recompute" and strips(Program.build(targets, lambda v: v in made)):
+        for s, targets in zip(plan.segments, targets_of(plan, nodes), strict=True):
+            if not s.keep and s.halo == "recompute" and uncut_axes(Program.build(targets, lambda v: v in made)):
                 s = replace(s, pieces=self.pieces)
                 self.streams += 1
             segments.append(s)
@@ -154,15 +154,15 @@ class AnyPlan(Engine):
         if self.rows:
             rows = Grid((self.rows, *(1,) * (axes - 1)))
             return SegmentPlan(s.targets, rows, rows)
-        forward = fit(Grid(self.grids[i % len(self.grids)]), axes)
-        backward = fit(Grid(self.grids[(i + 1) % len(self.grids)][::-1]), axes)
+        forward = fit_grid(Grid(self.grids[i % len(self.grids)]), axes)
+        backward = fit_grid(Grid(self.grids[(i + 1) % len(self.grids)][::-1]), axes)
         return SegmentPlan(s.targets, forward, backward)
 
 
 def keys(nodes: Sequence[Node]) -> list[Value]:
     """What attention may read piece by piece."""
     made = (n.maps[place] for n in nodes if isinstance(n.op, TileOp) for place in n.op.in_pieces)
-    return [source for v in made if (source := uncut_from(v)) is not None]
+    return [source for v in made if (source := source_of_uncut(v)) is not None]
 
 
 def whole_stage(nodes: Sequence[Node], stage: dict[Value, int], when: int) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from lightning_plugin.execute.frame import Frame, Step
 from lightning_plugin.execute.run import run_plan
 from lightning_plugin.graph import Bindings, Capture, Image, Node, Value
 from lightning_plugin.program.findings import Library
-from lightning_plugin.program.fixed import fixed
+from lightning_plugin.program.fixed import fixed_plan
 from tests.exactness import TOLERANCE, difference
 
 CPU = torch.device("cpu")
@@ -54,7 +54,7 @@ def test_a_recording_runs_on_other_images_and_parameters_in_several_threads() ->
     nodes, source, result, names, first = recorded(network())
     gc.collect()
     assert first() is None, "the nodes hold the image of the step"
-    plan, library = fixed(nodes, Grid((2, 2)), Grid((2, 3))), Library()
+    plan, library = fixed_plan(nodes, Grid((2, 2)), Grid((2, 3))), Library()
 
     def step(net: nn.Module, x: Tensor) -> Tensor:
         tensors = {**dict(net.named_parameters()), **dict(net.named_buffers())}

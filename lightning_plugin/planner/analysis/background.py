@@ -138,7 +138,7 @@ class Scene:
 
     def distinct(self, program: Program, grid: Grid) -> float:
         """The share of a program's tiles that differ from all others."""
-        if not self.background or grid.tiles < 2 or not all(node.op.uniform for node in program.steps):
+        if not self.background or grid.tiles < 2 or not all(node.op.uniform for node in program.nodes):
             return ALL
         maps = [t.map for t in program.targets]
         seen = [here for background in self.background if (here := background.counted(grid, maps)) is not None]

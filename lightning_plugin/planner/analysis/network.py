@@ -20,7 +20,7 @@ from lightning_plugin.planner.analysis.profile import Profile, profile
 from lightning_plugin.planner.overhead import Repeats
 from lightning_plugin.program.findings import Library
 from lightning_plugin.program.fixed import spatial_axes, stages
-from lightning_plugin.program.pieces import uncut_from
+from lightning_plugin.program.pieces import source_of_uncut
 
 
 @dataclass(eq=False)
@@ -133,7 +133,7 @@ class Network:
         found = set()
         for i, n in enumerate(self.order):
             made = [n.maps[place] for place in (n.op.in_pieces if isinstance(n.op, TileOp) else ())]
-            sources = [source for v in made if (source := uncut_from(v)) is not None]
+            sources = [source for v in made if (source := source_of_uncut(v)) is not None]
             if made and len(sources) == len(made) and all(v in self.made for v in sources):
                 found |= {max(self.made[v] for v in sources) + 1, i + 1}
         return found

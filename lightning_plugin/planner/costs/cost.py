@@ -15,7 +15,7 @@ from lightning_plugin.planner.costs.grids import SampleTiles
 from lightning_plugin.planner.costs.peak import Peaks, Tile, TiledInterval
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.costs.scans import Scans, held
-from lightning_plugin.program.program import InBackward, Program, is_unread
+from lightning_plugin.program.program import BackwardProgram, Program, needs_no_result
 from lightning_plugin.rules.attention import Attention
 from lightning_plugin.rules.uncut import Uncut
 
@@ -93,7 +93,7 @@ class Operators:
         self.uncut = column([n.outputs[0].bytes if u else 0 for n, u in zip(order, uncut, strict=True)])
         self.maps = column([any(v.requires_grad for v in n.maps) for n in order], bool)
         self.trained = column([any(v.requires_grad for v in n.vectors) for n in order], bool)
-        self.unread = column([is_unread(n) for n in order], bool)
+        self.unread = column([needs_no_result(n) for n in order], bool)
 
     def rows(self, nodes: Sequence[Node]) -> np.ndarray:
         return np.array([self.row[n.serial] for n in nodes], dtype=np.intp)
@@ -191,7 +191,7 @@ class CostModel(Peaks):
         seconds, work = self.pass_seconds(program, tiles.shares, count, backward, distinct, pieces)
         if distinct != ALL:  # what tiles of background still cost decides how many of them there should be
             tile, step = (sum(calls) if backward else calls[0] for calls in (TILE, STEP))
-            seconds += count * (tile + distinct * len(program.steps) * step) * self.rates.call
+            seconds += count * (tile + distinct * len(program.nodes) * step) * self.rates.call
         return seconds, work
 
     def pass_seconds(
@@ -201,12 +201,12 @@ class CostModel(Peaks):
         node, and of storing all. Backward does not compute results that no operator reads ([Note: unread] in
         `rules.unread`); what is stored is computed once, whatever the grid."""
         operators = self.operators
-        rows = operators.rows(program.steps)
+        rows = operators.rows(program.nodes)
         times, work = operators.times(rows, shares, tiles, pieces=pieces), float(shares @ operators.work[rows])
         forward, stored = float(times.sum()), self.store_seconds(program, False)
         if not backward:
             return distinct * forward + stored, work
-        gone = operators.rows([n for n in program.steps if n.serial in program.unread])
+        gone = operators.rows([n for n in program.nodes if n.serial in program.unread])
         gone = gone[operators.unread[gone]]
         forward -= float(operators.times(gone, np.ones(len(gone)), tiles).sum())
         back = operators.back(rows, shares, tiles, pieces)
@@ -217,7 +217,7 @@ class CostModel(Peaks):
         """(seconds, operations) of a backward pass that reads stored results back; see [Note: recall] in
         `program.program`. The reductions of a tile make a gradient as large as itself, to which the cotangent is
         added."""
-        left = InBackward.of(tiles.program)
+        left = BackwardProgram.of(tiles.program)
         size = sum(v.bytes for v in left.maps)
         seconds, work = self.pass_cost(SampleTiles(left.program, tiles.grid), True, distinct)
         return seconds + float(RECALLED * size * self.rates.byte(size / tiles.grid.tiles, self.rates.memory)), work
@@ -240,7 +240,7 @@ class CostModel(Peaks):
         if not backward:
             return max(peaks) + 2 * max(kept), sum(kept)
         # Results that are saved for their own backward are there again as a part of what the next operator reads.
-        saving = [p for p, n in zip(parts, program.steps, strict=True) if self.network.profiles[n.serial].saves_output]
+        saving = [p for p, n in zip(parts, program.nodes, strict=True) if self.network.profiles[n.serial].saves_output]
         most = max(peak + sum(part.held[i].twice for part in saving) for i, peak in enumerate(peaks))
         return most + self.vectors(program) + 2 * max(kept), sum(kept)
 

@@ -76,7 +76,7 @@ class SampleTiles:
 
     @cached_property
     def ends(self) -> list[list[tuple[int, ...]]]:
-        return self.program.ends(self.grid)
+        return self.program.cuts(self.grid)
 
     @cached_property
     def count(self) -> int:
@@ -100,7 +100,7 @@ class SampleTiles:
         """For each of the program's nodes, the work of all tiles as a multiple of the whole node: 1 if nothing is
         computed twice."""
         needs = [need for need in map(self.need, range(self.count)) if need is not None]
-        return np.array([self.total(node, needs) for node in self.program.steps])
+        return np.array([self.total(node, needs) for node in self.program.nodes])
 
     def total(self, node: Node, needs: Sequence[Mapping[Value, Box]]) -> float:
         """The work of all tiles on one node as a multiple of the whole node."""

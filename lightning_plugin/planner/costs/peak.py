@@ -22,7 +22,7 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import ReduceOp, Source, TileOp, accumulation_dtype
 from lightning_plugin.planner.analysis.network import Network
-from lightning_plugin.program.pieces import Strip, strips
+from lightning_plugin.program.pieces import UncutAxis, uncut_axes
 from lightning_plugin.program.program import Program
 from lightning_plugin.rules.attention import Attention
 from lightning_plugin.rules.uncut import Uncut
@@ -144,8 +144,8 @@ class SizedProgram:
     def __init__(self, program: Program, network: Network) -> None:
         self.program = program
         self.network = network
-        self.steps = program.steps
-        self.maps = list(program.slots)
+        self.steps = program.nodes
+        self.maps = list(program.map_slots)
         self.profiles = [network.profiles[n.serial] for n in self.steps]
         self.lives: dict[frozenset[Value], tuple[Life, Life]] = {}
         self.stored = {t.stored for t in program.targets if t.stored is not None}
@@ -153,8 +153,8 @@ class SizedProgram:
         self.per = np.array([v.bytes for v in self.maps]) / self.wholes
         #: The map whose share of the whole is the share of each node's work, and the sizes of the whole nodes.
         measures = [n.maps[0] if isinstance(n.op, ReduceOp) else n.outputs[0] for n in self.steps]
-        self.measures = np.array([program.slots[v] for v in measures], dtype=np.intp)
-        self.made = np.array([program.slots.get(n.outputs[0], -1) for n in self.steps], dtype=np.intp)
+        self.measures = np.array([program.map_slots[v] for v in measures], dtype=np.intp)
+        self.made = np.array([program.map_slots.get(n.outputs[0], -1) for n in self.steps], dtype=np.intp)
         self.scaled = np.array([(p.scratch, p.extra, p.scratch_backward) for p in self.profiles]).reshape(-1, 3).T
         self.padding = [(i, n) for i, n in enumerate(self.steps) if may_pad(n)]
         self.attending = [(i, n) for i, n in enumerate(self.steps) if isinstance(n.op, Attention)]
@@ -169,19 +169,21 @@ class SizedProgram:
         """The place of the bytes of the cotangents of the ends."""
         return len(self.maps) + KINDS * len(self.steps)
 
-    def sizes(self, need: Mapping[Value, Box], pieces: int, read: Mapping[Value, Strip], ends: int = 0) -> np.ndarray:
+    def sizes(
+        self, need: Mapping[Value, Box], pieces: int, read: Mapping[Value, UncutAxis], ends: int = 0
+    ) -> np.ndarray:
         """All sizes of a tile that holds these boxes, and reads some maps in so many pieces."""
         positions = np.array([need[v].positions if v in need else 0 for v in self.maps], dtype=float)
         share, held = positions / self.wholes, (self.per * positions).astype(np.int64)
         for node in self.steps if read else ():
             if isinstance(node.op, Uncut) and node.maps[0] in read:
                 for v in {node.maps[0], node.outputs[0]}:
-                    held[self.program.slots[v]] = -(-held[self.program.slots[v]] // pieces)
+                    held[self.program.map_slots[v]] = -(-held[self.program.map_slots[v]] // pieces)
         padded, scored = np.zeros((2, len(self.steps)), dtype=np.int64)
         for i, node in self.padding:
             box = need.get(node.outputs[0])
             if box is not None and is_padded(node, box):
-                padded[i] = held[self.program.slots[node.maps[0]]]
+                padded[i] = held[self.program.map_slots[node.maps[0]]]
         for i, node in self.attending if read else ():
             scores = math.prod(node.op.scores.shape) * accumulation_dtype(node.outputs[0].dtype).itemsize  # type: ignore[attr-defined]
             scored[i] = int(scores * share[self.measures[i]]) // pieces
@@ -206,7 +208,7 @@ class SizedProgram:
         life = Life()
         for v in self.program.reads:
             if v not in missing:
-                life.make(v, self.program.slots[v] if reads_copy(v) else None)
+                life.make(v, self.program.map_slots[v] if reads_copy(v) else None)
         return life
 
     def source(self, step: int, life: Life) -> Value | None:
@@ -215,7 +217,7 @@ class SizedProgram:
         node, views, source = self.steps[step], self.profiles[step].views, None
         if views is not None:
             source = node.maps[views]
-        elif node.serial in self.program.overwrite:
+        elif node.serial in self.program.in_place:
             source = node.maps[0]
         return source if source is not None and source in life.owner else None
 
@@ -252,7 +254,7 @@ class SizedProgram:
                 if source is not None:
                     life.alias(out, source)
                 else:
-                    life.make(out, self.program.slots[out])
+                    life.make(out, self.program.map_slots[out])
                     life.passing(*working, *self.own(i, EXTRA))
             self.forget(i, life)
         return life
@@ -307,7 +309,7 @@ class SizedProgram:
     def pull_back(self, step: int, missing: frozenset[Value], gradients: dict[Value, int], life: Life) -> None:
         """Follow a node's backward: gradients of inputs are made, that of the result is freed. Gradients of stored maps
         are given, and not autograd's own: others are added to a copy of them."""
-        node, slots = self.steps[step], self.program.slots
+        node, slots = self.steps[step], self.program.map_slots
         summed: list[tuple[int, ...]] = [()]
         for v in dict.fromkeys(node.maps):
             if not v.requires_grad or v in missing:
@@ -384,14 +386,14 @@ class Peaks:
     def __init__(self, network: Network) -> None:
         self.network = network
         self._sized: dict[Program, SizedProgram] = {}
-        self._strips: dict[Program, Mapping[Value, Strip]] = {}
+        self._strips: dict[Program, Mapping[Value, UncutAxis]] = {}
 
-    def strips(self, program: Program, pieces: int = 2) -> Mapping[Value, Strip]:
+    def strips(self, program: Program, pieces: int = 2) -> Mapping[Value, UncutAxis]:
         """The maps that a program can read in so many pieces, if it is more than one."""
         if pieces == 1:
             return {}
         if program not in self._strips:
-            self._strips[program] = strips(program)
+            self._strips[program] = uncut_axes(program)
         return self._strips[program]
 
     def vectors(self, program: Program) -> int:
@@ -408,7 +410,7 @@ class Peaks:
         forward, backward = sized.life(need)
         held = dict(zip(sized.maps, sizes.tolist(), strict=False))
         # A program without targets is kept, and reads an image once.
-        announced = program.announced if program.targets else []
+        announced = program.prefetched if program.targets else []
         return Tile(
             {v: held[v] for v in program.reads if v in need},
             sum(held[v] for v in sized.stored & need.keys()),

@@ -19,7 +19,7 @@ from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import ReduceOp
 from lightning_plugin.planner.costs.peak import tile_bytes
 from lightning_plugin.program.program import Program, Target
-from lightning_plugin.program.scan import Needs, Rows, axis_of
+from lightning_plugin.program.scan import Rows, ScanNeeds, scan_axis
 
 
 class TilePart(NamedTuple):
@@ -60,23 +60,23 @@ class Scans:
         tiles = len(list(program.owned(grid)))
         #: Tiles that may hold most: the first, which computes all rows of its halo, and one in the middle.
         self.samples = sorted({0, tiles // 2})
-        self.needs = Needs(axis_of(grid), tiles)
+        self.needs = ScanNeeds(scan_axis(grid), tiles)
         self.known: dict[int, Part] = {}
         self.refused: PlanError | None = None
 
     @property
     def tiles(self) -> int:
-        return len(self.needs.open)
+        return len(self.needs.pending)
 
     def parts(self, program: Program) -> list[Part]:
         """The parts of a program's nodes, in their order."""
         targets = {t.node.serial: t for t in program.targets}
-        for node in reversed(program.steps):
+        for node in reversed(program.nodes):
             if node.serial not in self.known:
                 if self.refused is not None:
                     raise self.refused
                 self.known[node.serial] = self.part_of(node, targets.get(node.serial))
-        return [self.known[node.serial] for node in program.steps]
+        return [self.known[node.serial] for node in program.nodes]
 
     def shares(self, program: Program) -> np.ndarray:
         """For each of a program's nodes, the work of all tiles as a multiple of the whole node."""
@@ -86,7 +86,7 @@ class Scans:
         """The part of one node, which is not known yet."""
         owned = None if target is None else self.owned(target)
         try:
-            rows = self.needs.of(node, owned)
+            rows = self.needs.rows_of(node, owned)
         except PlanError as error:
             self.refused = error  # and so is whatever begins earlier
             raise
@@ -125,7 +125,7 @@ def held(program: Program, parts: Sequence[Part], sample: int) -> dict[Value, Bo
     """The boxes of every map that one of the tiles that stand for all holds."""
     found: dict[Value, Box] = {}
     reads = set(program.reads)
-    for node, part in zip(program.steps, parts, strict=True):
+    for node, part in zip(program.nodes, parts, strict=True):
         here = part.held[sample]
         if here.box is not None:
             found[node.outputs[0]] = here.box

@@ -122,7 +122,7 @@ class DistinctTiles:
 
     @cached_property
     def ends(self) -> list[list[tuple[int, ...]]]:
-        return self.program.ends(self.grid)
+        return self.program.cuts(self.grid)
 
     @cached_property
     def picks(self) -> list[list[int]]:
@@ -153,13 +153,13 @@ class DistinctTiles:
 
     @cached_property
     def maps(self) -> tuple[Value, ...]:
-        maps = (v for n in self.program.steps for v in (*n.maps, *n.outputs) if v.is_map)
+        maps = (v for n in self.program.nodes for v in (*n.maps, *n.outputs) if v.is_map)
         return tuple(dict.fromkeys(maps))
 
     @cached_property
     def copying(self) -> list[Node]:
         """The operators that may pad a copy of their input, or join parts of their result."""
-        return [n for n in self.program.steps if may_pad(n) or may_join(n)]
+        return [n for n in self.program.nodes if may_pad(n) or may_join(n)]
 
     def candidates(self) -> list[Candidate]:
         """The tiles that own something."""
@@ -177,7 +177,7 @@ class DistinctTiles:
 
 def at_seams(program: Program, ends: Sequence[Sequence[tuple[int, ...]]], axis: int) -> Iterator[int]:
     """Indices of tiles in which an operator joins parts of its result."""
-    for node in program.steps:
+    for node in program.nodes:
         if isinstance(node.op, TileOp):
             for cut in node.op.joints(axis):
                 size = node.outputs[0].space.extent[axis]

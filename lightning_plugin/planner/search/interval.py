@@ -20,9 +20,9 @@ from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.costs.scans import Scans
 from lightning_plugin.planner.overhead import memoized
 from lightning_plugin.planner.search.policies import Policy
-from lightning_plugin.program.pieces import Strip
+from lightning_plugin.program.pieces import UncutAxis
 from lightning_plugin.program.program import Program, Target
-from lightning_plugin.program.scan import parts_in_order
+from lightning_plugin.program.scan import can_scan_parts
 
 
 class Intervals:
@@ -137,7 +137,7 @@ class Intervals:
     def diagonal(self, begin: int, end: int, grid: Grid) -> SampleTiles:
         return SampleTiles(self.work_of(begin, end), grid)
 
-    def strips(self, begin: int, end: int) -> Mapping[Value, Strip]:
+    def strips(self, begin: int, end: int) -> Mapping[Value, UncutAxis]:
         """The maps that an interval can read piece by piece."""
         return self.coster.strips(self.work_of(begin, end))
 
@@ -179,7 +179,7 @@ class Intervals:
             found.parts(program)
         except PlanError:
             return None
-        return found if parts_in_order(program, grid) else None
+        return found if can_scan_parts(program, grid) else None
 
     @memoized
     def scan_cost(self, interval: TiledInterval, grid: Grid, backward: bool) -> Cost | None:

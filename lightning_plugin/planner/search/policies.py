@@ -15,7 +15,7 @@ from lightning_plugin.options import SPLIT_HALOS
 from lightning_plugin.plan import HALOS
 from lightning_plugin.planner.analysis.network import Network, is_given
 from lightning_plugin.program.fixed import is_entire
-from lightning_plugin.program.program import is_unread
+from lightning_plugin.program.program import needs_no_result
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def unread_before(network: Network, cut: int, must: set[int]) -> int | None:
         made = network.order[i - 1]
         if i in must:
             break
-        if made.outputs[0].requires_grad and is_unread(made):
+        if made.outputs[0].requires_grad and needs_no_result(made):
             return i
         if network.profiles[made.serial].flops:
             break

@@ -30,7 +30,7 @@ from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.costs.scans import Scans
 from lightning_plugin.planner.search.partial import Dropped, recomputed_in_passing, still_needed
 from lightning_plugin.planner.search.ways import with_transfers
-from lightning_plugin.program.program import InBackward, Program, Target, programs
+from lightning_plugin.program.program import BackwardProgram, Program, Target, programs
 
 
 def predict(plan: Plan, network: Network, rates: Rates) -> float:
@@ -143,7 +143,7 @@ def tiled(
     adds."""
     writes = lower.down(rates, segment, targets)
     reads = lower.back(rates, program.reads)
-    again = InBackward.of(program).maps if segment.recall else ()
+    again = BackwardProgram.of(program).maps if segment.recall else ()
     recalled = lower.more(segment, targets).back(rates, again)
     total = with_transfers(work.forward, work.backward, writes, reads, segment.ahead, recalled)
     if segment.drop:
@@ -199,7 +199,7 @@ def work_saved(plan: Plan, network: Network) -> list[tuple[float, float]]:
     for _, _, program in programs(plan, network.nodes):
         saved = plain = 0
         if program is not None:
-            saved = sum(work[v.node.serial] for v in InBackward.of(program).maps if v.node is not None)
-            plain = sum(work[n.serial] for n in program.steps)
+            saved = sum(work[v.node.serial] for v in BackwardProgram.of(program).maps if v.node is not None)
+            plain = sum(work[n.serial] for n in program.nodes)
         found.append((saved / max(1, plain), saved / max(1, sum(work.values()))))
     return found

@@ -57,7 +57,7 @@ from lightning_plugin.planner.search.partial import (
     thinned,
 )
 from lightning_plugin.planner.search.ways import Tiled, with_transfers
-from lightning_plugin.program.fixed import fixed, kept_segments
+from lightning_plugin.program.fixed import fixed_plan, kept_segments
 
 # What is live
 
@@ -111,7 +111,7 @@ def test_a_plan_of_one_grid_stores_maps_where_they_shrink() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 3, padding=1),
                         nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3, 2, 1), nn.AdaptiveAvgPool2d(1))  # fmt: skip
     with recorded(net, (1, 3, 32, 24), torch.float32) as (network, _):
-        plan = fixed(network.nodes, Grid((2,)), Grid((3, 1)))
+        plan = fixed_plan(network.nodes, Grid((2,)), Grid((3, 1)))
         made = [[(network.nodes[t].name, network.nodes[t].outputs[0].shape[-1]) for t in s.targets]
                 for s in plan.segments]  # fmt: skip
         assert [(s.forward, s.backward, s.keep) for s in plan.segments] == [(Grid((2, 2)), Grid((3, 1)), False)] * len(

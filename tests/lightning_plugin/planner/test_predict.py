@@ -19,7 +19,7 @@ from lightning_plugin.planner.costs.lower import lower_tiers
 from lightning_plugin.planner.costs.rates import FAR, NEAR, RATES, Rates
 from lightning_plugin.planner.search.predict import predict
 from lightning_plugin.planner.search.search import Search
-from lightning_plugin.program.fixed import fixed
+from lightning_plugin.program.fixed import fixed_plan
 
 CPU = RATES["cpu"]
 
@@ -62,7 +62,7 @@ def test_every_tile_reads_the_weights_and_adds_to_their_gradients() -> None:
     free_arithmetic = replace(CPU, flops=1e18, call=1e-12)
     for width, least, most in ((4, 1.0, 1.3), (256, 1.5, 50.0)):
         with network(width, 32) as found:
-            one, many = (predict(fixed(found.nodes, Grid((n, 1))), found, free_arithmetic) for n in (1, 8))
+            one, many = (predict(fixed_plan(found.nodes, Grid((n, 1))), found, free_arithmetic) for n in (1, 8))
         assert least < many / one < most
 
 

@@ -52,7 +52,7 @@ def rehearsed(blocks: int) -> tuple[int, int]:
         plan = AnyPlan(grids=((3, 2),)).choose(network.recording)
         network = Network(network.recording)
         rehearse(plan, network)
-        passes = sum(len(found.passes) for found in network.library.findings.values())
+        passes = sum(len(found.pass_bytes) for found in network.library.findings.values())
         return passes, len(network.repeats.found)
 
 

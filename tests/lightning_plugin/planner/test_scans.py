@@ -23,7 +23,7 @@ from lightning_plugin.planner.costs.scans import Scans, held
 from lightning_plugin.planner.search.interval import Intervals
 from lightning_plugin.planner.search.policies import AUTO
 from lightning_plugin.program.program import Program
-from lightning_plugin.program.scan import scan
+from lightning_plugin.program.scan import scan_tiles
 from tests.zoo import ZOO
 
 #: A network that picks instances by their values, and so is not recorded without pixels.
@@ -52,7 +52,7 @@ class Tile:
 def tile_by_tile(program: Program, grid: Grid) -> list[Tile]:
     """A scan along the axis that a grid cuts, or the first."""
     axis = next((a for a, count in enumerate(grid.counts) if count > 1), 0)
-    tiles, done = [], dict.fromkeys((n.serial for n in program.steps), 0)
+    tiles, done = [], dict.fromkeys((n.serial for n in program.nodes), 0)
     for boxes in program.owned(grid):
         tile, reduced = Tile(), {}
         for target, box in zip(program.targets, boxes, strict=True):
@@ -60,7 +60,7 @@ def tile_by_tile(program: Program, grid: Grid) -> list[Tile]:
                 reduced[target.node.serial] = box
             elif not box.empty:
                 tile.need[target.stored] = box
-        for node in reversed(program.steps):
+        for node in reversed(program.nodes):
             if isinstance(node.op, ReduceOp):
                 rows = reduced[node.serial]
             else:
@@ -79,7 +79,7 @@ def tile_by_tile(program: Program, grid: Grid) -> list[Tile]:
         tiles.append(tile)
     for i, tile in enumerate(tiles):
         tile.carried = tiles[i - 1].kept if i else {}
-        for node in program.steps:
+        for node in program.nodes:
             parts = [p[node.serial] for p in (tile.carried, tile.fresh) if node.serial in p]
             if not parts:
                 assert node.serial not in tile.whole
@@ -96,7 +96,7 @@ def tile_by_tile(program: Program, grid: Grid) -> list[Tile]:
 def compare(program: Program, grid: Grid, shared: Scans | None = None) -> None:
     """A scan of a segment, and what is known of it with others of the same end, against the same tile by tile."""
     try:
-        given = scan(program, grid)
+        given = scan_tiles(program, grid)
     except PlanError:
         with pytest.raises((PlanError, AssertionError)):
             tile_by_tile(program, grid)
@@ -114,10 +114,10 @@ def compare(program: Program, grid: Grid, shared: Scans | None = None) -> None:
         tile = given[number]
         assert held(program, parts, i) == {
             **tile.reads,
-            **{n.outputs[0]: tile.held(n.serial) for n in program.steps
+            **{n.outputs[0]: tile.held(n.serial) for n in program.nodes
                if n.serial in tile.fresh or n.serial in tile.carried},
         }  # fmt: skip
-    for node, part in zip(program.steps, parts, strict=True):
+    for node, part in zip(program.nodes, parts, strict=True):
         if isinstance(node.op, ReduceOp):
             continue
         out = node.outputs[0]

@@ -28,14 +28,14 @@ class Counted(Compiler):
         return super().call(*args)
 
     def try_out(self, *args):  # type: ignore[no-untyped-def]
-        super().try_out(*args)
+        super().warm_up(*args)
         type(self).tiles -= 1  # no tile of a step
 
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Tapes are compiled when they have run once."""
-    monkeypatch.setattr("lightning_plugin.program.compiled.OFTEN", 1)
+    monkeypatch.setattr("lightning_plugin.program.compiled.RUNS_BEFORE_COMPILING", 1)
     Counted.tiles = 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -99,7 +99,7 @@ def network() -> nn.Module:
 
 def test_the_compiler_of_pytorch_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """By inductor's own kernels, in float64: what is in the middle of the map, of which there are enough tiles."""
-    monkeypatch.setattr("lightning_plugin.program.compiled.OFTEN", 10)
+    monkeypatch.setattr("lightning_plugin.program.compiled.RUNS_BEFORE_COMPILING", 10)
     net = network()
     compare(net, compiled(net, "inductor", tiles=(6, 6)), torch.randn(1, 3, 96, 96, dtype=torch.float64))
     assert Counted.tiles > 20
@@ -127,8 +127,8 @@ class Greatest(nn.Module):
 @pytest.mark.parametrize(
     ("net", "reason", "halo"),
     [
-        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Dropout(0.5)), "minds where a tile lies", "recompute"),
-        (Greatest(), "by its very bits", "recompute"),
+        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Dropout(0.5)), "depends on the position of a tile", "recompute"),
+        (Greatest(), "compares values with its result", "recompute"),
         (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 3)), "hand rows on", "share"),
     ],
     ids=["dropout", "maximum", "scan"],

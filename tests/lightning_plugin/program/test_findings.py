@@ -179,7 +179,7 @@ def test_a_change_between_steps_is_seen(name: str) -> None:
 def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Kinds of tiles and tapes that are looked for."""
     calls: list[str] = []
-    record, kind_of = tile_pass.record, findings.kind_of
+    record, kind_of = tile_pass.make_tape, findings.kind_of
 
     def recorded(*args: Any) -> Any:
         calls.append("tape")
@@ -190,7 +190,7 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         return kind_of(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(tile_pass, "record", recorded)
+        patch.setattr(tile_pass, "make_tape", recorded)
         patch.setattr(findings, "kind_of", looked)
         yield calls
 
@@ -295,7 +295,7 @@ def test_findings_hold_no_tensor_and_are_not_copied() -> None:
 
 
 def test_few_findings_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(findings, "MOST", 200)
+    monkeypatch.setattr(findings, "MAX_STEPS", 200)
     world = World()
     tiled = TiledModule(world.net, **world.options)
     library = tiled.engine.library
@@ -310,7 +310,7 @@ def test_few_findings_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_of_a_grid_of_many_tiles_few_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(findings, "FEW", 3)
+    monkeypatch.setattr(findings, "MAX_TILES", 3)
     world, library = World(), Library()
     for number in range(2):
         found, peak = world.step(of(world, library), number)
@@ -325,9 +325,9 @@ def test_findings_are_not_all_looked_at_for_each_new_one(monkeypatch: pytest.Mon
     monkeypatch.setattr(findings.Findings, "size", property(lambda self: looked.append(self) or size(self)))
     library, kept = Library(), 400
     for i in range(kept):
-        library.shorten()
+        library.evict()
         library.findings[i] = findings.Findings()
-    assert len(looked) < 2 * findings.NEW * kept  # each for each would be 80,000
+    assert len(looked) < 2 * findings.CHECK_EVERY * kept  # each for each would be 80,000
 
 
 def again(case: Case, engine: Engine, watching: bool) -> list[int]:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from lightning_plugin.planner.analysis.recorded import recorded
-from lightning_plugin.program.key import Unkeyed, key, recording_key
+from lightning_plugin.program.key import Unkeyed, recording_key, structural_key
 from tests.lightning_plugin.program.test_findings import Net
 from tests.warm import start
 
@@ -44,7 +44,9 @@ def test_another_process_makes_the_same_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("thing", [torch.Tensor.mul, torch.nn.functional.relu, torch.add, len, nn.ReLU])
 def test_what_lasts_has_a_text_without_an_address(thing: Any) -> None:
-    assert "0x" not in repr(key(thing)) and repr(key(thing)) == repr(key(thing, frozenset()))
+    assert "0x" not in repr(structural_key(thing)) and repr(structural_key(thing)) == repr(
+        structural_key(thing, frozenset())
+    )
 
 
 def test_sizes_count_only_where_they_are_asked_for() -> None:
@@ -54,17 +56,17 @@ def test_sizes_count_only_where_they_are_asked_for() -> None:
 @pytest.mark.parametrize("thing", [1, 1.0, True, 0.0, -0.0, (1,), [1], {"a": 1}, slice(1), torch.float32, nn.ReLU, len])
 def test_exact_keys_are_equal_for_nothing_else(thing: Any) -> None:
     others = [1, 1.0, True, 0.0, -0.0, (1,), [1], {"a": 1}, slice(1), torch.float32, nn.ReLU, len]
-    keys: list[Hashable] = [key(other) for other in others]
-    assert keys.count(key(thing)) == 1
+    keys: list[Hashable] = [structural_key(other) for other in others]
+    assert keys.count(structural_key(thing)) == 1
 
 
 def test_tensors_and_functions_made_on_the_way_have_no_exact_key() -> None:
     for thing in (torch.ones(2), lambda: None, [object()]):
         with pytest.raises(Unkeyed):
-            key(thing)
-        assert key(thing, frozenset()) == key(thing, frozenset())
+            structural_key(thing)
+        assert structural_key(thing, frozenset()) == structural_key(thing, frozenset())
 
 
 @pytest.mark.parametrize("thing", [torch.Tensor.__setitem__, [1].append, lambda: None, Channels(), object()])
 def test_a_plans_key_has_a_text_without_an_address(thing: Any) -> None:
-    assert "0x" not in repr(key(thing, frozenset()))
+    assert "0x" not in repr(structural_key(thing, frozenset()))
