@@ -18,11 +18,11 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import Along, ReduceOp, Reduction
-from lightning_plugin.rules.axes import Projection
-from lightning_plugin.rules.channels import name_of, of_last
+from lightning_plugin.private import operator_name
+from lightning_plugin.rules.channels import of_last
 from lightning_plugin.rules.interpolate import Resample
 from lightning_plugin.rules.reduce import first_of
-from lightning_plugin.rules.reductions import earlier, placed, widen
+from lightning_plugin.rules.reductions import Projection, earlier, placed, widen
 from lightning_plugin.rules.sampling import Bins
 from lightning_plugin.rules.table import Recorder
 from lightning_plugin.rules.window import squeezed_axes, windowed
@@ -220,7 +220,7 @@ def small(bins: Sequence[Bins]) -> bool:
 
 @of_last(aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default, kind="resample")
 def adaptive_avg_pool(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    return adaptive(rec, args[0], args[1], outs, False, name_of(func).removeprefix("_"))
+    return adaptive(rec, args[0], args[1], outs, False, operator_name(func).removeprefix("_"))
 
 
 @of_last(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default, kind="reduce or resample")
@@ -228,5 +228,5 @@ def adaptive_max_pool(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Se
     x, size = args
     if all(s == 1 for s in size):
         rank = len(x.shape)
-        return first_of(rec, x, tuple(range(rank - len(size), rank)), True, outs, name_of(func))
+        return first_of(rec, x, tuple(range(rank - len(size), rank)), True, outs, operator_name(func))
     return adaptive(rec, x, size, outs, True, "adaptive_max_pool")

@@ -39,10 +39,6 @@ def arguments(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     return dict(call.arguments)
 
 
-def name_of(func: Any) -> str:
-    return operator_name(func)
-
-
 def plain(value: Value, dim: int) -> bool:
     """True of a dimension that has no axis of a map."""
     return not value.space.tidy.is_space(dim % len(value.shape))
@@ -88,7 +84,7 @@ def within(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tens
             made_of = [dim if size == new else (new,) for dim, size, new in sizes]
         layout = Layout(tuple(made_of), x.space.extent)
         one = func if len(outs) == 1 else Result(func, i)
-        made.append(local(rec, one, args, kwargs, out, layout, name=name_of(func)))
+        made.append(local(rec, one, args, kwargs, out, layout, name=operator_name(func)))
     return tuple(made)
 
 
@@ -110,7 +106,7 @@ def carried(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Ten
     x = args[0]
     if not x.is_map or all(size == 1 for size in x.space.extent):
         return NotImplemented
-    count = re.search(r"(\d)d", name_of(func))
+    count = re.search(r"(\d)d", operator_name(func))
     dims = range(1, len(x.shape)) if count is None else range(-int(count[1]), 0)
     return within(rec, func, args, kwargs, outs, dims)
 

@@ -19,11 +19,10 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Dim, Layout
 from lightning_plugin.ops import ReduceOp, Reduction
+from lightning_plugin.private import operator_name
 from lightning_plugin.rules.attention import attention_by_hand
-from lightning_plugin.rules.axes import Projection
-from lightning_plugin.rules.channels import name_of
 from lightning_plugin.rules.pointwise import local
-from lightning_plugin.rules.reductions import widen
+from lightning_plugin.rules.reductions import Projection, widen
 from lightning_plugin.rules.table import ATEN, Recorder
 from lightning_plugin.rules.uncut import axes_under, uncut
 
@@ -71,10 +70,10 @@ class Product(ReduceOp):
 def product(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     left, right = (small(rec, v) for v in args)
     if not left.is_map and not right.is_map:
-        return rec.vector(func, [left, right], {}, outs, name=name_of(func))
-    if name_of(func) == "bmm" and (found := attention_by_hand(rec, left, right, outs[0])) is not NotImplemented:
+        return rec.vector(func, [left, right], {}, outs, name=operator_name(func))
+    if operator_name(func) == "bmm" and (found := attention_by_hand(rec, left, right, outs[0])) is not NotImplemented:
         return found
-    at, bt, _ = FORMS[name_of(func)]
+    at, bt, _ = FORMS[operator_name(func)]
     for one, other in (
         (left, right),
         (left, whole(rec, right, bt)),
@@ -94,7 +93,7 @@ def whole(rec: Recorder, value: Value, letters: str) -> Value:
 
 def contracted(rec: Recorder, func: Any, left: Value, right: Value, outs: Sequence[Tensor]) -> Any:
     """A product of operands as they are cut, one of them a map."""
-    form = name_of(func)
+    form = operator_name(func)
     at, bt, out = FORMS[form]
     if not left.is_map and not right.is_map:
         return NotImplemented
@@ -178,7 +177,7 @@ def per_position(rec: Recorder, value: Value, batch: Dim, extent: tuple[int, ...
 
 
 def name_of_product(func: Any) -> str:
-    return "matmul" if func is torch.matmul else name_of(func)
+    return "matmul" if func is torch.matmul else operator_name(func)
 
 
 @ATEN.rule(aten.addmm.default, aten.baddbmm.default, aten.addmv.default, kind="local or reduce")
@@ -187,7 +186,7 @@ def product_plus(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequenc
     products: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
         "addmm": torch.mm, "baddbmm": torch.bmm, "addmv": torch.mv,
     }  # fmt: skip
-    product = products[name_of(func)]
+    product = products[operator_name(func)]
     beta, alpha = kwargs.get("beta", 1), kwargs.get("alpha", 1)
 
     def added(bias: Tensor, left: Tensor, right: Tensor) -> Tensor:

@@ -17,7 +17,8 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import Along
-from lightning_plugin.rules.channels import name_of, of_last
+from lightning_plugin.private import operator_name
+from lightning_plugin.rules.channels import of_last
 from lightning_plugin.rules.reductions import widen
 from lightning_plugin.rules.sampling import (
     Antialiased,
@@ -133,7 +134,7 @@ def resample(
     op = operator(
         chosen, axes, tuple(len(x.shape) - count + i for i in used), func if len(used) == count else None, flags
     )
-    return rec.emit(op, [x], [out], layout, name_of(func))[0]
+    return rec.emit(op, [x], [out], layout, operator_name(func))[0]
 
 
 def operator(
@@ -160,7 +161,7 @@ def factors(args: Sequence[Any], first: int, count: int) -> list[float | None]:
 )  # fmt: skip
 def upsample_nearest(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, sizes = args[0], args[1]
-    mode = "nearest-exact" if "exact" in name_of(func) else "nearest"
+    mode = "nearest-exact" if "exact" in operator_name(func) else "nearest"
     given = factors(args, 2, len(sizes))
     if copied(x, sizes, given):
         return NotImplemented
@@ -200,7 +201,7 @@ def upsample(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Te
     given = factors(args, 3, len(sizes))
     if not x.dtype.is_floating_point or copied(x, sizes, given):
         return NotImplemented
-    name = name_of(func)
+    name = operator_name(func)
     if "cubic" in name and tuple(outs[0].shape) == x.shape and any(f not in (None, 1.0) for f in given):
         return NotImplemented  # PyTorch's backward copies here, whatever the factor says; leave that to PyTorch
     samplers: list[Scaled] = []

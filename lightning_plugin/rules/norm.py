@@ -24,10 +24,9 @@ from lightning_plugin.graph import Value
 from lightning_plugin.layout import CHANNELS_LAST, Layout, plain_strides
 from lightning_plugin.ops import TileOp, accumulation_dtype
 from lightning_plugin.private import first_order
-from lightning_plugin.rules.axes import over, projected
 from lightning_plugin.rules.channels import arguments, plain
 from lightning_plugin.rules.pointwise import local, pointwise
-from lightning_plugin.rules.reductions import VarMean, covers
+from lightning_plugin.rules.reductions import VarMean, covers, over, projected
 from lightning_plugin.rules.table import API, Recorder
 from lightning_plugin.rules.views import viewed
 

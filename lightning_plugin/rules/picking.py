@@ -22,8 +22,8 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.ops import Along, Captured, ReduceOp, Reduction
-from lightning_plugin.private import FakeTensor
-from lightning_plugin.rules.channels import arguments, name_of, plain, resized, within
+from lightning_plugin.private import FakeTensor, operator_name
+from lightning_plugin.rules.channels import arguments, plain, resized, within
 from lightning_plugin.rules.pointwise import as_map, local
 from lightning_plugin.rules.reductions import covers, find, flat_index
 from lightning_plugin.rules.table import API, ATEN, Recorder
@@ -243,7 +243,7 @@ def scatter(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Ten
         kwargs,
         outs[0],
         resized(maps[0].space, outs[0].shape),
-        name=name_of(func),
+        name=operator_name(func),
     )
 
 

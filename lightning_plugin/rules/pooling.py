@@ -18,8 +18,8 @@ from lightning_plugin.boxes import Box, Window
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.ops import Along
-from lightning_plugin.private import schema
-from lightning_plugin.rules.channels import arguments, name_of, of_last
+from lightning_plugin.private import operator_name, schema
+from lightning_plugin.rules.channels import arguments, of_last
 from lightning_plugin.rules.convolution import Stamp
 from lightning_plugin.rules.reductions import placed
 from lightning_plugin.rules.table import ATEN, Recorder
@@ -162,7 +162,7 @@ def avg_pool(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Te
     fields, layout = found
     own = tuple(w.before for w in fields["windows"])
     op = AvgPool(**fields, count_padding=count_padding, divisor=divisor[0] if divisor else None, padding=own)
-    return rec.emit(op, [x], outs, layout, name_of(func))
+    return rec.emit(op, [x], outs, layout, operator_name(func))
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.ops import TileOp
-from lightning_plugin.rules.channels import arguments, name_of
+from lightning_plugin.private import operator_name
+from lightning_plugin.rules.channels import arguments
 from lightning_plugin.rules.noise import Stream
 from lightning_plugin.rules.pointwise import local
 from lightning_plugin.rules.table import API, ATEN, Recorder
@@ -188,7 +189,7 @@ def rrelu(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tenso
 
 @ATEN.rule(aten.rand_like.default, aten.randn_like.default, kind="local, random")
 def like(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    normal = name_of(func) == "randn_like"
+    normal = operator_name(func) == "randn_like"
     if not outs[0].is_floating_point():
         return NotImplemented
     return emit(rec, Noise, args[0], outs, "normal" if normal else "uniform", outs[0].dtype, grad=False)
@@ -200,7 +201,7 @@ def fill(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor
     a = arguments(func, args, kwargs)
     if a["generator"] is not None or not a["self"].is_map:
         return NotImplemented
-    if name_of(func) == "exponential":
+    if operator_name(func) == "exponential":
         return emit(rec, Noise, a["self"], outs, "exponential", a["self"].dtype, 1 / a["lambd"], grad=False)
     return emit(rec, Noise, a["self"], outs, "uniform", a["self"].dtype, a["to"] - a["from"], a["from"], grad=False)
 

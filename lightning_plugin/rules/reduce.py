@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_plugin.graph import Value
-from lightning_plugin.ops import accumulation_dtype
-from lightning_plugin.rules.axes import over, reduction
-from lightning_plugin.rules.channels import arguments, name_of, reduced
+from lightning_plugin.ops import Call, accumulation_dtype
+from lightning_plugin.private import operator_name
+from lightning_plugin.rules.axes import Strip, whole_axes
+from lightning_plugin.rules.channels import arguments, reduced, within
 from lightning_plugin.rules.reductions import (
     TIES,
     ExpSum,
@@ -20,13 +21,48 @@ from lightning_plugin.rules.reductions import (
     First,
     Sum,
     VarMean,
+    covers,
+    cut_in_space,
     log_of_sum,
+    over,
+    projected,
     reduced_size,
     root,
 )
-from lightning_plugin.rules.table import ATEN, Recorder, decomposed
+from lightning_plugin.rules.table import ATEN, Recorder, Rule, decomposed
 
 aten = torch.ops.aten
+
+
+def reduction(*functions: Any, kind: str = "local or reduce") -> Callable[[Rule], Rule]:
+    """Register a rule for reductions over all of space, or so many of its axes that a vector is left.
+
+    Others need no rule of their own: over plain dimensions they are local, and where so many axes are left that the
+    result is a map, each of its tiles needs the reduced axes whole.
+    """
+
+    def add(rule: Rule) -> Rule:
+        def asked(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+            x = args[0]
+            dims, keep = reduced(func, args, kwargs)
+            found = within(rec, func, args, kwargs, outs, dims) if len(dims) < len(x.shape) else NotImplemented
+            if found is not NotImplemented:
+                return found
+            if covers(x, dims):
+                return rule(rec, func, args, kwargs, outs)
+            layout, axes = projected(x, dims, keep), whole_axes(rec, x, dims)
+            if len(cut_in_space(rec, layout)) < 2:
+                found = rule(rec, func, args, kwargs, outs)
+            if found is not NotImplemented or axes is None or len(outs) > 1:
+                return found
+            _, new_args, new_kwargs = rec.template(args, kwargs)
+            op = Strip(Call(func, new_args, new_kwargs), x.space.extent, tuple(axes), layout)
+            return rec.emit(op, [x], outs, layout, operator_name(func))
+
+        ATEN.rule(*functions, kind=kind)(asked)
+        return rule
+
+    return add
 
 
 @reduction(aten.sum.dim_IntList, aten.sum.default, aten.mean.dim, aten.mean.default)
@@ -37,14 +73,14 @@ def total(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tenso
         rest = {k: v for k, v in kwargs.items() if k != "dtype"}
         return rec.decompose(lambda x: func(x.to(kwargs["dtype"]), *args[1:], **rest), x)
     size = reduced_size(x, dims)
-    op = Sum(dims, keep, outs[0].dtype, size, float(size) if name_of(func) == "mean" else 1.0)
-    return over(rec, op, x, outs, name_of(func))
+    op = Sum(dims, keep, outs[0].dtype, size, float(size) if operator_name(func) == "mean" else 1.0)
+    return over(rec, op, x, outs, operator_name(func))
 
 
 @reduction(aten.amax.default, aten.amin.default, aten.max.default, aten.min.default)
 def extreme(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """The value alone: positions that tie for it share its gradient."""
-    x, name = args[0], name_of(func)
+    x, name = args[0], operator_name(func)
     dims, keep = reduced(func, args, kwargs)
     shape = [1 if d in dims else s for d, s in enumerate(x.shape)]
     fakes = [*outs, rec.fake(shape, torch.int64, x.device), rec.fake([*shape, TIES], torch.int64, x.device)]
@@ -56,7 +92,7 @@ def extreme(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Ten
 @reduction(aten.max.dim, aten.min.dim)
 def first(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """The value and where it is first."""
-    return first_of(rec, args[0], *reduced(func, args, kwargs), outs, name_of(func))
+    return first_of(rec, args[0], *reduced(func, args, kwargs), outs, operator_name(func))
 
 
 def first_of(
@@ -68,7 +104,7 @@ def first_of(
 
 @reduction(aten.argmax.default, aten.argmin.default)
 def first_index(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    x, name = args[0], name_of(func)
+    x, name = args[0], operator_name(func)
     dims, keep = reduced(func, args, kwargs)
     op = First(dims, keep, x.dtype, reduced_size(x, dims), x.space, 1 if name == "argmax" else -1)
     found = over(rec, op, x, [rec.fake(outs[0].shape, x.dtype, x.device), *outs], name, grad=False)
@@ -91,7 +127,7 @@ def logsumexp(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[T
 @reduction(aten.var.correction, aten.std.correction, aten.var_mean.correction, aten.std_mean.correction)
 def moments(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """The variance and the mean, which costs nothing where nobody asked for it."""
-    x, name = args[0], name_of(func)
+    x, name = args[0], operator_name(func)
     dims, keep = reduced(func, args, kwargs)
     correction = kwargs.get("correction")
     dtype = accumulation_dtype(x.dtype) if name == "std" else x.dtype
@@ -125,7 +161,7 @@ def norm(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor
 def truth(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Compare the number of true elements with none and with all."""
     dims, keep = reduced(func, args, kwargs)
-    least = 1 if name_of(func) == "any" else reduced_size(args[0], dims)
+    least = 1 if operator_name(func) == "any" else reduced_size(args[0], dims)
     return rec.decompose(lambda x: (x.ne(0).sum(dims, keep) >= least).to(outs[0].dtype), args[0])
 
 

@@ -11,7 +11,7 @@ have the same derivative: that of v through μ is Σ(x-μ)·(-2/n) = 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,10 +20,11 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
-from lightning_plugin.layout import Layout
+from lightning_plugin.layout import Axis, Dim, Layout
 from lightning_plugin.ops import ReduceOp, Reduction, accumulation_dtype
 from lightning_plugin.private import FakeTensor, first_order
 from lightning_plugin.rules.noise import coordinates
+from lightning_plugin.rules.table import Recorder
 
 #: Number of positions that tie for an extreme value to be remembered; see [Note: ties].
 TIES = 32
@@ -362,3 +363,143 @@ def covers(value: Value, dims: Sequence[int]) -> bool:
 
 def reduced_size(value: Value, dims: Sequence[int]) -> int:
     return math.prod(value.shape[d] for d in dims)
+
+
+# Reductions over some of the axes ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Slices(Reduction):
+    """Partial results that lie in space: those of ``box``."""
+
+    box: Box
+
+
+@dataclass(frozen=True)
+class Projection(ReduceOp):
+    """A reduction over some of the axes: ``inner`` reduces a tile, ``result`` is how the rest lies."""
+
+    inner: ReduceOp
+    result: Layout
+    ties: Layout
+    blank: tuple[float, ...]
+
+    @property
+    def uniform(self) -> bool:  # type: ignore[override]
+        return self.inner.uniform
+
+    def need(self, box: Box) -> tuple[Box, ...]:
+        return self.inner.need(box)
+
+    def lands(self, box: Box) -> Hashable:
+        return self.left(box)
+
+    def repeat(self, part: Reduction, times: int) -> Reduction:
+        assert isinstance(part, Slices)
+        return Slices(self.inner.repeat(Reduction(part.parts), times).parts, part.box)
+
+    def left(self, box: Box) -> Box:
+        """The part of the result that an input box adds to."""
+        return box.broadcast(self.result.extent)
+
+    def layouts(self, parts: Sequence[Tensor]) -> list[Layout]:
+        """Parts that keep the reduced dimensions lie as `ties`, maybe with one more behind them; the others as the
+        result."""
+        kept = len(self.ties.dims)
+        return [
+            self.result
+            if p.dim() < kept
+            else self.ties
+            if p.dim() == kept
+            else Layout((*self.ties.dims, (p.shape[-1],)), self.ties.extent)
+            for p in parts
+        ]
+
+    def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
+        parts = self.inner.partial(box, tiles, vectors).parts
+        parts = tuple(p.expand(parts[-1].shape) if p.dim() == 0 else p for p in parts)
+        return Slices(parts, self.left(box))
+
+    def merge(self, left: Reduction, right: Reduction) -> Reduction:
+        assert isinstance(left, Slices) and isinstance(right, Slices)
+        total = self.whole(left)
+        layouts = self.layouts(total.parts)
+        old = [lay.narrow(p, total.box, right.box) for lay, p in zip(layouts, total.parts, strict=True)]
+        new = self.inner.merge(Reduction(tuple(old)), right).parts
+        for lay, part, value in zip(layouts, total.parts, new, strict=True):
+            lay.write_into(part, total.box, value, right.box)
+        return total
+
+    def whole(self, part: Slices) -> Slices:
+        """A partial result as the running one: everything that no tile has added to yet is blank."""
+        full = Box.whole(self.result.extent)
+        if part.box == full and all(p.is_contiguous() for p in part.parts):
+            return part
+        parts = []
+        for lay, p, blank in zip(self.layouts(part.parts), part.parts, self.blank, strict=True):
+            if math.isinf(blank) and not p.is_floating_point():
+                blank = torch.iinfo(p.dtype).max if blank > 0 else torch.iinfo(p.dtype).min
+            running = torch.full(lay.shape, blank, dtype=p.dtype, device=p.device)
+            lay.write_into(running, full, p, part.box)
+            parts.append(running)
+        return Slices(tuple(parts), full)
+
+    def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        assert isinstance(total, Slices)
+        return self.inner.finish(self.whole(total), vectors)
+
+    @property
+    def seeks(self) -> bool:
+        return self.inner.seeks
+
+    def uncertain(self, outputs: Sequence[Tensor], shared: bool) -> bool:
+        return self.inner.uncertain(outputs, shared)
+
+    def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
+        full, mine = Box.whole(self.result.extent), self.left(box)
+        layouts = self.layouts(outputs)
+        here = [lay.narrow(o, full, mine) for lay, o in zip(layouts, outputs, strict=True)]
+        pulls = self.inner.pull(box, tiles, vectors, here)
+        return tuple(None if p is None else Embed.apply(p, lay, mine) for p, lay in zip(pulls, layouts, strict=True))
+
+
+class Embed(torch.autograd.Function):
+    """A slice in its place of a whole, as far as a derivative goes; nobody looks at the whole's values."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, layout: Layout, box: Box) -> Tensor:
+        ctx.layout, ctx.box = layout, box
+        return part.new_zeros(()).expand(layout.shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        return ctx.layout.narrow(grad, Box.whole(ctx.layout.extent), ctx.box), None, None
+
+
+def projected(value: Value, dims: Sequence[int], keep: bool) -> Layout:
+    """The layout after reducing ``dims``, whose axes have extent one and move to the front."""
+    gone = {f.index for d in dims for f in value.space.dims[d] if isinstance(f, Axis)}
+    extent = tuple(1 if a in gone else size for a, size in enumerate(value.space.extent))
+    left: list[Dim] = [(1,) if d in dims else dim for d, dim in enumerate(value.space.dims) if keep or d not in dims]
+    left[0] = (*(Axis(a) for a in sorted(gone)), *left[0])
+    return Layout(tuple(left), extent)
+
+
+def along(inner: SpaceOp, x: Value) -> Projection:
+    """A reduction whose dimensions hold some of a map's axes."""
+    return Projection(inner, projected(x, inner.dims, inner.keep), projected(x, inner.dims, True), inner.blank)
+
+
+def over(rec: Recorder, op: SpaceOp, x: Value, fakes: Sequence[Tensor], name: str, grad: bool = True) -> Any:
+    """A node that reduces all of space, or so many axes of it that the result is a vector."""
+    if covers(x, op.dims):
+        return rec.emit(op, [x], fakes, None, name, grad=grad)
+    projection = along(op, x)
+    if len(cut_in_space(rec, projection.result)) > 1:
+        return NotImplemented
+    return rec.emit(projection, [x], fakes, None, name, grad=grad)
+
+
+def cut_in_space(rec: Recorder, layout: Layout) -> list[int]:
+    """The axes of a layout that are space, and have more than one position."""
+    return [a for a, size in enumerate(layout.extent) if size > 1 and a not in rec.session.instance_axes]

@@ -25,7 +25,8 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.ops import Along
-from lightning_plugin.rules.channels import arguments, name_of, of_last, plain, resized, within
+from lightning_plugin.private import operator_name
+from lightning_plugin.rules.channels import arguments, of_last, plain, resized, within
 from lightning_plugin.rules.pointwise import local
 from lightning_plugin.rules.table import API, ATEN, Recorder
 from lightning_plugin.rules.views import Expand, viewed
@@ -362,7 +363,7 @@ def constant_pad(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequenc
     kind="layout",
 )  # fmt: skip
 def mirrored_pad(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    mode = "reflect" if name_of(func).startswith("reflection") else "replicate"
+    mode = "reflect" if operator_name(func).startswith("reflection") else "replicate"
     return pad(rec, args[0], args[1], mode, 0.0, outs[0], f"{mode}_pad")
 
 

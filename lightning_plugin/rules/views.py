@@ -18,7 +18,7 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.ops import Along, TileOp
-from lightning_plugin.rules.channels import name_of
+from lightning_plugin.private import operator_name
 from lightning_plugin.rules.pointwise import local
 from lightning_plugin.rules.table import ATEN, Recorder, decomposed
 from lightning_plugin.rules.uncut import flattened
@@ -104,9 +104,9 @@ def view(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor
         return NotImplemented
     if blocks:
         return rec.emit(
-            Cut(tuple(map(Block, blocks.values())), tuple(blocks), layout), [x], outs, layout, name_of(func)
+            Cut(tuple(map(Block, blocks.values())), tuple(blocks), layout), [x], outs, layout, operator_name(func)
         )
-    return joined(rec, rec.emit(Reshape(layout), [x], outs, layout, name_of(func))[0])
+    return joined(rec, rec.emit(Reshape(layout), [x], outs, layout, operator_name(func))[0])
 
 
 @ATEN.rule(aten.permute.default, aten.transpose.int, aten.t.default)
@@ -119,7 +119,7 @@ def permute(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Ten
     else:
         a, b = (args[1] % rank, args[2] % rank) if len(args) > 1 else (0, 1)
         order[a], order[b] = order[b], order[a]
-    return local(rec, aten.permute.default, [x, order], {}, outs[0], x.space.permute(order), name=name_of(func))
+    return local(rec, aten.permute.default, [x, order], {}, outs[0], x.space.permute(order), name=operator_name(func))
 
 
 @ATEN.rule(aten.as_strided.default, kind="layout")
