@@ -21,7 +21,7 @@ from lightning_plugin.ledger import Ledger, watched
 from lightning_plugin.ops import ReduceOp, Source, Spread, TileOp, accumulation_dtype
 from lightning_plugin.private import first_order, without_view
 from lightning_plugin.residency.boundary import Boundary
-from lightning_plugin.rules.norm import Normalize, channels_last, pulled_back_in_order
+from lightning_plugin.rules.norm import Normalize, is_channels_last, register_layout_hook
 from lightning_plugin.rules.reductions import VarMean
 from lightning_plugin.team import Team
 
@@ -225,5 +225,5 @@ def batch_norm(statistics: Node, user: Node, x: Tensor, vectors: Sequence[Tensor
     # Kernels want all vectors in one type, the statistics'; a module in half precision has its weight in half.
     weight, bias = (None if v is None else v.to(mean.dtype) for v in (weight, bias))
     out = torch.batch_norm(x, weight, bias, mean, unbiased, True, 1.0, op.eps, torch.backends.cudnn.enabled)
-    out = pulled_back_in_order(out, channels_last(x))
+    out = register_layout_hook(out, is_channels_last(x))
     return out, unbiased * ((size - 1) / size), mean

@@ -19,13 +19,13 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import Along, ReduceOp, Reduction
 from lightning_plugin.private import operator_name
-from lightning_plugin.rules.channels import of_last
+from lightning_plugin.rules.channels import over_last_dims
 from lightning_plugin.rules.interpolate import Resample
-from lightning_plugin.rules.reduce import first_of
-from lightning_plugin.rules.reductions import Projection, earlier, placed, widen
+from lightning_plugin.rules.reduce import record_first
+from lightning_plugin.rules.reductions import Projection, more_extreme, to_tile_positions, widen
 from lightning_plugin.rules.sampling import Bins
 from lightning_plugin.rules.table import Recorder
-from lightning_plugin.rules.window import squeezed_axes, windowed
+from lightning_plugin.rules.window import axes_of_last, with_window_sizes
 
 aten = torch.ops.aten
 
@@ -46,7 +46,7 @@ def clipped(bins: Bins, o: int, lo: int, hi: int) -> Span:
     return max(lo, first) - lo, min(hi, end) - lo
 
 
-def members(bins: Bins, span: Span, lo: int, hi: int) -> Tensor:
+def bin_members(bins: Bins, span: Span, lo: int, hi: int) -> Tensor:
     """Positions of each touched bin in ``[lo, hi)``, from ``lo`` on; shorter ones repeat their last."""
     ends = [clipped(bins, o, lo, hi) for o in range(*span)]
     most = max(end - first for first, end in ends)
@@ -60,7 +60,7 @@ class Binned(Projection):
     bins: tuple[Bins, ...]
     axes: tuple[int, ...]
 
-    def left(self, box: Box) -> Box:
+    def result_box(self, box: Box) -> Box:
         for b, a in zip(self.bins, self.axes, strict=True):
             box = box.replace(a, *touched(b, box.lo[a], box.hi[a]))
         return box
@@ -86,7 +86,7 @@ class BinOp(ReduceOp):
 class BinMean(BinOp):
     """Sums in float64, divided once at the end."""
 
-    blank: ClassVar[tuple[float, ...]] = (0.0,)
+    neutral: ClassVar[tuple[float, ...]] = (0.0,)
 
     def sums(self, box: Box, x: Tensor) -> Tensor:
         for b, a, d, span in self.lines(box):
@@ -118,13 +118,13 @@ class BinMean(BinOp):
         return ((self.sums(box, x) / self.counts(x, [span for *_, span in self.lines(box)])).to(self.dtype),)
 
 
-def largest(x: Tensor, dim: int, index: Tensor) -> tuple[Tensor, Tensor]:
+def row_maximum(x: Tensor, dim: int, index: Tensor) -> tuple[Tensor, Tensor]:
     """The maximum of each row of ``index`` along ``dim``, and which of the row it was."""
     found = x.index_select(dim, index.reshape(-1)).unflatten(dim, index.shape).max(dim + 1)
     return found.values, found.indices
 
 
-def follow(where: Tensor | None, choice: Tensor, index: Tensor, origin: int, dim: int, step: int) -> Tensor:
+def flat_positions(where: Tensor | None, choice: Tensor, index: Tensor, origin: int, dim: int, step: int) -> Tensor:
     """Flat positions after one more axis: of each choice, its position on this axis, and what was found before."""
     bins = torch.arange(len(index), device=index.device).view(-1, *[1] * (choice.dim() - 1 - dim))
     at = index[bins, choice]
@@ -135,22 +135,22 @@ def follow(where: Tensor | None, choice: Tensor, index: Tensor, origin: int, dim
 class BinMax(BinOp):
     """(largest value, its first flat position in the map), which takes the whole gradient."""
 
-    blank: ClassVar[tuple[float, ...]] = (-math.inf, math.inf)
+    neutral: ClassVar[tuple[float, ...]] = (-math.inf, math.inf)
 
     def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
         x = tiles[0]
         where: Tensor | None = None
         step = 1
         for b, a, d, span in reversed(self.lines(box)):
-            index = members(b, span, box.lo[a], box.hi[a]).to(x.device)
-            x, choice = largest(x, d, index)
-            where = follow(where, choice, index + box.lo[a], box.lo[a], d, step)
+            index = bin_members(b, span, box.lo[a], box.hi[a]).to(x.device)
+            x, choice = row_maximum(x, d, index)
+            where = flat_positions(where, choice, index + box.lo[a], box.lo[a], d, step)
             step *= b.size
         assert where is not None
         return Reduction((x, where))
 
     def merge(self, left: Reduction, right: Reduction) -> Reduction:
-        return Reduction(earlier(left.parts, right.parts, 1))
+        return Reduction(more_extreme(left.parts, right.parts, 1))
 
     def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return total.parts
@@ -158,7 +158,7 @@ class BinMax(BinOp):
     def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
         """The tile's value at the position of each maximum, where that lies in the tile."""
         x, where = tiles[0], outputs[1]
-        place, inside = placed(where, box, self.axes, [b.size for b in self.bins])
+        place, inside = to_tile_positions(where, box, self.axes, [b.size for b in self.bins])
         first = self.dims[0]  # those that are not pooled between it and the last are of size one
         found = x.flatten(first).gather(first, torch.where(inside, place, 0).flatten(first)).view_as(inside)
         return torch.where(inside, found, 0), None
@@ -185,16 +185,18 @@ class AdaptiveMax(Along):
         step = 1
         for sampler, a, d in reversed(list(zip(self.maps, self.axes, self.dims, strict=True))):
             index = sampler.members(box.lo[a], box.hi[a])[0]
-            x, choice = largest(x, d, (index - held.lo[a]).to(x.device))
+            x, choice = row_maximum(x, d, (index - held.lo[a]).to(x.device))
             if self.index:
-                where = follow(where, choice, index.to(x.device), held.lo[a], d, step)
+                where = flat_positions(where, choice, index.to(x.device), held.lo[a], d, step)
                 step *= sampler.size
         return x if where is None else where
 
 
-def adaptive(rec: Recorder, x: Value, size: Sequence[int], outs: Sequence[Tensor], maximum: bool, name: str) -> Any:
+def record_adaptive(
+    rec: Recorder, x: Value, size: Sequence[int], outs: Sequence[Tensor], maximum: bool, name: str
+) -> Any:
     count = len(size)
-    found = squeezed_axes(x, count)
+    found = axes_of_last(x, count)
     if found is None:
         return NotImplemented
     axes, used = found
@@ -203,30 +205,30 @@ def adaptive(rec: Recorder, x: Value, size: Sequence[int], outs: Sequence[Tensor
     rank = len(x.shape)
     dims = tuple(rank - count + i for i in used)
     bins = tuple(Bins(x.shape[d], outs[0].shape[d]) for d in dims)
-    layout = windowed(x, axes, outs[0].shape)
-    if small(bins) and set(dims) == set(x.space.space):
+    layout = with_window_sizes(x, axes, outs[0].shape)
+    if is_small(bins) and set(dims) == set(x.space.space):
         op = (BinMax if maximum else BinMean)(bins, axes, dims, outs[0].dtype)
-        return rec.emit(Binned(op, layout, layout, op.blank, bins, axes), [x], outs, None, name)
+        return rec.emit(Binned(op, layout, layout, op.neutral, bins, axes), [x], outs, None, name)
     if not maximum:
         return rec.emit(Resample(bins, axes, dims), [x], outs, layout, name)
     values = rec.emit(AdaptiveMax(bins, axes, dims), [x], outs[:1], layout, name)
     return *values, *rec.emit(AdaptiveMax(bins, axes, dims, True), [x], outs[1:], layout, f"{name} indices")
 
 
-def small(bins: Sequence[Bins]) -> bool:
+def is_small(bins: Sequence[Bins]) -> bool:
     """True if the whole result is no larger than what one of its bins reads."""
     return math.prod(b.out for b in bins) <= math.prod(b.size // b.out for b in bins)
 
 
-@of_last(aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default, kind="resample")
+@over_last_dims(aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default, kind="resample")
 def adaptive_avg_pool(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    return adaptive(rec, args[0], args[1], outs, False, operator_name(func).removeprefix("_"))
+    return record_adaptive(rec, args[0], args[1], outs, False, operator_name(func).removeprefix("_"))
 
 
-@of_last(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default, kind="reduce or resample")
+@over_last_dims(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default, kind="reduce or resample")
 def adaptive_max_pool(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, size = args
     if all(s == 1 for s in size):
         rank = len(x.shape)
-        return first_of(rec, x, tuple(range(rank - len(size), rank)), True, outs, operator_name(func))
-    return adaptive(rec, x, size, outs, True, "adaptive_max_pool")
+        return record_first(rec, x, tuple(range(rank - len(size), rank)), True, outs, operator_name(func))
+    return record_adaptive(rec, x, size, outs, True, "adaptive_max_pool")

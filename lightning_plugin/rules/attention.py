@@ -29,17 +29,17 @@ from lightning_plugin.layout import Layout
 from lightning_plugin.ops import Autocast, Gather, Pieces, Slot, Spread, TileOp
 from lightning_plugin.rules.channels import arguments
 from lightning_plugin.rules.noise import Stream
-from lightning_plugin.rules.pieces import Dropout, Scores, attend
-from lightning_plugin.rules.pointwise import Local, aligned, zeros
+from lightning_plugin.rules.pieces import Scores, WeightDropout, attend
+from lightning_plugin.rules.pointwise import Local, align, zeros
 from lightning_plugin.rules.table import API, ATEN, Recorder
-from lightning_plugin.rules.uncut import Uncut, axes_under, flattened, uncut
+from lightning_plugin.rules.uncut import Uncut, axes_under, flatten_dim, uncut
 from lightning_plugin.rules.views import Expand, Reshape
 
 aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class Asked:
+class AttentionCall:
     """A call of attention."""
 
     query: Value
@@ -52,16 +52,16 @@ class Asked:
     grouped: bool
 
     @staticmethod
-    def of(given: dict[str, Any]) -> Asked:
+    def of(given: dict[str, Any]) -> AttentionCall:
         """The call with these arguments, whatever the operator calls them."""
         mask = given.get("attn_mask") if given.get("attn_mask") is not None else given.get("attn_bias")
-        return Asked(
+        return AttentionCall(
             given["query"], given["key"], given["value"], mask, given.get("dropout_p") or 0.0,
             bool(given.get("is_causal")), given.get("scale"), bool(given.get("enable_gqa")),
         )  # fmt: skip
 
     @property
-    def plainly(self) -> bool:
+    def has_no_options(self) -> bool:
         """True if nothing is asked for but keys and values."""
         return self.mask is None and not self.dropout and not self.causal and not self.grouped
 
@@ -69,10 +69,10 @@ class Asked:
 @API.rule(F.scaled_dot_product_attention, kind="local, reduce or barrier")
 def attention(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
-    a = Asked.of(dict(zip(names, args, strict=False)) | kwargs)
+    a = AttentionCall.of(dict(zip(names, args, strict=False)) | kwargs)
     if not a.query.is_map and a.key.is_map and a.value.is_map:
-        return rec.decompose(pooled_attention, a.query, a.key, a.value, a.scale) if a.plainly else NotImplemented
-    return attended(rec, a, outs[0], rec.autocast)
+        return rec.decompose(pooled_attention, a.query, a.key, a.value, a.scale) if a.has_no_options else NotImplemented
+    return record_attention(rec, a, outs[0], rec.autocast)
 
 
 @ATEN.rule(
@@ -83,19 +83,19 @@ def attention(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[T
 )
 def fused_attention(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """The operators that `nn.MultiheadAttention` comes down to."""
-    a = Asked.of(arguments(func, args, kwargs))
+    a = AttentionCall.of(arguments(func, args, kwargs))
     rest = [zeros(rec, o, "unused") for o in outs[1:]]  # what only the fused kernel's own backward would read
     if a.query.is_map:
-        found = attended(rec, a, outs[0], None)
+        found = record_attention(rec, a, outs[0], None)
         return NotImplemented if found is NotImplemented else (found, *rest)
-    if not a.key.is_map or not a.value.is_map or not a.plainly:
+    if not a.key.is_map or not a.value.is_map or not a.has_no_options:
         return NotImplemented
     found = rec.decompose(pooled_attention, a.query, a.key, a.value, a.scale)
     if found is NotImplemented:
         return NotImplemented
     if found[0].is_map:
         return found[0], *rest
-    out = rec.vector(restrided, [found[0], list(outs[0].stride())], {}, [outs[0]], name="attention")[0]
+    out = rec.vector(with_strides, [found[0], list(outs[0].stride())], {}, [outs[0]], name="attention")[0]
     return out, *rest
 
 
@@ -104,30 +104,30 @@ def pooled_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | N
     return torch.softmax((query * scale) @ key.transpose(-2, -1), -1) @ value
 
 
-def restrided(x: Tensor, strides: list[int]) -> Tensor:
+def with_strides(x: Tensor, strides: list[int]) -> Tensor:
     """In memory as the fused kernel leaves its result, which decides what the caller may do with ``view``."""
     return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
 
 
-def attended(rec: Recorder, a: Asked, out: Tensor, autocast: Any, by_hand: bool = False) -> Any:
+def record_attention(rec: Recorder, a: AttentionCall, out: Tensor, autocast: Any, by_hand: bool = False) -> Any:
     """Attention of queries that are a map: each tile's queries, all keys and values of what it is about; ``by_hand``:
     not by a fused kernel."""
     rank = len(a.query.shape)
     query = a.query
     if tokens := axes_under(query, [rank - 2]):
-        query = flattened(rec, query, rank - 2) or uncut(rec, query, tokens)
+        query = flatten_dim(rec, query, rank - 2) or uncut(rec, query, tokens)
     if not query.is_map or axes_under(query, [rank - 1]) or a.query.shape[-1] == 0:
         return NotImplemented
     lead = query.space.dims[: rank - 2]
     keys = a.key.shape[-2]
     scores = Layout((*lead, query.space.dims[rank - 2], (keys,)), query.space.extent)
-    key = beside(rec, a.key, (*lead, (keys,), (a.key.shape[-1],)), query)
-    value = beside(rec, a.value, (*lead, (keys,), (a.value.shape[-1],)), query)
+    key = align_keys(rec, a.key, (*lead, (keys,), (a.key.shape[-1],)), query)
+    value = align_keys(rec, a.value, (*lead, (keys,), (a.value.shape[-1],)), query)
     if key is None or value is None:
         return NotImplemented
     mask = a.mask
     if mask is not None:
-        mask = aligned(rec, mask, scores)
+        mask = align(rec, mask, scores)
         if mask is None:
             return NotImplemented
     layout = query.space.with_dim(rank - 1, (out.shape[-1],))
@@ -147,14 +147,14 @@ def attended(rec: Recorder, a: Asked, out: Tensor, autocast: Any, by_hand: bool 
     return rec.emit(op, operands, [out], layout, "attention")[0]
 
 
-def beside(rec: Recorder, value: Value, dims: tuple[Any, ...], query: Value) -> Value | None:
+def align_keys(rec: Recorder, value: Value, dims: tuple[Any, ...], query: Value) -> Value | None:
     """Keys or values as tiles of queries need them: whole along their positions, and cut with the queries along what
     both carry; None where they carry different axes."""
     rank = len(value.shape)
     if axes_under(value, [rank - 1]) or rank != len(dims):
         return None
     value = uncut(rec, value, axes_under(value, [rank - 2]), entire=True)
-    return aligned(rec, value, Layout(dims, query.space.extent))
+    return align(rec, value, Layout(dims, query.space.extent))
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ class Attention(TileOp):
         query, key, value = (operands[i] for i in self.roles)
         mask = None if self.mask is None else operands[self.mask]
         if isinstance(key, Pieces):
-            return attend(self.looking(box, query), query, mask, key, value)
+            return attend(self.scores_of(box, query), query, mask, key, value)
         if self.by_hand:
             scores = query @ key.transpose(-2, -1) * self.scale
             return torch.softmax(scores if mask is None else scores + mask, -1) @ value
@@ -213,19 +213,19 @@ class Attention(TileOp):
                 return F.scaled_dot_product_attention(
                     query, key, value, mask, is_causal=self.causal, scale=self.scale, enable_gqa=self.grouped
                 )
-        looking = self.looking(box, query)
-        scores = looking(query, key, mask, 0)
+        scores_of = self.scores_of(box, query)
+        scores = scores_of(query, key, mask, 0)
         blind = scores.isneginf().all(-1, keepdim=True)  # a query that may look at nothing finds zeros
         weights = torch.softmax(scores.masked_fill(blind, 0.0), -1).masked_fill(blind, 0.0)
-        return looking.weigh(weights, value, 0).to(query.dtype)
+        return scores_of.weigh(weights, value, 0).to(query.dtype)
 
-    def looking(self, box: Box, query: Tensor) -> Scores:
+    def scores_of(self, box: Box, query: Tensor) -> Scores:
         """Scores of the queries of a box."""
         first = None if not self.causal else 0 if self.token is None else box.lo[self.token]
-        dropout = Dropout(self.dropout, self.stream, self.scores, box) if self.dropout else None
+        dropout = WeightDropout(self.dropout, self.stream, self.scores, box) if self.dropout else None
         cast = self.autocast is not None and self.autocast.enabled and query.dtype != torch.float64
         dtype = self.autocast.dtype if cast and self.autocast else None
-        return Scores(self.scale, first, dropout, dtype, zeros=not self.by_hand)
+        return Scores(self.scale, first, dropout, dtype, masked_to_zero=not self.by_hand)
 
 
 # Written by hand ------------------------------------------------------------------------------------------
@@ -243,39 +243,41 @@ def attention_by_hand(rec: Recorder, weights: Value, value: Value, out: Tensor) 
     """The attention that a product of weights ``(B, t, T)`` and values ``(B, T, d)`` ends, if it does."""
     if not weights.is_map or not value.is_map or len(weights.shape) != 3 or not axes_under(value, [1]):
         return NotImplemented
-    softmax = seen(weights)
-    if called(softmax) is not aten._softmax.default or not over_last(softmax):
+    softmax = before_views(weights)
+    if called_function(softmax) is not aten._softmax.default or not is_over_last(softmax):
         return NotImplemented
     scores, scale, mask = softmax.node.inputs[0], 1.0, None  # type: ignore[union-attr]
-    while (func := called(scores := seen(scores))) not in (aten.bmm.default, aten.mm.default):
+    while (func := called_function(scores := before_views(scores))) not in (aten.bmm.default, aten.mm.default):
         node = scores.node
         if node is None or not isinstance(node.op, Local):
             return NotImplemented
         if func in SCALES and len(node.inputs) == 1 and isinstance(number := node.op.call.args[1], (int, float)):
             scale *= SCALES[func](number)
-        elif func is aten.add.Tensor and mask is None and scale == 1.0 and (bias := added(scores)) is not None:
+        elif func is aten.add.Tensor and mask is None and scale == 1.0 and (bias := added_vector(scores)) is not None:
             mask = bias
         else:
             return NotImplemented
         scores = node.inputs[0]
     query, keys = scores.node.inputs  # type: ignore[union-attr]
-    turned = source_of(keys)
+    turned = uncut_source(keys)
     if turned is None or not query.is_map or len(query.shape) != 3 or turned.dtype != out.dtype:
         return NotImplemented
-    if mask is not None and (mask := flat_mask(rec, mask, weights)) is None:
+    if mask is not None and (mask := flatten_mask(rec, mask, weights)) is None:
         return NotImplemented
     key = rec.decompose(lambda t: t.transpose(-2, -1), turned)
     if key is NotImplemented or weights.shape != (*query.shape[:2], turned.shape[-1]):
         return NotImplemented
-    return attended(rec, Asked(query, key[0], value, mask, 0.0, False, scale, False), out, None, by_hand=True)
+    return record_attention(
+        rec, AttentionCall(query, key[0], value, mask, 0.0, False, scale, False), out, None, by_hand=True
+    )
 
 
-def called(v: Value) -> Any:
+def called_function(v: Value) -> Any:
     """Call that makes a map, where that is local."""
     return v.node.op.call.func if v.node is not None and isinstance(v.node.op, Local) else None
 
 
-def seen(v: Value) -> Value:
+def before_views(v: Value) -> Value:
     """A map before it was viewed in another shape of the same elements."""
     while v.node is not None and isinstance(v.node.op, (Reshape, Expand)):
         source = v.node.inputs[0]
@@ -285,14 +287,14 @@ def seen(v: Value) -> Value:
     return v
 
 
-def over_last(softmax: Value) -> bool:
+def is_over_last(softmax: Value) -> bool:
     """True of a softmax over the last dimension, in the type of what it is given."""
     assert softmax.node is not None and isinstance(softmax.node.op, Local)
     _, dim, *rest = softmax.node.op.call.args
     return dim % len(softmax.shape) == len(softmax.shape) - 1 and not any(rest)
 
 
-def added(scores: Value) -> Value | None:
+def added_vector(scores: Value) -> Value | None:
     """The vector that is added to scores, as it is."""
     node = scores.node
     assert node is not None and isinstance(node.op, Local)
@@ -304,7 +306,7 @@ def added(scores: Value) -> Value | None:
     return None if other.is_map else other
 
 
-def source_of(keys: Value) -> Value | None:
+def uncut_source(keys: Value) -> Value | None:
     """The map that is read whole."""
     node = keys.node
     return (
@@ -312,7 +314,7 @@ def source_of(keys: Value) -> Value | None:
     )
 
 
-def flat_mask(rec: Recorder, mask: Value, weights: Value) -> Value | None:
+def flatten_mask(rec: Recorder, mask: Value, weights: Value) -> Value | None:
     """A mask of all heads alike as what is added to weights (B, t, T)."""
     lead: Sequence[int] = mask.shape[:-2]
     if len(mask.shape) < 2 or math.prod(lead) != 1 or mask.shape[-2:] not in (weights.shape[1:], (1, weights.shape[2])):

@@ -23,9 +23,9 @@ from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.ops import Call, TileOp, accumulation_dtype
 from lightning_plugin.private import operator_name
-from lightning_plugin.rules.channels import arguments, within
+from lightning_plugin.rules.channels import arguments, local_on_plain
 from lightning_plugin.rules.pointwise import broadcast, local
-from lightning_plugin.rules.reductions import ExpSum, covers, cut_in_space, over
+from lightning_plugin.rules.reductions import ExpSum, covers_space, cut_space_axes, record_reduction
 from lightning_plugin.rules.table import ATEN, Recorder
 from lightning_plugin.rules.uncut import axes_under
 
@@ -33,7 +33,7 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class Strip(TileOp):
+class WholeAxes(TileOp):
     """An operator that needs some axes whole; in its output these are whole still, or of extent one."""
 
     kind: ClassVar[str] = "window"
@@ -53,9 +53,9 @@ class Strip(TileOp):
 
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         out = self.call([*tiles, *vectors])
-        return self.output.narrow(out, Box.of(self.held(box)), box)
+        return self.output.narrow(out, Box.of(self.computed_box(box)), box)
 
-    def held(self, box: Box) -> list[tuple[int, int]]:
+    def computed_box(self, box: Box) -> list[tuple[int, int]]:
         """Interval of each axis that the call computes: all of one that it needed whole and keeps."""
         return [
             (0, self.output.extent[a]) if a in self.axes else (lo, hi) for a, (lo, hi) in enumerate(box.intervals())
@@ -68,7 +68,7 @@ def whole_axes(rec: Recorder, value: Value, dims: Sequence[int]) -> list[int] | 
     That images are tiled among each other does not do: each might be more than a tile can hold.
     """
     axes = sorted({f.index for d in dims for f in value.space.dims[d] if isinstance(f, Axis)})
-    return axes if any(a not in axes for a in cut_in_space(rec, value.space)) else None
+    return axes if any(a not in axes for a in cut_space_axes(rec, value.space)) else None
 
 
 def along_axis(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor], dims: Sequence[int]) -> Any:
@@ -80,7 +80,7 @@ def along_axis(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[
     values, new_args, new_kwargs = rec.template(args, kwargs)
     if len(values) != 1:
         return NotImplemented
-    op = Strip(Call(func, new_args, new_kwargs), x.space.extent, tuple(axes), x.space)
+    op = WholeAxes(Call(func, new_args, new_kwargs), x.space.extent, tuple(axes), x.space)
     return rec.emit(op, [x], outs, x.space, operator_name(func))
 
 
@@ -90,7 +90,7 @@ def along_axis(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[
 def along_dim(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Along channels, or along one axis; running sums along all of space are a barrier."""
     dim = arguments(func, args, kwargs)["dim"] % len(args[0].shape)
-    found = within(rec, func, args, kwargs, outs, [dim])
+    found = local_on_plain(rec, func, args, kwargs, outs, [dim])
     return along_axis(rec, func, args, kwargs, outs, [dim]) if found is NotImplemented else found
 
 
@@ -105,7 +105,7 @@ def apply_log_softmax(x: Tensor, total: Tensor, top: Tensor, dtype: torch.dtype)
     return (x.to(total.dtype) - top - total.log()).to(dtype)
 
 
-def left(x: Value, dim: int) -> set[int]:
+def other_axes(x: Value, dim: int) -> set[int]:
     """The axes of a map that lie in other dimensions."""
     return axes_under(x, [d for d in range(len(x.shape)) if d != dim])
 
@@ -117,13 +117,13 @@ def softmax(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Ten
     if found is not NotImplemented:
         return found
     x, dim = args[0], args[1] % len(args[0].shape)
-    apart = not covers(x, [dim])
-    if apart and any(a not in rec.session.instance_axes for a in left(x, dim)):
+    apart = not covers_space(x, [dim])
+    if apart and any(a not in rec.session.instance_axes for a in other_axes(x, dim)):
         return NotImplemented
     dtype = accumulation_dtype(outs[0].dtype)
     shape = [1 if d == dim else size for d, size in enumerate(x.shape)]
     sums = ExpSum((dim,), True, dtype, x.shape[dim])
-    total, top = over(rec, sums, x, [rec.fake(shape, dtype, x.device) for _ in range(2)], "softmax sum")
+    total, top = record_reduction(rec, sums, x, [rec.fake(shape, dtype, x.device) for _ in range(2)], "softmax sum")
     if apart:
         found = broadcast(rec, [x, total, top], x.shape)
         if found is None:

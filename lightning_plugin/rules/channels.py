@@ -39,7 +39,7 @@ def arguments(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     return dict(call.arguments)
 
 
-def plain(value: Value, dim: int) -> bool:
+def is_plain(value: Value, dim: int) -> bool:
     """True of a dimension that has no axis of a map."""
     return not value.space.tidy.is_space(dim % len(value.shape))
 
@@ -68,12 +68,14 @@ class Result:
         return found
 
 
-def within(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor], dims: Iterable[int]) -> Any:
+def local_on_plain(
+    rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor], dims: Iterable[int]
+) -> Any:
     """An operator that mixes some dimensions, which are plain, of its first argument, and to the others is
     indifferent: local, a node for each of its results. One that nobody uses costs nothing."""
     x, others = args[0], [a for a in (*args[1:], *kwargs.values()) if isinstance(a, Value)]
     mixed = {d % len(x.shape) for d in dims}
-    if not x.is_map or any(v.is_map for v in others) or not all(plain(x, d) for d in mixed):
+    if not x.is_map or any(v.is_map for v in others) or not all(is_plain(x, d) for d in mixed):
         return NotImplemented
     carried: list[Dim] = [dim for d, dim in enumerate(x.space.dims) if d not in mixed]
     made = []
@@ -88,7 +90,7 @@ def within(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tens
     return tuple(made)
 
 
-def of_last(*functions: Any, kind: str, **fields: Any) -> Callable[[Rule], Rule]:
+def over_last_dims(*functions: Any, kind: str, **fields: Any) -> Callable[[Rule], Rule]:
     """Register a rule for operators that look at the last dimensions: as many as their name says, or all but the first.
 
     Where the rule declines, and these dimensions are plain, the operator is local: the dimensions that it carries
@@ -96,25 +98,25 @@ def of_last(*functions: Any, kind: str, **fields: Any) -> Callable[[Rule], Rule]
     """
 
     def add(rule: Rule) -> Rule:
-        ATEN.rule(*functions, kind=kind, **fields)(either(rule, carried))
+        ATEN.rule(*functions, kind=kind, **fields)(either(rule, local_on_last_dims))
         return rule
 
     return add
 
 
-def carried(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def local_on_last_dims(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x = args[0]
     if not x.is_map or all(size == 1 for size in x.space.extent):
         return NotImplemented
     count = re.search(r"(\d)d", operator_name(func))
     dims = range(1, len(x.shape)) if count is None else range(-int(count[1]), 0)
-    return within(rec, func, args, kwargs, outs, dims)
+    return local_on_plain(rec, func, args, kwargs, outs, dims)
 
 
-ATEN.rule(aten.col2im.default, kind="local where space is plain")(carried)
+ATEN.rule(aten.col2im.default, kind="local where space is plain")(local_on_last_dims)
 
 
-def reduced(func: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], bool]:
+def reduced_dims(func: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], bool]:
     """(the dimensions that a reduction reduces, whether it keeps them)."""
     given = arguments(func, args, kwargs)
     rank = len(args[0].shape)
@@ -129,7 +131,7 @@ def reduced(func: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], bool]:
 def linear(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """A linear layer over channels-last maps: rows are positions, and nothing is flattened."""
     x = args[0]
-    if not x.is_map or not plain(x, -1):
+    if not x.is_map or not is_plain(x, -1):
         return NotImplemented
     layout = x.space.with_dim(len(x.shape) - 1, (outs[0].shape[-1],))
     return local(rec, func, args, kwargs, outs[0], layout, name="linear", autocast=rec.autocast)

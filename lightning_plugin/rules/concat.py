@@ -63,7 +63,7 @@ class Concat(TileOp):
 
 
 @dataclass(frozen=True)
-class Instance(Reshape):
+class AsInstance(Reshape):
     """A map as one image of several: an axis more, of one position, which is the first dimension."""
 
     def need(self, box: Box) -> tuple[Box, ...]:
@@ -74,11 +74,11 @@ class Instance(Reshape):
 def cat(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     values = [v for v in args[0] if 0 not in v.shape]
     dim = arguments(func, args, kwargs)["dim"] % len(outs[0].shape)
-    if dim == 0 and (found := images(rec, values, outs[0], 1)) is not NotImplemented:
+    if dim == 0 and (found := stack_images(rec, values, outs[0], 1)) is not NotImplemented:
         return found
     first = next(v for v in values if v.is_map)
     if first.space.is_space(dim):
-        return along_axis(rec, values, first.space, dim, outs)
+        return concat_along_axis(rec, values, first.space, dim, outs)
     layout = resized(first.space, outs[0].shape)
     space = set(layout.space)
     values = [v if v.is_map else spread(rec, v, resized(first.space, v.shape), space) for v in values]
@@ -87,7 +87,7 @@ def cat(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]
     return local(rec, func, [values, dim], {}, outs[0], layout, name="cat")
 
 
-def along_axis(rec: Recorder, values: Sequence[Value], lies: Layout, dim: int, outs: Sequence[Tensor]) -> Any:
+def concat_along_axis(rec: Recorder, values: Sequence[Value], lies: Layout, dim: int, outs: Sequence[Tensor]) -> Any:
     """Maps, and vectors that lie as they do, one after the other along an axis."""
     axis = lies.axis_of(dim)
     if axis is None:
@@ -106,7 +106,7 @@ def along_axis(rec: Recorder, values: Sequence[Value], lies: Layout, dim: int, o
 @ATEN.rule(aten.stack, kind="local")
 def stack(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     values, dim = list(args[0]), arguments(func, args, kwargs)["dim"] % len(outs[0].shape)
-    if dim == 0 and (found := images(rec, values, outs[0], 0)) is not NotImplemented:
+    if dim == 0 and (found := stack_images(rec, values, outs[0], 0)) is not NotImplemented:
         return found
     if any(not v.is_map or v.space != values[0].space for v in values):
         return NotImplemented
@@ -115,7 +115,7 @@ def stack(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tenso
     return local(rec, func, [values, dim], {}, outs[0], Layout(tuple(dims), values[0].space.extent), name="stack")
 
 
-def images(rec: Recorder, values: Sequence[Value], out: Tensor, lead: int) -> Any:
+def stack_images(rec: Recorder, values: Sequence[Value], out: Tensor, lead: int) -> Any:
     """Maps of one image each as an axis of several: patches that a loop cut out of one, say. ``lead`` is 1 where their
     first dimension counts images, and 0 where they have none that does."""
     if len(values) < 2 or not all(v.is_map for v in values):
@@ -131,7 +131,7 @@ def images(rec: Recorder, values: Sequence[Value], out: Tensor, lead: int) -> An
         return NotImplemented
     fakes = [rec.fake(layout.shape, v.dtype, v.device) for v in values]
     pairs = zip(values, fakes, strict=True)
-    several = [rec.emit(Instance(layout), [v], [fake], layout, "image")[0] for v, fake in pairs]
+    several = [rec.emit(AsInstance(layout), [v], [fake], layout, "image")[0] for v, fake in pairs]
     rec.session.instance_axes.add(len(extent))
     op = Concat(len(extent), 0, tuple(range(len(values) + 1)))
     return rec.emit(op, several, [out], layout.with_extent((*extent, len(values))), "cat")
@@ -165,7 +165,7 @@ class Patchwork:
     @staticmethod
     def of(values: Sequence[Value]) -> Patchwork | None:
         """Find the map that these are patches of, in row-major order."""
-        found = [box_of(v) for v in values]
+        found = [crop_origin(v) for v in values]
         source, first = found[0]
         axes = [source.space.axis_of(d) for d in range(len(source.shape))]
         whole = source.space.extent
@@ -185,35 +185,35 @@ class Patchwork:
             source, tuple(s[0] for s in starts), tuple(map(len, starts)), sizes, tuple(s.pop() for s in steps), dims
         )
 
-    def patch(self) -> tuple[int, ...]:
+    def patch_shape(self) -> tuple[int, ...]:
         """The shape of a patch, with all dimensions of the map."""
         sizes = dict(zip(self.dims, self.sizes, strict=True))
         return tuple(sizes.get(d, size) for d, size in enumerate(self.source.shape))
 
 
-def box_of(v: Value) -> tuple[Value, Box]:
+def crop_origin(v: Value) -> tuple[Value, Box]:
     """The map that a map is a crop of, and the box."""
     box = Box.whole(v.space.extent)
-    while v.node is not None and same_positions(v):
+    while v.node is not None and is_crop(v):
         source, op = v.node.inputs[0], v.node.op
         if isinstance(op, IndexMap):
             runs = [line.runs for line in op.maps]
             if any(len(here) != 1 or here[0].first is None or here[0].step != 1 for here in runs):
                 break
             box = op.need(box)[0]
-        elif plain_of(v) != plain_of(source):
+        elif long_dims(v) != long_dims(source):
             break
         v = source
     return v, box
 
 
-def same_positions(v: Value) -> bool:
+def is_crop(v: Value) -> bool:
     """True of a crop of another map, or one that differs in dimensions of one position."""
     op = v.node.op if v.node is not None else None
     return isinstance(op, (IndexMap, Reshape)) or (isinstance(op, Local) and op.call.func is aten.select.int)
 
 
-def plain_of(v: Value) -> list[Any]:
+def long_dims(v: Value) -> list[Any]:
     """The dimensions of a map without those of one position."""
     return [dim for d in v.space.dims if (dim := canonical(d, v.space.extent))]
 
@@ -221,9 +221,9 @@ def plain_of(v: Value) -> list[Any]:
 def patchwork(rec: Recorder, values: Sequence[Value], out: Tensor) -> Value | None:
     """Maps side by side as the patches that they are; None where they are not."""
     found = Patchwork.of(values)
-    if found is None or math.prod(found.patch()) * len(values) != out.numel():
+    if found is None or math.prod(found.patch_shape()) * len(values) != out.numel():
         return None
-    if [size for size in found.patch() if size > 1] != [size for size in out.shape[1:] if size > 1]:
+    if [size for size in found.patch_shape() if size > 1] != [size for size in out.shape[1:] if size > 1]:
         return None
     made = rec.decompose(lambda x: found.cut(x).reshape(out.shape), found.source)
     return None if made is NotImplemented else made[0]

@@ -48,12 +48,12 @@ class Product(ReduceOp):
     def need(self, box: Box) -> tuple[Box, ...]:
         return box, box
 
-    def share(self, tiles: Sequence[Tensor]) -> Tensor:
+    def product(self, tiles: Sequence[Tensor]) -> Tensor:
         left, right = (widen(t) for t in tiles)
         return torch.bmm(left, right) if self.form == "bmm" else torch.matmul(left, right)
 
     def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
-        share = self.share(tiles)
+        share = self.product(tiles)
         return Reduction((share.double() if share.is_floating_point() else share,))
 
     def merge(self, left: Reduction, right: Reduction) -> Reduction:
@@ -63,12 +63,12 @@ class Product(ReduceOp):
         return (total.parts[0].to(self.dtype),)
 
     def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
-        return (self.share(tiles).to(self.dtype),)
+        return (self.product(tiles).to(self.dtype),)
 
 
 @ATEN.rule(aten.mm.default, aten.bmm.default, aten.mv.default, aten.dot.default, kind="local or reduce")
 def product(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    left, right = (small(rec, v) for v in args)
+    left, right = (without_single_axes(rec, v) for v in args)
     if not left.is_map and not right.is_map:
         return rec.vector(func, [left, right], {}, outs, name=operator_name(func))
     if operator_name(func) == "bmm" and (found := attention_by_hand(rec, left, right, outs[0])) is not NotImplemented:
@@ -76,42 +76,42 @@ def product(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Ten
     at, bt, _ = FORMS[operator_name(func)]
     for one, other in (
         (left, right),
-        (left, whole(rec, right, bt)),
-        (whole(rec, left, at), right),
-        (whole(rec, left, at), whole(rec, right, bt)),
+        (left, uncut_operand(rec, right, bt)),
+        (uncut_operand(rec, left, at), right),
+        (uncut_operand(rec, left, at), uncut_operand(rec, right, bt)),
     ):
-        found = contracted(rec, func, one, other, outs)
+        found = record_product(rec, func, one, other, outs)
         if found is not NotImplemented:
             return found
     return NotImplemented
 
 
-def whole(rec: Recorder, value: Value, letters: str) -> Value:
+def uncut_operand(rec: Recorder, value: Value, letters: str) -> Value:
     """An operand that no tile cuts but along its batch."""
     return uncut(rec, value, axes_under(value, [d for d, letter in enumerate(letters) if letter != "b"]))
 
 
-def contracted(rec: Recorder, func: Any, left: Value, right: Value, outs: Sequence[Tensor]) -> Any:
+def record_product(rec: Recorder, func: Any, left: Value, right: Value, outs: Sequence[Tensor]) -> Any:
     """A product of operands as they are cut, one of them a map."""
     form = operator_name(func)
     at, bt, out = FORMS[form]
     if not left.is_map and not right.is_map:
         return NotImplemented
-    if spatial(left, at.index("k")) or spatial(right, bt.index("k")):
-        return summed(rec, form, left, right, outs)
-    return rows(rec, func, left, right, outs, (at, bt, out))
+    if is_cut(left, at.index("k")) or is_cut(right, bt.index("k")):
+        return sum_over_positions(rec, form, left, right, outs)
+    return local_product(rec, func, left, right, outs, (at, bt, out))
 
 
-def small(rec: Recorder, value: Value) -> Value:
+def without_single_axes(rec: Recorder, value: Value) -> Value:
     """A map of one position as a vector: nothing is left of it to tile."""
     return rec.gather(value) if value.is_map and all(size == 1 for size in value.space.extent) else value
 
 
-def spatial(value: Value, dim: int) -> bool:
+def is_cut(value: Value, dim: int) -> bool:
     return value.is_map and value.space.tidy.is_space(dim)
 
 
-def summed(rec: Recorder, form: str, left: Value, right: Value, outs: Sequence[Tensor]) -> Any:
+def sum_over_positions(rec: Recorder, form: str, left: Value, right: Value, outs: Sequence[Tensor]) -> Any:
     """Positions are summed over: all of them, or all of each image, on both sides in the same order."""
     at, bt, out = FORMS[form]
     first = left if left.is_map else right
@@ -139,14 +139,14 @@ def summed(rec: Recorder, form: str, left: Value, right: Value, outs: Sequence[T
     return rec.emit(Projection(inner, result, result, (0.0,)), operands, outs, None, form)
 
 
-def rows(
+def local_product(
     rec: Recorder, func: Any, left: Value, right: Value, outs: Sequence[Tensor], names: tuple[str, str, str]
 ) -> Any:
     """Positions are rows, columns or batch of the result, and of one operand alone unless they are batch."""
     dims: dict[str, Dim] = {}
     for value, letters in ((left, names[0]), (right, names[1])):
         for d, letter in enumerate(letters):
-            if spatial(value, d):
+            if is_cut(value, d):
                 dim = value.space.tidy.dims[d]
                 if dims.setdefault(letter, dim) != dim:
                     return NotImplemented
@@ -161,12 +161,12 @@ def rows(
     if any(size not in (1, full) for v in maps for size, full in zip(v.space.extent, extent, strict=True)):
         return NotImplemented
     if len(maps) == 1 and "b" in dims:
-        left, right = (v if v.is_map else per_position(rec, v, dims["b"], extent) for v in (left, right))
+        left, right = (v if v.is_map else matrix_per_position(rec, v, dims["b"], extent) for v in (left, right))
         func = torch.matmul
     return local(rec, func, [left, right], {}, outs[0], layout, name=name_of_product(func))
 
 
-def per_position(rec: Recorder, value: Value, batch: Dim, extent: tuple[int, ...]) -> Value:
+def matrix_per_position(rec: Recorder, value: Value, batch: Dim, extent: tuple[int, ...]) -> Value:
     """A batch of matrices, one for each position: often one matrix expanded, as a linear layer leaves it."""
     if value.fake.stride(0) == 0:
         matrix = rec.fake(value.shape[1:], value.dtype, value.device)

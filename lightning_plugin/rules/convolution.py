@@ -17,11 +17,11 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box, Window
 from lightning_plugin.ops import Along, Kernel
-from lightning_plugin.rules.channels import of_last
+from lightning_plugin.rules.channels import over_last_dims
 from lightning_plugin.rules.pointwise import local
 from lightning_plugin.rules.table import Recorder
-from lightning_plugin.rules.unread import How, biased, unread
-from lightning_plugin.rules.window import SlidingOp, axes_of, each, sliding, windowed
+from lightning_plugin.rules.unread import ConvolutionArguments, unread, with_bias_gradient
+from lightning_plugin.rules.window import SlidingOp, axes_of_all_last, per_dim, window_fields, with_window_sizes
 
 aten = torch.ops.aten
 
@@ -34,31 +34,31 @@ class Convolution(SlidingOp):
 
     @property
     def stride(self) -> tuple[int, ...]:
-        return tuple(w.stride for w in self.slides)
+        return tuple(w.stride for w in self.all_windows)
 
     @property
     def dilation(self) -> tuple[int, ...]:
-        return tuple(w.dilation for w in self.slides)
+        return tuple(w.dilation for w in self.all_windows)
 
     def slide(self, box: Box, x: Tensor, vectors: Sequence[Tensor], padding: Sequence[int]) -> Tensor:
-        bias, apart = self.bias_of(vectors)
-        x, stride = self.thinned(x, vectors[0], padding)
+        bias, apart = self.split_bias(vectors)
+        x, stride = self.pick_strided(x, vectors[0], padding)
         made = torch.convolution(
             x, vectors[0], bias if apart is None else apart.detach(), stride, padding, self.dilation, False,
             [0] * len(padding), self.groups,
         )  # fmt: skip
-        return made if apart is None else biased(made, apart)
+        return made if apart is None else with_bias_gradient(made, apart)
 
     def unread(self, box: Box) -> Kernel:
-        return self.sliding(box, self.slide_unread)
+        return self.kernel(box, self.slide_unread)
 
     def slide_unread(self, x: Tensor, vectors: Sequence[Tensor], padding: Sequence[int]) -> Tensor:
-        bias, apart = self.bias_of(vectors)
-        x, stride = self.thinned(x, vectors[0], padding)
-        made = unread(x, vectors[0], bias, How(stride, padding, self.dilation, False, self.groups))
-        return made if apart is None else biased(made, apart)
+        bias, apart = self.split_bias(vectors)
+        x, stride = self.pick_strided(x, vectors[0], padding)
+        made = unread(x, vectors[0], bias, ConvolutionArguments(stride, padding, self.dilation, False, self.groups))
+        return made if apart is None else with_bias_gradient(made, apart)
 
-    def thinned(self, x: Tensor, weight: Tensor, padding: Sequence[int]) -> tuple[Tensor, Sequence[int]]:
+    def pick_strided(self, x: Tensor, weight: Tensor, padding: Sequence[int]) -> tuple[Tensor, Sequence[int]]:
         """The input and the stride of the kernel, the same result.
 
         On a CPU the gradient of a strided 1 × 1 convolution of fewer than 16 channels in channels-last order writes
@@ -69,7 +69,7 @@ class Convolution(SlidingOp):
         picked: Any = (..., *(slice(None, None, s) for s in self.stride))
         return x[picked], [1] * len(self.stride)
 
-    def bias_of(self, vectors: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None]:
+    def split_bias(self, vectors: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None]:
         """The bias, as the kernel's own or, where its gradient is summed apart, as that; see `biased`."""
         if not self.bias:
             return None, None
@@ -78,18 +78,18 @@ class Convolution(SlidingOp):
         return (None, bias) if apart else (bias, None)
 
 
-@of_last(aten.convolution.default, kind="window")
+@over_last_dims(aten.convolution.default, kind="window")
 def convolution(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, weight, bias, stride, padding, dilation, transposed, _, groups = args
     count = len(weight.shape) - 2
     if not x.is_map or weight.is_map or len(x.shape) != count + 2 or x.space.tidy.is_space(1):
         return NotImplemented
-    stride, padding, dilation = each(stride, count), each(padding, count), each(dilation, count)
+    stride, padding, dilation = per_dim(stride, count), per_dim(padding, count), per_dim(dilation, count)
     if transposed:
-        return stamped(rec, args, stride, padding, dilation, outs)
-    found = sliding(x, tuple(map(Window, weight.shape[2:], stride, dilation, padding)), outs[0].shape, plain=True)
+        return record_transposed(rec, args, stride, padding, dilation, outs)
+    found = window_fields(x, tuple(map(Window, weight.shape[2:], stride, dilation, padding)), outs[0].shape, plain=True)
     in_place = all(k == 1 for k in weight.shape[2:]) and set(stride) == {1} and not any(padding)
-    if in_place and axes_of(x, count) is None:
+    if in_place and axes_of_all_last(x, count) is None:
         layout = x.space.with_dim(1, (weight.shape[0],))  # whatever space is made of, each position is on its own
         return local(rec, func, args, kwargs, outs[0], layout, name="convolution")
     if found is None:
@@ -147,10 +147,10 @@ class Transposed(Along):
         return [stamp.mark(lo, hi) for stamp, (lo, hi) in zip(self.maps, self.intervals(box), strict=True)]
 
     @property
-    def how(self) -> How:
+    def arguments(self) -> ConvolutionArguments:
         """Arguments of the operator on all inputs."""
         strides, dilations = tuple(s.stride for s in self.maps), tuple(s.dilation for s in self.maps)
-        return How(strides, (0,) * len(strides), dilations, True, self.groups)
+        return ConvolutionArguments(strides, (0,) * len(strides), dilations, True, self.groups)
 
     def unread(self, box: Box) -> Kernel | None:
         cuts = self.cuts(box)
@@ -158,12 +158,12 @@ class Transposed(Along):
             return None  # padding would make a result
 
         def kernel(tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
-            return narrowed(unread(tiles[0], vectors[0], vectors[1] if self.bias else None, self.how), cuts)
+            return cut_outputs(unread(tiles[0], vectors[0], vectors[1] if self.bias else None, self.arguments), cuts)
 
         return kernel
 
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
-        count, how = len(self.maps), self.how
+        count, how = len(self.maps), self.arguments
         cuts = self.cuts(box)
         pads = [n for cut in reversed(cuts) for n in cut[2:]]
         bias = vectors[1] if self.bias else None
@@ -171,31 +171,31 @@ class Transposed(Along):
             tiles[0], vectors[0], None if any(pads) else bias, how.stride, how.padding, how.dilation, True,
             [0] * count, self.groups,
         )  # fmt: skip
-        x = narrowed(x, cuts)
+        x = cut_outputs(x, cuts)
         if any(pads):
             x = F.pad(x, pads)
             x = x if bias is None else x + bias.view(-1, *[1] * count)
         return x
 
 
-def narrowed(stamped: Tensor, cuts: Sequence[tuple[int, int, int, int]]) -> Tensor:
+def cut_outputs(stamped: Tensor, cuts: Sequence[tuple[int, int, int, int]]) -> Tensor:
     """Cut the outputs out of the inputs' stamps."""
     for d, (start, size, _, _) in enumerate(cuts, stamped.dim() - len(cuts)):
         stamped = stamped.narrow(d, start, size)
     return stamped
 
 
-def stamped(
+def record_transposed(
     rec: Recorder, args: Any, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
     outs: Sequence[Tensor],
 ) -> Any:  # fmt: skip
     """A transposed convolution along axes."""
     x, weight, bias, *_, groups = args
-    axes = axes_of(x, len(stride))
+    axes = axes_of_all_last(x, len(stride))
     if axes is None or (bias is not None and bias.is_map):
         return NotImplemented
     sizes = [x.space.extent[a] for a in axes]
     stamps = tuple(map(Stamp, weight.shape[2:], stride, dilation, padding, sizes))
     inputs = [x, weight] if bias is None else [x, weight, bias]
     op = Transposed(stamps, axes, groups, bias is not None)
-    return rec.emit(op, inputs, outs, windowed(x, axes, outs[0].shape), "conv_transpose")
+    return rec.emit(op, inputs, outs, with_window_sizes(x, axes, outs[0].shape), "conv_transpose")

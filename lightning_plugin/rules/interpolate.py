@@ -18,7 +18,7 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import Along
 from lightning_plugin.private import operator_name
-from lightning_plugin.rules.channels import of_last
+from lightning_plugin.rules.channels import over_last_dims
 from lightning_plugin.rules.reductions import widen
 from lightning_plugin.rules.sampling import (
     Antialiased,
@@ -31,7 +31,7 @@ from lightning_plugin.rules.sampling import (
     mix,
 )
 from lightning_plugin.rules.table import Recorder
-from lightning_plugin.rules.window import squeezed_axes, windowed
+from lightning_plugin.rules.window import axes_of_last, with_window_sizes
 
 aten = torch.ops.aten
 
@@ -106,7 +106,7 @@ class Periodic(Along):
         return x
 
 
-def period(sampler: Sampler) -> Period | None:
+def period_of(sampler: Sampler) -> Period | None:
     """A sampler as one that starts over, if that is soon and exact."""
     if isinstance(sampler, Nearest):
         return None if sampler.repeats is None else Period(sampler, 1, sampler.repeats)
@@ -118,42 +118,42 @@ def period(sampler: Sampler) -> Period | None:
     return None
 
 
-def resample(
+def record_resample(
     rec: Recorder, x: Value, samplers: Sequence[Sampler], out: Tensor, func: Any, flags: tuple[Any, ...]
 ) -> Any:
     """A node that resamples the last dimensions; the sampler of one that is not an axis must have nothing to do."""
     count = len(samplers)
-    found = squeezed_axes(x, count)
+    found = axes_of_last(x, count)
     if found is None:
         return NotImplemented
     axes, used = found
     if any(out.shape[len(x.shape) - count + i] != 1 for i in range(count) if i not in used):
         return NotImplemented
     chosen = tuple(samplers[i] for i in used)
-    layout = windowed(x, axes, out.shape)
-    op = operator(
+    layout = with_window_sizes(x, axes, out.shape)
+    op = cheapest_resample(
         chosen, axes, tuple(len(x.shape) - count + i for i in used), func if len(used) == count else None, flags
     )
     return rec.emit(op, [x], [out], layout, operator_name(func))[0]
 
 
-def operator(
+def cheapest_resample(
     samplers: tuple[Any, ...], axes: tuple[int, ...], dims: tuple[int, ...], func: Any, flags: tuple[Any, ...]
 ) -> Along:
     """The cheapest operator that does it; ``func`` is PyTorch's, where it may be run on a tile."""
-    periods = tuple(p for s in samplers if func is not None and (p := period(s)) is not None)
+    periods = tuple(p for s in samplers if func is not None and (p := period_of(s)) is not None)
     if len(periods) == len(samplers):
         return Periodic(periods, axes, dims, func, flags)
     return Resample(samplers, axes, dims)
 
 
-def factors(args: Sequence[Any], first: int, count: int) -> list[float | None]:
+def scale_factors(args: Sequence[Any], first: int, count: int) -> list[float | None]:
     """The scales of a call: one for each dimension, where they were given."""
     given = list(args[first : first + count])
     return given + [None] * (count - len(given))
 
 
-@of_last(
+@over_last_dims(
     aten.upsample_nearest1d.default, aten.upsample_nearest2d.default, aten.upsample_nearest3d.default,
     aten._upsample_nearest_exact1d.default, aten._upsample_nearest_exact2d.default,
     aten._upsample_nearest_exact3d.default,
@@ -162,25 +162,25 @@ def factors(args: Sequence[Any], first: int, count: int) -> list[float | None]:
 def upsample_nearest(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, sizes = args[0], args[1]
     mode = "nearest-exact" if "exact" in operator_name(func) else "nearest"
-    given = factors(args, 2, len(sizes))
-    if copied(x, sizes, given):
+    given = scale_factors(args, 2, len(sizes))
+    if copies_on_cuda(x, sizes, given):
         return NotImplemented
-    how = rounding(x, sizes)
+    how = rounding_of(x, sizes)
     samplers = [
         Nearest(size, out, factor, mode, how, str(x.device))
         for size, out, factor in zip(x.shape[-len(sizes) :], sizes, given, strict=True)
     ]
-    return resample(rec, x, samplers, outs[0], func, ())
+    return record_resample(rec, x, samplers, outs[0], func, ())
 
 
-def copied(x: Value, sizes: Sequence[int], given: Sequence[float | None]) -> bool:
+def copies_on_cuda(x: Value, sizes: Sequence[int], given: Sequence[float | None]) -> bool:
     """True if an axis keeps its size although a factor was given, on CUDA: forward or backward copies it there, or
     neither, depending on the operator. That is left to PyTorch."""
     axes = zip(given, x.shape[-len(sizes) :], sizes, strict=True)
     return x.device.type == "cuda" and any(f not in (None, 1.0) and size == out for f, size, out in axes)
 
 
-def rounding(x: Value, sizes: Sequence[int]) -> Rounding:
+def rounding_of(x: Value, sizes: Sequence[int]) -> Rounding:
     """Arithmetic by which PyTorch finds nearest neighbours in this map."""
     if x.device.type != "cpu":
         return Rounding.SINGLE
@@ -191,15 +191,15 @@ def rounding(x: Value, sizes: Sequence[int]) -> Rounding:
     return Rounding.DOUBLE if x.dtype == torch.float64 else Rounding.SINGLE
 
 
-@of_last(
+@over_last_dims(
     aten.upsample_linear1d.default, aten.upsample_bilinear2d.default, aten.upsample_trilinear3d.default,
     aten.upsample_bicubic2d.default, aten._upsample_bilinear2d_aa.default, aten._upsample_bicubic2d_aa.default,
     kind="resample", enlarges=True,
 )  # fmt: skip
 def upsample(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, sizes, align = args[:3]
-    given = factors(args, 3, len(sizes))
-    if not x.dtype.is_floating_point or copied(x, sizes, given):
+    given = scale_factors(args, 3, len(sizes))
+    if not x.dtype.is_floating_point or copies_on_cuda(x, sizes, given):
         return NotImplemented
     name = operator_name(func)
     if "cubic" in name and tuple(outs[0].shape) == x.shape and any(f not in (None, 1.0) for f in given):
@@ -210,4 +210,4 @@ def upsample(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Te
             samplers.append(Antialiased(size, out, factor, align, 2 if "cubic" in name else 1))
         else:
             samplers.append((Cubic if "cubic" in name else Linear)(size, out, factor, align))
-    return resample(rec, x, samplers, outs[0], func, (align,))
+    return record_resample(rec, x, samplers, outs[0], func, (align,))

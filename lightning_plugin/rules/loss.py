@@ -30,7 +30,7 @@ NONE, MEAN, SUM = 0, 1, 2
 """Reductions, as aten numbers them."""
 
 
-def total(rec: Recorder, value: Value, dtype: torch.dtype, divisor: float = 1.0) -> Value:
+def reduce_all(rec: Recorder, value: Value, dtype: torch.dtype, divisor: float = 1.0) -> Value:
     """The sum of all of a map."""
     dims = tuple(range(len(value.shape)))
     op = Sum(dims, False, dtype, math.prod(value.shape), divisor)
@@ -49,7 +49,7 @@ def total(rec: Recorder, value: Value, dtype: torch.dtype, divisor: float = 1.0)
     aten.binary_cross_entropy_with_logits.default,
     kind="local + reduce",
 )
-def elementwise(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def elementwise_loss(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     given = arguments(func, args, kwargs)
     reduction = given["reduction"]
     full = list((given | {"reduction": NONE}).values())
@@ -58,11 +58,11 @@ def elementwise(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence
     each = pointwise(rec, func, full, {}, [rec.fake(shape, outs[0].dtype, outs[0].device)])
     if reduction == NONE or each is NotImplemented:
         return each
-    mean = total(rec, each, dtype, float(math.prod(shape)) if reduction == MEAN else 1.0)
-    return narrowed(rec, mean, outs[0])
+    mean = reduce_all(rec, each, dtype, float(math.prod(shape)) if reduction == MEAN else 1.0)
+    return cast_result(rec, mean, outs[0])
 
 
-def narrowed(rec: Recorder, value: Value, out: Tensor) -> Value:
+def cast_result(rec: Recorder, value: Value, out: Tensor) -> Value:
     """A reduced number in the type that PyTorch returns."""
     if value.dtype == out.dtype:
         return value
@@ -73,7 +73,7 @@ def narrowed(rec: Recorder, value: Value, out: Tensor) -> Value:
 
 
 @API.rule(F.cross_entropy, F.nll_loss, kind="local + reduce")
-def classes(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def class_loss(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Cross-entropy of class indices or of probabilities, and the likelihood of class indices."""
     a = arguments(func, args, kwargs)
     x, target, weight = a["input"], a["target"], a["weight"]
@@ -106,9 +106,9 @@ def classes(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Ten
         return each
     dtype = accumulation_dtype(outs[0].dtype)
     if reduction == "sum":
-        return narrowed(rec, total(rec, each, dtype), outs[0])
+        return cast_result(rec, reduce_all(rec, each, dtype), outs[0])
     if not indices:
-        return narrowed(rec, total(rec, each, dtype, float(math.prod(layout.shape))), outs[0])
+        return cast_result(rec, reduce_all(rec, each, dtype, float(math.prod(layout.shape))), outs[0])
     mean = partial(mean_of_classes, ignore_index=a["ignore_index"], dtype=outs[0].dtype)
     return rec.decompose(mean, each, target, weight)
 
@@ -129,7 +129,7 @@ def mean_of_classes(
 # Likelihoods ------------------------------------------------------------------------------------------------
 
 
-def gaussian_loss(
+def gaussian_nll_loss_on_fakes(
     input: Tensor,
     target: Tensor,
     var: Tensor | float,
@@ -149,8 +149,8 @@ def gaussian_loss(
     return loss.mean() if reduction == "mean" else loss.sum() if reduction == "sum" else loss
 
 
-@API.rule(F.gaussian_nll_loss, kind="local + reduce", stand_in=gaussian_loss)
-def gaussian(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+@API.rule(F.gaussian_nll_loss, kind="local + reduce", stand_in=gaussian_nll_loss_on_fakes)
+def gaussian_nll_loss(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """PyTorch refuses negative variances before it goes on; here they are looked for in the same pass."""
     variance = arguments(func, args, kwargs)["var"]
     if isinstance(variance, Value):
@@ -158,7 +158,7 @@ def gaussian(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Te
         if negative is NotImplemented:
             return NotImplemented
         rec.then(negative, refuse_negative)
-    return rec.decompose(gaussian_loss, *args, **kwargs)
+    return rec.decompose(gaussian_nll_loss_on_fakes, *args, **kwargs)
 
 
 def any_negative(variance: Tensor) -> Tensor:

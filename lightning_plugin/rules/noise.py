@@ -37,14 +37,14 @@ def signed(number: int) -> int:
     return number - (1 << 64) if number >> 63 else number
 
 
-def mix_number(number: int) -> int:
+def hash_number(number: int) -> int:
     z = number & ((1 << 64) - 1)
     for shift, factor in ROUNDS:
         z = ((z ^ (z >> shift)) * factor) & ((1 << 64) - 1)
     return z
 
 
-def mix(z: Tensor) -> Tensor:
+def hash_bits(z: Tensor) -> Tensor:
     """Hash 64-bit integers in place."""
     for shift, factor in ROUNDS:
         z ^= (z >> shift).bitwise_and_((1 << (64 - shift)) - 1)
@@ -52,7 +52,7 @@ def mix(z: Tensor) -> Tensor:
     return z
 
 
-def top(z: Tensor, bits: int) -> Tensor:
+def top_bits(z: Tensor, bits: int) -> Tensor:
     """The highest bits as a number that is not negative, in place."""
     z >>= 64 - bits
     return z.bitwise_and_((1 << bits) - 1)
@@ -67,7 +67,7 @@ class Stream:
     key: int = field(compare=False)
 
     def base(self, part: int) -> int:
-        return signed(mix_number(mix_number(self.key) ^ mix_number(self.call * 4 + part + 1)))
+        return signed(hash_number(hash_number(self.key) ^ hash_number(self.call * 4 + part + 1)))
 
     def fill(self, out: Tensor, layout: Layout, box: Box, draw: Callable[[Callable[[int], Tensor]], Tensor]) -> Tensor:
         """Fill a tile: ``draw`` gets a function that hashes a chunk's positions, and returns the chunk."""
@@ -83,34 +83,36 @@ class Stream:
         return out
 
     def bits(self, scaled: Tensor, part: int) -> Tensor:
-        return mix(scaled + self.base(part))
+        return hash_bits(scaled + self.base(part))
 
     def keep(self, p: float, layout: Layout, box: Box, device: torch.device) -> Tensor:
         """A mask that is false with probability p."""
         bar = round(p * 2**53)
         out = torch.empty(layout.tile_shape(box), dtype=torch.bool, device=device)
-        return self.fill(out, layout, box, lambda bits: top(bits(0), 53) >= bar)
+        return self.fill(out, layout, box, lambda bits: top_bits(bits(0), 53) >= bar)
 
     def uniform(self, layout: Layout, box: Box, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Uniform in [0, 1)."""
         bits = BITS[dtype]
         out = torch.empty(layout.tile_shape(box), dtype=dtype, device=device)
-        return self.fill(out, layout, box, lambda draw: top(draw(0), bits).to(dtype) * 2.0**-bits)
+        return self.fill(out, layout, box, lambda draw: top_bits(draw(0), bits).to(dtype) * 2.0**-bits)
 
     def normal(self, layout: Layout, box: Box, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Standard normal, by Box and Muller's transform."""
         out = torch.empty(layout.tile_shape(box), dtype=dtype, device=device)
 
         def draw(bits: Callable[[int], Tensor]) -> Tensor:
-            radius = (top(bits(0), 53) + 1).double().mul_(2.0**-53).log_().mul_(-2).sqrt_()
-            return radius * top(bits(1), 53).double().mul_(2 * math.pi * 2.0**-53).cos_()
+            radius = (top_bits(bits(0), 53) + 1).double().mul_(2.0**-53).log_().mul_(-2).sqrt_()
+            return radius * top_bits(bits(1), 53).double().mul_(2 * math.pi * 2.0**-53).cos_()
 
         return self.fill(out, layout, box, draw)
 
     def exponential(self, layout: Layout, box: Box, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Exponential with rate one, never zero."""
         out = torch.empty(layout.tile_shape(box), dtype=dtype, device=device)
-        return self.fill(out, layout, box, lambda bits: -(top(bits(0), 53).double().add_(0.5).mul_(2.0**-53).log_()))
+        return self.fill(
+            out, layout, box, lambda bits: -(top_bits(bits(0), 53).double().add_(0.5).mul_(2.0**-53).log_())
+        )
 
 
 def coordinates(layout: Layout, box: Box, device: torch.device) -> Iterator[Tensor]:

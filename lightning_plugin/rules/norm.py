@@ -24,11 +24,11 @@ from lightning_plugin.graph import Value
 from lightning_plugin.layout import CHANNELS_LAST, Layout, plain_strides
 from lightning_plugin.ops import TileOp, accumulation_dtype
 from lightning_plugin.private import first_order
-from lightning_plugin.rules.channels import arguments, plain
+from lightning_plugin.rules.channels import arguments, is_plain
 from lightning_plugin.rules.pointwise import local, pointwise
-from lightning_plugin.rules.reductions import VarMean, covers, over, projected
+from lightning_plugin.rules.reductions import VarMean, covers_space, record_reduction, reduced_layout
 from lightning_plugin.rules.table import API, Recorder
-from lightning_plugin.rules.views import viewed
+from lightning_plugin.rules.views import reshape_map
 
 aten = torch.ops.aten
 
@@ -46,7 +46,7 @@ class Normalization(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, mean, var, weight)
         ctx.eps, ctx.bias = eps, None if bias is None else bias.dtype
-        mean, var, scale, shift = in_one_type(x, mean, var, weight, bias)
+        mean, var, scale, shift = in_accumulation_dtype(x, mean, var, weight, bias)
         return torch.batch_norm(x, scale, shift, mean, var, False, 0.0, eps, torch.backends.cudnn.enabled)
 
     @staticmethod
@@ -54,13 +54,13 @@ class Normalization(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, exact_mean, exact_var, weight = ctx.saved_tensors
         exact = exact_mean.dtype
-        mean, var, unit = in_one_type(x, exact_mean, exact_var, weight)
+        mean, var, unit = in_accumulation_dtype(x, exact_mean, exact_var, weight)
         # Without a weight the kernel skips Σ g·x̂, which the variance needs.
         unit = torch.ones_like(mean) if unit is None else unit
         rstd = (exact_var + ctx.eps).rsqrt()
         grad = plain_strides(grad if grad.is_contiguous(memory_format=torch.channels_last) else grad.contiguous())
-        if x.device.type == "cpu" and channels_last(x):
-            dx, scaled, total = channels_last_sums(grad, x, unit, mean, rstd.to(mean.dtype))
+        if x.device.type == "cpu" and is_channels_last(x):
+            dx, scaled, total = channels_last_backward(grad, x, unit, mean, rstd.to(mean.dtype))
         else:
             # CUDA's kernel wants what a forward that was given its statistics saves, a CPU's in half precision none.
             # Its sums are wrong where the input's gradient is not asked for (seen in 2.11).
@@ -83,26 +83,26 @@ class Normalization(torch.autograd.Function):
         )
 
 
-def in_one_type(x: Tensor, *vectors: Tensor | None) -> list[Any]:
+def in_accumulation_dtype(x: Tensor, *vectors: Tensor | None) -> list[Any]:
     """Vectors as kernels want them: all in one type, that of a map's sums."""
     return [None if v is None else v.to(accumulation_dtype(x.dtype)) for v in vectors]
 
 
-def in_order(grad: Tensor, last: bool) -> Tensor:
+def with_layout_of_input(grad: Tensor, last: bool) -> Tensor:
     """A gradient with its channels last in memory, or without gaps, and with the strides that PyTorch would give it."""
     if last and grad.dim() in CHANNELS_LAST:
         return plain_strides(grad.contiguous(memory_format=CHANNELS_LAST[grad.dim()]))
     return plain_strides(grad.contiguous())
 
 
-def pulled_back_in_order(out: Tensor, last: bool) -> Tensor:
+def register_layout_hook(out: Tensor, last: bool) -> Tensor:
     """The result of a BatchNorm, whose gradient will lie in memory as its input does.
 
     PyTorch's kernel on a CPU takes a gradient of one image whose channels seem to lie last, as a transposed bag's do,
     for what it is not, and what comes back is wrong (2.13; tests/lightning_plugin/test_batch_norm.py).
     """
     if out.requires_grad and out.device.type == "cpu":
-        out.register_hook(partial(in_order, last=last))
+        out.register_hook(partial(with_layout_of_input, last=last))
     return out
 
 
@@ -123,13 +123,13 @@ def channel_sums(x: Tensor) -> Tensor:
     return blocks.sum((0, 2), dtype=torch.float64) + flat[..., whole:].sum((0, 2), dtype=torch.float64)
 
 
-def channels_last(x: Tensor) -> bool:
+def is_channels_last(x: Tensor) -> bool:
     """True of a tensor that is contiguous in channels-last order and in no other; a part of one is not."""
     order = torch.channels_last_3d if x.dim() == 5 else torch.channels_last
     return not x.is_contiguous() and x.is_contiguous(memory_format=order)
 
 
-def channels_last_sums(
+def channels_last_backward(
     grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(∂x, Σ g·x̂, Σ g). PyTorch's kernel for this order on a CPU adds up positions one by one in the type of ``x``,
@@ -188,7 +188,7 @@ class Normalize(TileOp):
         return out.reshape(x.shape) if self.fold else out
 
 
-def type_of_statistics(x: Value) -> torch.dtype:
+def statistics_dtype(x: Value) -> torch.dtype:
     """Statistics of a map in float32 are in float64.
 
     What goes back to the map directly and by its mean cancels (where a mean follows the normalisation, to nothing).
@@ -201,9 +201,9 @@ def type_of_statistics(x: Value) -> torch.dtype:
 def statistics(rec: Recorder, x: Value, dims: Sequence[int], shape: Sequence[int]) -> tuple[Value, Value, int]:
     """(mean, biased variance, count) of a map over dimensions that hold all of space, for each image."""
     size = math.prod(x.shape[d] for d in dims)
-    dtype = type_of_statistics(x)
+    dtype = statistics_dtype(x)
     fakes = [rec.fake(shape, dtype, x.device) for _ in range(2)]
-    var, mean = over(rec, VarMean(tuple(dims), False, dtype, size), x, fakes, "statistics")
+    var, mean = record_reduction(rec, VarMean(tuple(dims), False, dtype, size), x, fakes, "statistics")
     return mean, var, size
 
 
@@ -225,30 +225,34 @@ def normalize(
     return rec.emit(op, inputs, [out], x.space, "normalize")[0]
 
 
-def running(rec: Recorder, a: dict[str, Any], mean: Value, var: Value, size: int, momentum: float) -> None:
+def record_running_statistics(
+    rec: Recorder, a: dict[str, Any], mean: Value, var: Value, size: int, momentum: float
+) -> None:
     """Update running statistics when the batch's are known; the running variance is the unbiased one."""
     targets = a["running_mean"], a["running_var"]
     if targets[0] is not None:
-        how = partial(of_channels, channels=targets[0].shape[0], size=size)
-        move(rec, targets, [mean, var], momentum, how)
+        how = partial(channel_statistics, channels=targets[0].shape[0], size=size)
+        record_update_of_running(rec, targets, [mean, var], momentum, how)
 
 
-def of_channels(found: Sequence[Tensor], channels: int, size: int) -> list[Tensor]:
+def channel_statistics(found: Sequence[Tensor], channels: int, size: int) -> list[Tensor]:
     """Mean and unbiased variance of each channel: the mean of those of images."""
     mean, var = (t.view(-1, channels).mean(0) for t in found)
     return [mean, var * (size / max(1, size - 1))]
 
 
-def given(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+def batch_norm_eval(
+    x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
     """A BatchNorm whose statistics are given, as `F.batch_norm` computes it after its checks."""
     x = plain_strides(x)
     out = torch.batch_norm(x, weight, bias, mean, var, False, 0.0, eps, torch.backends.cudnn.enabled)
-    return pulled_back_in_order(out, channels_last(x))
+    return register_layout_hook(out, is_channels_last(x))
 
 
-def with_given(rec: Recorder, arguments: Sequence[Any], out: Tensor, name: str) -> Value:
+def record_batch_norm_eval(rec: Recorder, arguments: Sequence[Any], out: Tensor, name: str) -> Value:
     """A normalisation whose statistics are given is local."""
-    return local(rec, given, arguments, {}, out, arguments[0].space, name=name, autocast=rec.autocast)
+    return local(rec, batch_norm_eval, arguments, {}, out, arguments[0].space, name=name, autocast=rec.autocast)
 
 
 def batch_norm_of_vectors(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
@@ -257,7 +261,7 @@ def batch_norm_of_vectors(rec: Recorder, func: Any, args: Any, kwargs: Any, outs
         return NotImplemented
     operands = [a[name] for name in ("input", "weight", "bias", "eps")]
     targets = [a["running_mean"], a["running_var"]]
-    return norm_of_vectors(rec, train_norm, operands, targets, a["momentum"], outs[0], autocast=rec.autocast)
+    return record_norm_of_vectors(rec, train_norm, operands, targets, a["momentum"], outs[0], autocast=rec.autocast)
 
 
 def train_norm(
@@ -271,34 +275,34 @@ def batch_norm(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[
     a = arguments(func, args, kwargs)
     x = a["input"]
     vectors = [a[k] for k in ("running_mean", "running_var", "weight", "bias")]
-    if not x.is_map or not plain(x, 1) or any(v is not None and v.is_map for v in vectors):
+    if not x.is_map or not is_plain(x, 1) or any(v is not None and v.is_map for v in vectors):
         return NotImplemented
     if not a["training"]:
         rec.settled(v for v in vectors if v is not None)
-        return with_given(rec, [x, *vectors, a["eps"]], outs[0], "batch_norm")
+        return record_batch_norm_eval(rec, [x, *vectors, a["eps"]], outs[0], "batch_norm")
     dims = [d for d in range(len(x.shape)) if d != 1]
     mean, var, size = statistics(rec, x, dims, [x.shape[1]])
-    running(rec, a, mean, var, size, a["momentum"])
+    record_running_statistics(rec, a, mean, var, size, a["momentum"])
     return normalize(rec, x, mean, var, a["weight"], a["bias"], a["eps"], outs[0])
 
 
-def grouped(
+def normalize_groups(
     rec: Recorder, x: Value, groups: int, weight: Value | None, bias: Value | None, eps: float, out: Tensor
 ) -> tuple[Value, Value, Value, int]:
     """Normalise each of ``groups`` channel groups of each image over its channels and space."""
     n, c = x.shape[:2]
     layout = Layout((x.space.dims[0], (groups,), (c // groups,), *x.space.dims[2:]), x.space.extent)
-    view = viewed(rec, x, layout)
+    view = reshape_map(rec, x, layout)
     mean, var, size = statistics(rec, view, range(2, len(layout.dims)), [n, groups])
     own = [mean, var]
-    if not covers(view, range(2, len(layout.dims))):  # of each image: a map along the axes of images
-        images = projected(x, range(1, len(x.shape)), True)
+    if not covers_space(view, range(2, len(layout.dims))):  # of each image: a map along the axes of images
+        images = reduced_layout(x, range(1, len(x.shape)), True)
         own = [rec.spread(v, Layout((images.dims[0], (groups,)), images.extent)) for v in own]
     y = normalize(rec, x, own[0], own[1], weight, bias, eps, out, c // groups)
     return y, mean, var, size
 
 
-def batched_channels(x: Value) -> bool:
+def has_plain_channels(x: Value) -> bool:
     """True if dimensions 0 and 1 are images and channels, and there is space in the rest."""
     layout = x.space
     return not layout.is_space(1) and any(layout.is_space(d) for d in range(2, len(layout.dims)))
@@ -308,15 +312,15 @@ def batched_channels(x: Value) -> bool:
 def group_norm(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     a = arguments(func, args, kwargs)
     x = a["input"]
-    if x.is_map and all(plain(x, d) for d in range(1, len(x.shape))):
+    if x.is_map and all(is_plain(x, d) for d in range(1, len(x.shape))):
         given = [x, a["num_groups"], a["weight"], a["bias"], a["eps"]]
         return local(rec, torch.group_norm, given, {}, outs[0], x.space, name="group_norm", autocast=rec.autocast)
-    if not x.is_map or not batched_channels(x):
+    if not x.is_map or not has_plain_channels(x):
         return NotImplemented
-    return grouped(rec, x, a["num_groups"], a["weight"], a["bias"], a["eps"], outs[0])[0]
+    return normalize_groups(rec, x, a["num_groups"], a["weight"], a["bias"], a["eps"], outs[0])[0]
 
 
-def copied(rec: Recorder, v: Value) -> Value:
+def copy_vector(rec: Recorder, v: Value) -> Value:
     """A copy of a vector, as PyTorch makes some: the user may write over the vector before backward."""
     return rec.vector(Tensor.clone, [v], {}, [rec.fake(v.shape, v.dtype, v.device)], name="copy")[0]
 
@@ -325,20 +329,20 @@ def copied(rec: Recorder, v: Value) -> Value:
 def instance_norm(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     a = arguments(func, args, kwargs)
     x = a["input"]
-    if x.is_map and a["running_mean"] is None and all(plain(x, d) for d in range(1, len(x.shape))):
+    if x.is_map and a["running_mean"] is None and all(is_plain(x, d) for d in range(1, len(x.shape))):
         return local(rec, func, args, kwargs, outs[0], x.space, name="instance_norm", autocast=rec.autocast)
-    if not x.is_map or not batched_channels(x):
+    if not x.is_map or not has_plain_channels(x):
         return NotImplemented
     by_running = not a["use_input_stats"]
     vectors = [a[k] for k in (*(("running_mean", "running_var") if by_running else ()), "weight", "bias")]
     if by_running:
         rec.settled(v for v in vectors if v is not None)
-    copies = [None if v is None else copied(rec, v) for v in vectors]
+    copies = [None if v is None else copy_vector(rec, v) for v in vectors]
     if by_running:
-        return with_given(rec, [x, *copies, a["eps"]], outs[0], "instance_norm")
+        return record_batch_norm_eval(rec, [x, *copies, a["eps"]], outs[0], "instance_norm")
     weight, bias = copies
-    y, mean, var, size = grouped(rec, x, x.shape[1], weight, bias, a["eps"], outs[0])
-    running(rec, a, mean, var, size, a["momentum"])
+    y, mean, var, size = normalize_groups(rec, x, x.shape[1], weight, bias, a["eps"], outs[0])
+    record_running_statistics(rec, a, mean, var, size, a["momentum"])
     return y
 
 
@@ -351,11 +355,11 @@ def layer_norm(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[
         return NotImplemented
     rank = len(x.shape)
     normalized = range(rank - count, rank)
-    if all(plain(x, d) for d in normalized):
+    if all(is_plain(x, d) for d in normalized):
         return local(rec, func, args, kwargs, outs[0], x.space, name="layer_norm", autocast=rec.autocast)
-    if count != rank - 1 or not batched_channels(x):
+    if count != rank - 1 or not has_plain_channels(x):
         return NotImplemented
-    y = grouped(rec, x, 1, None, None, a["eps"], outs[0])[0]
+    y = normalize_groups(rec, x, 1, None, None, a["eps"], outs[0])[0]
     for operator, vector in ((aten.mul.Tensor, a["weight"]), (aten.add.Tensor, a["bias"])):
         if vector is not None:
             y = pointwise(rec, operator, [y, vector], {}, outs)
@@ -365,13 +369,13 @@ def layer_norm(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[
 # Running statistics ---------------------------------------------------------------------------------------
 
 
-def moved(running: Sequence[Tensor], values: Sequence[Tensor], momentum: float) -> None:
+def update_running(running: Sequence[Tensor], values: Sequence[Tensor], momentum: float) -> None:
     """Move running statistics towards a batch's."""
     for target, value in zip(running, values, strict=True):
         target.mul_(1 - momentum).add_(value.to(target.dtype), alpha=momentum)
 
 
-def move(
+def record_update_of_running(
     rec: Recorder,
     running: Sequence[Value | None],
     values: Sequence[Value],
@@ -383,7 +387,7 @@ def move(
     buffers = [rec.session.captured_tensor(v) for v in targets]
 
     def write(found: Sequence[Tensor], momentum: float = momentum) -> None:
-        moved(buffers, new(found), momentum)
+        update_running(buffers, new(found), momentum)
 
     if buffers:
         rec.update(targets, values, write)
@@ -393,7 +397,7 @@ def move(
 Norm = Callable[..., Tensor]
 
 
-def norm_of_vectors(
+def record_norm_of_vectors(
     rec: Recorder,
     norm: Norm,
     operands: Sequence[Any],
@@ -407,12 +411,12 @@ def norm_of_vectors(
     (channels,), dtype = running[0].shape, running[0].dtype
     fakes = [rec.fake([channels], dtype, out.device) for _ in running]
     given = [norm, channels, dtype, *operands]
-    result, *found = rec.vector(with_statistics, given, {}, [out, *fakes], name="batch_norm", **how)
-    move(rec, running, found, momentum)
+    result, *found = rec.vector(norm_with_statistics, given, {}, [out, *fakes], name="batch_norm", **how)
+    record_update_of_running(rec, running, found, momentum)
     return result
 
 
-def with_statistics(norm: Norm, channels: int, dtype: torch.dtype, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+def norm_with_statistics(norm: Norm, channels: int, dtype: torch.dtype, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     """A norm's result, and the statistics by which running ones move."""
     mean, var = torch.zeros(2, channels, dtype=dtype, device=x.device)
     return norm(mean, var, x, *rest), mean, var

@@ -23,11 +23,11 @@ from lightning_plugin.graph import Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.ops import Along, Captured, ReduceOp, Reduction
 from lightning_plugin.private import FakeTensor, operator_name
-from lightning_plugin.rules.channels import arguments, plain, resized, within
+from lightning_plugin.rules.channels import arguments, is_plain, local_on_plain, resized
 from lightning_plugin.rules.pointwise import as_map, local
-from lightning_plugin.rules.reductions import covers, find, flat_index
+from lightning_plugin.rules.reductions import covers_space, flat_index, locate
 from lightning_plugin.rules.table import API, ATEN, Recorder
-from lightning_plugin.rules.uncut import axes_under, flattened
+from lightning_plugin.rules.uncut import axes_under, flatten_dim
 
 aten = torch.ops.aten
 
@@ -36,7 +36,7 @@ FEW_BYTES, FEW_PART = 1 << 20, 1 / 16
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
+class PickedIndices:
     """The positions of one axis that are picked."""
 
     numbers: tuple[int, ...]
@@ -51,11 +51,11 @@ class Numbers:
 
 
 @dataclass(frozen=True)
-class Picked(Along):
+class IndexSelect(Along):
     """Positions along an axis, which is dimension ``dim``."""
 
     kind: ClassVar[str] = "layout"
-    maps: tuple[Numbers]
+    maps: tuple[PickedIndices]
     dim: int
 
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
@@ -64,7 +64,7 @@ class Picked(Along):
         return tiles[0].index_select(self.dim, index)
 
 
-def picked(rec: Recorder, x: Value, dim: int, index: Value, out: Tensor, name: str) -> Any:
+def select_along_axis(rec: Recorder, x: Value, dim: int, index: Value, out: Tensor, name: str) -> Any:
     if not x.is_map or not axes_under(x, [dim]) or len(index.shape) != 1 or index.dtype != torch.int64:
         return NotImplemented
     if index.node is None or not isinstance(index.node.op, Captured) or not out.numel():
@@ -73,7 +73,7 @@ def picked(rec: Recorder, x: Value, dim: int, index: Value, out: Tensor, name: s
     if bytes_picked < min(FEW_BYTES, FEW_PART * x.bytes):
         return NotImplemented
     rec.settled([index])
-    line = flattened(rec, x, dim)
+    line = flatten_dim(rec, x, dim)
     axis = None if line is None else line.space.axis_of(dim)
     if line is None or axis is None:
         return NotImplemented
@@ -83,21 +83,23 @@ def picked(rec: Recorder, x: Value, dim: int, index: Value, out: Tensor, name: s
         return NotImplemented  # PyTorch says what is wrong with it
     numbers = tuple(n % size for n in given)
     extent = (*line.space.extent[:axis], len(numbers), *line.space.extent[axis + 1 :])
-    return rec.emit(Picked((Numbers(numbers),), (axis,), dim), [line], [out], line.space.with_extent(extent), name)
+    return rec.emit(
+        IndexSelect((PickedIndices(numbers),), (axis,), dim), [line], [out], line.space.with_extent(extent), name
+    )
 
 
 @dataclass(frozen=True)
-class Pick(ReduceOp):
+class PickReduction(ReduceOp):
     """Values at given positions; ``each`` where every other element has indices of its own (gather)."""
 
     dim: int
     each: bool
     layout: Layout
 
-    def share(self, box: Box, x: Tensor, index: Tensor) -> Tensor:
+    def pick(self, box: Box, x: Tensor, index: Tensor) -> Tensor:
         size = self.layout.shape[self.dim]
         index = torch.where(index < 0, index + size, index)
-        place, mine = find(flat_index(self.layout, (self.dim,), box, x.device), index)
+        place, mine = locate(flat_index(self.layout, (self.dim,), box, x.device), index)
         if self.each:
             return torch.where(mine, x.gather(self.dim, place), 0)
         mine = mine.view([-1, *[1] * (x.dim() - 1 - self.dim)])
@@ -111,7 +113,7 @@ class Pick(ReduceOp):
             raise IndexError(
                 f"an index into {size} positions is out of range: {int(index.min())} to {int(index.max())}"
             )
-        return Reduction((self.share(box, tiles[0], index),))
+        return Reduction((self.pick(box, tiles[0], index),))
 
     def merge(self, left: Reduction, right: Reduction) -> Reduction:
         # A position has one owner, so one of the two is zero.
@@ -122,24 +124,24 @@ class Pick(ReduceOp):
         return total.parts
 
     def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
-        return (self.share(box, tiles[0], vectors[0]),)
+        return (self.pick(box, tiles[0], vectors[0]),)
 
 
-def pick(rec: Recorder, x: Value, dim: int, index: Value, out: Tensor, name: str) -> Any:
+def pick_as_vector(rec: Recorder, x: Value, dim: int, index: Value, out: Tensor, name: str) -> Any:
     """Positions that are picked by an index that is a vector."""
-    if not x.is_map or index.is_map or not covers(x, [dim]) or not out.numel():
+    if not x.is_map or index.is_map or not covers_space(x, [dim]) or not out.numel():
         return NotImplemented
-    return rec.emit(Pick(dim, name == "gather", x.space), [x, index], [out], None, name)
+    return rec.emit(PickReduction(dim, name == "gather", x.space), [x, index], [out], None, name)
 
 
 @ATEN.rule(aten.index_select.default, kind="local, layout or reduce")
 def index_select(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, dim, index = args
     dim %= max(1, len(x.shape))
-    found = within(rec, func, args, kwargs, outs, [dim]) if x.is_map else NotImplemented
+    found = local_on_plain(rec, func, args, kwargs, outs, [dim]) if x.is_map else NotImplemented
     if found is NotImplemented:
-        found = picked(rec, x, dim, index, outs[0], "index_select")
-    return pick(rec, x, dim, index, outs[0], "index_select") if found is NotImplemented else found
+        found = select_along_axis(rec, x, dim, index, outs[0], "index_select")
+    return pick_as_vector(rec, x, dim, index, outs[0], "index_select") if found is NotImplemented else found
 
 
 @ATEN.rule(aten.index.Tensor, kind="local, layout or reduce")
@@ -147,13 +149,13 @@ def index(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tenso
     """``patches[numbers]``, ``x[:, numbers]``; ``weight[classes]`` with a map of classes."""
     x, indices = args
     given = [(d, i) for d, i in enumerate(indices) if i is not None]
-    if len(given) == 1 and (found := picked(rec, x, *given[0], outs[0], "index")) is not NotImplemented:
+    if len(given) == 1 and (found := select_along_axis(rec, x, *given[0], outs[0], "index")) is not NotImplemented:
         return found
-    found = looked_up(rec, func, x, indices, given, outs[0])
-    return pick_rows(rec, x, *given[0], outs[0]) if found is NotImplemented and len(given) == 1 else found
+    found = look_up(rec, func, x, indices, given, outs[0])
+    return pick_by_index(rec, x, *given[0], outs[0]) if found is NotImplemented and len(given) == 1 else found
 
 
-def looked_up(
+def look_up(
     rec: Recorder, func: Any, x: Value, indices: Sequence[Value | None], given: list[tuple[int, Value]], out: Tensor
 ) -> Any:
     """``weight[classes]`` with a map of classes, and ``x[:, order]`` with an order of channels."""
@@ -169,26 +171,26 @@ def looked_up(
         assert space is not None
         layout = Layout((*((n,) for n in before), *space.dims, *((n,) for n in after)), space.extent)
         return local(rec, func, [x, list(indices)], {}, out, layout, name="index")
-    if len(given) != 1 or given[0][1].is_map or not plain(x, dims[0]):
+    if len(given) != 1 or given[0][1].is_map or not is_plain(x, dims[0]):
         return NotImplemented
     middle = tuple((n,) for n in given[0][1].shape)
     layout = Layout((*x.space.dims[: dims[0]], *middle, *x.space.dims[dims[0] + 1 :]), x.space.extent)
     return local(rec, func, [x, list(indices)], {}, out, layout, name="index")
 
 
-def pick_rows(rec: Recorder, x: Value, dim: int, index: Value, out: Tensor) -> Any:
+def pick_by_index(rec: Recorder, x: Value, dim: int, index: Value, out: Tensor) -> Any:
     """``x[:, index]`` with one index, on the dimension that holds all of space."""
     if index.is_map or index.dtype != torch.int64:
         return NotImplemented
     flat = rec.vector(torch.flatten, [index], {}, [rec.fake([index.fake.numel()], torch.int64, index.device)])[0]
     shape = (*x.shape[:dim], index.fake.numel(), *x.shape[dim + 1 :])
-    found = pick(rec, x, dim, flat, rec.fake(shape, x.dtype, x.device), "index")
+    found = pick_as_vector(rec, x, dim, flat, rec.fake(shape, x.dtype, x.device), "index")
     if found is NotImplemented:
         return NotImplemented
     return rec.vector(torch.reshape, [found[0], list(out.shape)], {}, [out], name="view")
 
 
-def lined_up(rec: Recorder, operands: Sequence[Value], dim: int) -> list[Value] | None:
+def align_but_for(rec: Recorder, operands: Sequence[Value], dim: int) -> list[Value] | None:
     """Operands of one rank as maps that lie alike but for ``dim``; None where they do not."""
     first = next(v for v in operands if v.is_map)
     space = first.space.space
@@ -214,9 +216,9 @@ def one_hot(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Ten
 def gather(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, dim, index = args[:3]
     dim %= max(1, len(x.shape))
-    maps = lined_up(rec, [x, index], dim)
+    maps = align_but_for(rec, [x, index], dim)
     if maps is None:
-        return pick(rec, x, dim, index, outs[0], "gather")
+        return pick_as_vector(rec, x, dim, index, outs[0], "gather")
     return local(rec, func, [maps[0], dim, maps[1]], {}, outs[0], maps[1].space, name="gather")
 
 
@@ -232,7 +234,7 @@ def gather(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tens
 def scatter(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, dim, index, source, *rest = args
     dim %= max(1, len(x.shape))
-    maps = lined_up(rec, [x, index, *([source] if isinstance(source, Value) else [])], dim)
+    maps = align_but_for(rec, [x, index, *([source] if isinstance(source, Value) else [])], dim)
     if maps is None:
         return NotImplemented
     what = maps[2] if isinstance(source, Value) else source
@@ -267,7 +269,7 @@ def bucketize(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[T
 
 
 @dataclass(frozen=True)
-class Best(ReduceOp):
+class TopK(ReduceOp):
     """The k largest (or smallest) along one dimension, best first, with their indices."""
 
     dim: int
@@ -293,7 +295,7 @@ class Best(ReduceOp):
         return best, where
 
     def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
-        place, mine = find(flat_index(self.layout, (self.dim,), box, tiles[0].device), outputs[1])
+        place, mine = locate(flat_index(self.layout, (self.dim,), box, tiles[0].device), outputs[1])
         return torch.where(mine, tiles[0].gather(self.dim, place), 0), None
 
 
@@ -302,7 +304,7 @@ def topk(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor
     """Over channels, or over a dimension that holds all of space."""
     x, k, dim, largest, _ = arguments(func, args, kwargs).values()
     dim %= len(x.shape)
-    found = within(rec, func, args, kwargs, outs, [dim])
-    if found is not NotImplemented or not covers(x, [dim]):
+    found = local_on_plain(rec, func, args, kwargs, outs, [dim])
+    if found is not NotImplemented or not covers_space(x, [dim]):
         return found
-    return rec.emit(Best(dim, k, bool(largest), x.space), [x], outs, None, "topk")
+    return rec.emit(TopK(dim, k, bool(largest), x.space), [x], outs, None, "topk")

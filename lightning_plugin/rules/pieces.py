@@ -25,7 +25,7 @@ from lightning_plugin.rules.noise import Stream
 
 
 @dataclass(frozen=True)
-class Dropout:
+class WeightDropout:
     """The random numbers of the weights of a tile's queries."""
 
     p: float
@@ -33,7 +33,7 @@ class Dropout:
     scores: Layout
     box: Box
 
-    def on(self, weights: Tensor, first: int, last: int) -> Tensor:
+    def apply_to(self, weights: Tensor, first: int, last: int) -> Tensor:
         """The weights of some keys, dropped out."""
         keys = len(self.scores.dims) - 1
         axis = len(self.scores.extent)
@@ -52,16 +52,16 @@ class Scores:
 
     scale: float | None
     row: int | None
-    dropout: Dropout | None
+    dropout: WeightDropout | None
     dtype: torch.dtype | None
-    zeros: bool = True
+    masked_to_zero: bool = True
 
     def __call__(self, query: Tensor, key: Tensor, mask: Tensor | None, first: int) -> Tensor:
         """The scores of a piece of keys, the first of which has this number."""
-        query, key = self.ready(query), self.ready(key)
+        query, key = self.cast(query), self.cast(key)
         scale = query.shape[-1] ** -0.5 if self.scale is None else self.scale
         last = first + key.shape[-2]
-        scores = (query * scale) @ like_heads(key, query).transpose(-2, -1)
+        scores = (query * scale) @ repeat_heads(key, query).transpose(-2, -1)
         if mask is not None:
             part = mask[..., first:last] if mask.shape[-1] > 1 else mask
             scores = scores.masked_fill(~part, -torch.inf) if part.dtype == torch.bool else scores + part
@@ -70,7 +70,7 @@ class Scores:
             scores = scores.masked_fill(torch.arange(first, last, device=scores.device) > rows[:, None], -torch.inf)
         return scores
 
-    def ready(self, operand: Tensor) -> Tensor:
+    def cast(self, operand: Tensor) -> Tensor:
         """An operand as it is multiplied: rounded as autocast has it, and in a type that sums are made in."""
         operand = operand if self.dtype is None else operand.to(self.dtype)
         return operand.to(accumulation_dtype(operand.dtype))
@@ -78,11 +78,11 @@ class Scores:
     def weigh(self, weights: Tensor, value: Tensor, first: int) -> Tensor:
         """Values by their weights."""
         if self.dropout is not None:
-            weights = self.dropout.on(weights, first, first + value.shape[-2])
-        return weights @ like_heads(self.ready(value), weights)
+            weights = self.dropout.apply_to(weights, first, first + value.shape[-2])
+        return weights @ repeat_heads(self.cast(value), weights)
 
 
-def like_heads(operand: Tensor, other: Tensor) -> Tensor:
+def repeat_heads(operand: Tensor, other: Tensor) -> Tensor:
     """Keys or values of fewer heads, each repeated for the queries' heads that share it."""
     if operand.dim() < 3 or operand.shape[-3] in (1, other.shape[-3]):
         return operand
@@ -114,7 +114,7 @@ class Attend(torch.autograd.Function):
                 total, share = total + weights * shrink, share + found * shrink
             most, weights, found = now, total, share
             del p, v
-        blind = (weights == 0) & scores.zeros
+        blind = (weights == 0) & scores.masked_to_zero
         out = found / weights.masked_fill(blind, 1.0)
         ctx.scores, ctx.key, ctx.value = scores, key, value
         log = (most + weights.log()).masked_fill(blind, 0.0)

@@ -117,7 +117,7 @@ def spread(rec: Recorder, vector: Value, layout: Layout, space: set[int]) -> Val
     return rec.spread(vector, Layout(tuple(dims), tuple(extent)))
 
 
-def aligned(rec: Recorder, value: Value, layout: Layout) -> Value | None:
+def align(rec: Recorder, value: Value, layout: Layout) -> Value | None:
     """A value that is broadcast to a layout: a vector cut as that is, or a map that is cut like it."""
     space = set(layout.space)
     if not value.is_map:
@@ -134,7 +134,7 @@ def aligned(rec: Recorder, value: Value, layout: Layout) -> Value | None:
 
 def as_map(rec: Recorder, value: Value, layout: Layout) -> Value:
     """A value of a layout's shape as a map that lies as it does."""
-    found = aligned(rec, value, layout) if value.is_map else None
+    found = align(rec, value, layout) if value.is_map else None
     return rec.spread(rec.gather(value), layout) if found is None else found
 
 

@@ -19,17 +19,17 @@ from lightning_plugin.graph import Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.ops import Along
 from lightning_plugin.private import operator_name, schema
-from lightning_plugin.rules.channels import arguments, of_last
+from lightning_plugin.rules.channels import arguments, over_last_dims
 from lightning_plugin.rules.convolution import Stamp
-from lightning_plugin.rules.reductions import placed
+from lightning_plugin.rules.reductions import to_tile_positions
 from lightning_plugin.rules.table import ATEN, Recorder
-from lightning_plugin.rules.window import SlidingOp, WindowOp, axes_of, each, sliding
+from lightning_plugin.rules.window import SlidingOp, WindowOp, axes_of_all_last, per_dim, window_fields
 
 aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class Pool(SlidingOp):
+class PoolOp(SlidingOp):
     """PyTorch's pooling pads no more than half a window, and some of it nothing that is smaller than one."""
 
     def can_pad(self, window: Window, size: int, padding: int) -> bool:
@@ -37,19 +37,19 @@ class Pool(SlidingOp):
 
 
 @dataclass(frozen=True)
-class MaxPool(Pool):
+class MaxPool(PoolOp):
     uniform: ClassVar[bool] = True
 
     def slide(self, box: Box, x: Tensor, vectors: Sequence[Tensor], padding: Sequence[int]) -> Tensor:
-        pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(self.slides) - 1]
-        kernel, stride, dilation = zip(*((w.kernel, w.stride, w.dilation) for w in self.slides), strict=True)
+        pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(self.all_windows) - 1]
+        kernel, stride, dilation = zip(*((w.kernel, w.stride, w.dilation) for w in self.all_windows), strict=True)
         return pool(x, kernel, stride, tuple(padding), dilation)
 
-    def blank(self, x: Tensor) -> float:
+    def padding_value(self, x: Tensor) -> float:
         return -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
 
 
-@of_last(
+@over_last_dims(
     aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default, aten.max_pool1d.default, kind="window"
 )
 def max_pool(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
@@ -59,10 +59,10 @@ def max_pool(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Te
     """
     count = 3 if "3d" in schema(func).name else 2
     x, kernel, stride, padding, dilation, _ = arguments(func, args, kwargs).values()
-    kernel = each(kernel, count)
-    stride = each(stride, count) if stride else kernel
-    windows = tuple(map(Window, kernel, stride, each(dilation, count), each(padding, count)))
-    found = sliding(x, windows, outs[0].shape)
+    kernel = per_dim(kernel, count)
+    stride = per_dim(stride, count) if stride else kernel
+    windows = tuple(map(Window, kernel, stride, per_dim(dilation, count), per_dim(padding, count)))
+    found = window_fields(x, windows, outs[0].shape)
     if found is None:
         return NotImplemented
     fields, layout = found
@@ -83,8 +83,8 @@ class MaxPoolIndices(WindowOp):
 
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         x = F.pad(tiles[0], self.pads(box), value=-math.inf)
-        pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(self.slides) - 1]
-        kernel, stride, dilation = zip(*((w.kernel, w.stride, w.dilation) for w in self.slides), strict=True)
+        pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(self.all_windows) - 1]
+        kernel, stride, dilation = zip(*((w.kernel, w.stride, w.dilation) for w in self.all_windows), strict=True)
         _, rest = pool(x, kernel, stride, 0, dilation, return_indices=True)
         sizes = [x.shape[d] for d in range(-len(kernel), 0) if not self.plain or self.plain[d] is None]
         total, step = torch.zeros_like(rest), 1
@@ -96,7 +96,7 @@ class MaxPoolIndices(WindowOp):
 
 
 @dataclass(frozen=True)
-class AvgPool(Pool):
+class AvgPool(PoolOp):
     """Sums of windows divided by how many positions count, which differs only where a window leaves the map."""
 
     uniform: ClassVar[bool] = True
@@ -105,7 +105,7 @@ class AvgPool(Pool):
     padding: tuple[int, ...] = ()
 
     def slide(self, box: Box, x: Tensor, vectors: Sequence[Tensor], padding: Sequence[int]) -> Tensor:
-        kernel, stride = zip(*((w.kernel, w.stride) for w in self.slides), strict=True)
+        kernel, stride = zip(*((w.kernel, w.stride) for w in self.all_windows), strict=True)
         pool = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[len(kernel) - 1]
         out = pool(x, kernel, stride, tuple(padding))
         size = math.prod(kernel)
@@ -130,13 +130,13 @@ class AvgPool(Pool):
         """Padding of a window, and the positions that count."""
         pads = super().mark(axis, lo, hi)
         places = [i for i, a in enumerate(self.axes) if a == axis]
-        return pads, *(tuple(self.counted(i, lo, hi) or ()) for i in places)
+        return pads, *(tuple(self.window_counts(i, lo, hi) or ()) for i in places)
 
     def counts(self, box: Box) -> list[list[int] | None]:
         """Number of positions of each window that count, for each dimension; None where all do."""
-        return [self.counted(i, box.lo[a], box.hi[a]) for i, a in enumerate(self.axes)]
+        return [self.window_counts(i, box.lo[a], box.hi[a]) for i, a in enumerate(self.axes)]
 
-    def counted(self, i: int, lo: int, hi: int) -> list[int] | None:
+    def window_counts(self, i: int, lo: int, hi: int) -> list[int] | None:
         w, size = self.windows[i], self.extent[self.axes[i]]
         line = []
         for o in range(lo, hi):
@@ -148,15 +148,15 @@ class AvgPool(Pool):
         return None if all(c == w.kernel for c in line) else line
 
 
-@of_last(aten.avg_pool2d.default, aten.avg_pool3d.default, aten.avg_pool1d.default, kind="window")
+@over_last_dims(aten.avg_pool2d.default, aten.avg_pool3d.default, aten.avg_pool1d.default, kind="window")
 def avg_pool(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     count = int(schema(func).name[-2])
     x, kernel, stride, padding, _, count_padding, *divisor = arguments(func, args, kwargs).values()
-    kernel, padding = each(kernel, count), each(padding, count)
-    stride = each(stride, count) if stride else kernel
+    kernel, padding = per_dim(kernel, count), per_dim(padding, count)
+    stride = per_dim(stride, count) if stride else kernel
     if kernel == x.shape[-count:] and not any(padding) and divisor in ([], [None]) and math.prod(kernel) > 1:
         return rec.decompose(torch.mean, x, list(range(-count, 0)), keepdim=True)  # which no tile has to see whole
-    found = sliding(x, tuple(map(Window, kernel, stride, (1,) * count, padding)), outs[0].shape)
+    found = window_fields(x, tuple(map(Window, kernel, stride, (1,) * count, padding)), outs[0].shape)
     if found is None:
         return NotImplemented
     fields, layout = found
@@ -182,7 +182,7 @@ class Unpool(Along):
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         x, where = tiles
         count = len(self.axes)
-        place, inside = placed(where, box, self.axes, [self.extent[a] for a in self.axes])
+        place, inside = to_tile_positions(where, box, self.axes, [self.extent[a] for a in self.axes])
         step = math.prod(box.extent[a] for a in self.axes)
         # What lies outside of the box goes to one place behind it, which is cut off.
         place = torch.where(inside, place, step).flatten(-count)
@@ -194,8 +194,8 @@ class Unpool(Along):
 def max_unpool(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Only with the indices of a pooling without overlaps, to the size that was pooled."""
     x, indices, size = args[0], args[1], tuple(args[2])
-    pool = made_by(indices)
-    axes = axes_of(x, len(size)) if x.is_map else None
+    pool = pooling_of(indices)
+    axes = axes_of_all_last(x, len(size)) if x.is_map else None
     if pool is None or axes is None or axes != pool.axes or indices.space.extent != x.space.extent:
         return NotImplemented
     extent = pool.extent
@@ -208,7 +208,7 @@ def max_unpool(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[
     return rec.emit(op, [x, indices], outs, Layout(x.space.dims, extent), "max_unpool")[0]
 
 
-def made_by(indices: Value) -> MaxPoolIndices | None:
+def pooling_of(indices: Value) -> MaxPoolIndices | None:
     """The pooling that indices come from."""
     op = indices.node.op if indices.is_map and indices.node is not None else None
     return op if isinstance(op, MaxPoolIndices) else None

@@ -63,11 +63,11 @@ class AlphaDropout(Positional):
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         x = tiles[0]
         keep = self.stream.keep(self.p, self.layout, box, x.device)
-        scale, shift = alpha_noise(keep.to(x.dtype), self.p)
+        scale, shift = alpha_scale_and_shift(keep.to(x.dtype), self.p)
         return x * scale + shift
 
 
-def alpha_noise(keep: Tensor, p: float) -> tuple[Tensor, Tensor]:
+def alpha_scale_and_shift(keep: Tensor, p: float) -> tuple[Tensor, Tensor]:
     """(what alpha dropout multiplies by, what it adds), in PyTorch's order of operations."""
     a = 1 / math.sqrt((ALPHA * ALPHA * p + 1) * (1 - p))
     shift = keep.sub(1).mul_(ALPHA * a).add_(ALPHA * a * p)
@@ -116,34 +116,36 @@ class Bernoulli(Positional):
         return (self.stream.uniform(self.layout, box, torch.float64, x.device) < x).to(self.dtype)
 
 
-def emit(rec: Recorder, op: type[Positional], x: Value, outs: Sequence[Tensor], *fields: Any, grad: bool = True) -> Any:
+def emit_positional(
+    rec: Recorder, op: type[Positional], x: Value, outs: Sequence[Tensor], *fields: Any, grad: bool = True
+) -> Any:
     key, call = rec.session.next_random_key()
     return rec.emit(op(Stream(call, key), x.space, *fields), [x], outs, x.space, rec.name, grad=grad)
 
 
-def settings(func: Any, args: Any, kwargs: Any) -> tuple[Value, float, bool]:
+def dropout_arguments(func: Any, args: Any, kwargs: Any) -> tuple[Value, float, bool]:
     """(input, p, training) of a dropout function, of `torch.nn.functional` or of `torch`."""
     a = arguments(func, args, kwargs)
     return a["input"], a["p"], bool(a["training"] if "training" in a else a["train"])
 
 
-def idle(p: float, training: bool) -> bool:
+def drops_nothing(p: float, training: bool) -> bool:
     """Nothing is dropped: PyTorch returns the tensor it got."""
     return not training or p == 0
 
 
 @API.rule(F.dropout, torch.dropout, kind="local, random")
 def dropout(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    x, p, training = settings(func, args, kwargs)
-    return NotImplemented if idle(p, training) else emit(rec, Dropout, x, outs, p)
+    x, p, training = dropout_arguments(func, args, kwargs)
+    return NotImplemented if drops_nothing(p, training) else emit_positional(rec, Dropout, x, outs, p)
 
 
 @API.rule(F.alpha_dropout, torch.alpha_dropout, kind="local, random")
 def alpha_dropout(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    x, p, training = settings(func, args, kwargs)
-    if idle(p, training):
+    x, p, training = dropout_arguments(func, args, kwargs)
+    if drops_nothing(p, training):
         return NotImplemented
-    return emit(rec, Dropout, x, outs, 1.0) if p == 1 else emit(rec, AlphaDropout, x, outs, p)
+    return emit_positional(rec, Dropout, x, outs, 1.0) if p == 1 else emit_positional(rec, AlphaDropout, x, outs, p)
 
 
 def channel_mask(rec: Recorder, x: Value, p: float, lead: int) -> Tensor:
@@ -155,8 +157,8 @@ def channel_mask(rec: Recorder, x: Value, p: float, lead: int) -> Tensor:
 @API.rule(F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout, kind="local, random")
 def feature_dropout(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Whole channels; an image without a batch dimension has one lead dimension less."""
-    x, p, training = settings(func, args, kwargs)
-    if idle(p, training):
+    x, p, training = dropout_arguments(func, args, kwargs)
+    if drops_nothing(p, training):
         return NotImplemented
     lead = 1 if (func, len(x.shape)) in ((F.dropout1d, 2), (F.dropout3d, 4)) else 2
     mask = channel_mask(rec, x, p, lead) if p < 1 else torch.zeros([1] * len(x.shape), dtype=x.dtype, device=x.device)
@@ -165,12 +167,12 @@ def feature_dropout(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequ
 
 @API.rule(F.feature_alpha_dropout, torch.feature_alpha_dropout, kind="local, random")
 def feature_alpha_dropout(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    x, p, training = settings(func, args, kwargs)
-    if idle(p, training):
+    x, p, training = dropout_arguments(func, args, kwargs)
+    if drops_nothing(p, training):
         return NotImplemented
     if p == 1:
         return rec.decompose(torch.mul, x, 0.0)
-    scale, shift = alpha_noise(channel_mask(rec, x, p, 2), p)
+    scale, shift = alpha_scale_and_shift(channel_mask(rec, x, p, 2), p)
     return rec.decompose(scale_and_shift, x, rec.session.capture(scale), rec.session.capture(shift))
 
 
@@ -184,26 +186,28 @@ def rrelu(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tenso
     x = a["input"]
     if not a["training"]:
         return local(rec, F.leaky_relu, [x, (a["lower"] + a["upper"]) / 2], {}, outs[0], x.space, name="rrelu")
-    return emit(rec, RandomRelu, x, outs, a["lower"], a["upper"])
+    return emit_positional(rec, RandomRelu, x, outs, a["lower"], a["upper"])
 
 
 @ATEN.rule(aten.rand_like.default, aten.randn_like.default, kind="local, random")
-def like(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def random_like(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     normal = operator_name(func) == "randn_like"
     if not outs[0].is_floating_point():
         return NotImplemented
-    return emit(rec, Noise, args[0], outs, "normal" if normal else "uniform", outs[0].dtype, grad=False)
+    return emit_positional(rec, Noise, args[0], outs, "normal" if normal else "uniform", outs[0].dtype, grad=False)
 
 
 @ATEN.rule(aten.uniform.default, aten.exponential.default, kind="local, random")
-def fill(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def random_fill(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """``x.uniform_()``, ``x.exponential_()``."""
     a = arguments(func, args, kwargs)
     if a["generator"] is not None or not a["self"].is_map:
         return NotImplemented
     if operator_name(func) == "exponential":
-        return emit(rec, Noise, a["self"], outs, "exponential", a["self"].dtype, 1 / a["lambd"], grad=False)
-    return emit(rec, Noise, a["self"], outs, "uniform", a["self"].dtype, a["to"] - a["from"], a["from"], grad=False)
+        return emit_positional(rec, Noise, a["self"], outs, "exponential", a["self"].dtype, 1 / a["lambd"], grad=False)
+    return emit_positional(
+        rec, Noise, a["self"], outs, "uniform", a["self"].dtype, a["to"] - a["from"], a["from"], grad=False
+    )
 
 
 @API.rule(Tensor.normal_, kind="local, random")
@@ -211,7 +215,7 @@ def normal(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tens
     a = {"mean": 0.0, "std": 1.0} | dict(zip(("self", "mean", "std"), args, strict=False)) | kwargs
     if a.get("generator") is not None or not a["self"].is_map:
         return NotImplemented
-    return emit(rec, Noise, a["self"], outs, "normal", a["self"].dtype, a["std"], a["mean"], grad=False)
+    return emit_positional(rec, Noise, a["self"], outs, "normal", a["self"].dtype, a["std"], a["mean"], grad=False)
 
 
 @ATEN.rule(aten.bernoulli.default, aten.bernoulli.p, kind="local, random")
@@ -219,7 +223,7 @@ def bernoulli(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[T
     a = arguments(func, args, kwargs)
     if a["generator"] is not None:
         return NotImplemented
-    return emit(rec, Bernoulli, args[0], outs, a.get("p"), outs[0].dtype, grad=False)
+    return emit_positional(rec, Bernoulli, args[0], outs, a.get("p"), outs[0].dtype, grad=False)
 
 
 @API.rule(Tensor.bernoulli_, kind="local, random")
@@ -227,7 +231,7 @@ def bernoulli_in_place(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: S
     a = {"p": 0.5} | dict(zip(("self", "p"), args, strict=False)) | kwargs
     if a.get("generator") is not None or not a["self"].is_map or not isinstance(a["p"], (int, float)):
         return NotImplemented
-    return emit(rec, Bernoulli, a["self"], outs, a["p"], a["self"].dtype, grad=False)
+    return emit_positional(rec, Bernoulli, a["self"], outs, a["p"], a["self"].dtype, grad=False)
 
 
 @ATEN.rule(aten.empty_like.default, kind="local")

@@ -35,7 +35,7 @@ def widen(x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class SpaceOp(ReduceOp):
+class SpaceReduction(ReduceOp):
     """A reduction over ``dims``, which hold all of space; ``size`` is how many elements it reduces in all."""
 
     dims: tuple[int, ...]
@@ -44,28 +44,28 @@ class SpaceOp(ReduceOp):
     size: int
 
     @property
-    def blank(self) -> tuple[float, ...]:
+    def neutral(self) -> tuple[float, ...]:
         """Neutral value of each part; a sum has none."""
         return (0.0,)
 
-    def flat(self, x: Tensor) -> Tensor:
+    def with_reduced_last(self, x: Tensor) -> Tensor:
         """A tile with the reduced dimensions as one, the last."""
         dims = sorted(self.dims)
         return x.movedim(dims, tuple(range(-len(dims), 0))).flatten(-len(dims))
 
 
 @dataclass(frozen=True)
-class Sum(SpaceOp):
+class Sum(SpaceReduction):
     """Sum or mean: the total, divided by ``divisor``."""
 
     uniform: ClassVar[bool] = True
     divisor: float = 1.0
 
     def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
-        return Reduction((widen(tiles[0]).sum(self.dims, keepdim=self.keep).to(self.total),))
+        return Reduction((widen(tiles[0]).sum(self.dims, keepdim=self.keep).to(self.sum_dtype),))
 
     @property
-    def total(self) -> torch.dtype:
+    def sum_dtype(self) -> torch.dtype:
         return torch.float64 if self.dtype.is_floating_point else self.dtype
 
     def merge(self, left: Reduction, right: Reduction) -> Reduction:
@@ -80,14 +80,14 @@ class Sum(SpaceOp):
 
 
 @dataclass(frozen=True)
-class VarMean(SpaceOp):
+class VarMean(SpaceReduction):
     """Variance (with ``correction`` taken off the count) and mean, by merged moments (Chan, Golub and LeVeque)."""
 
     uniform: ClassVar[bool] = True
     correction: float = 0.0
 
     @property
-    def blank(self) -> tuple[float, ...]:
+    def neutral(self) -> tuple[float, ...]:
         return 0.0, 0.0, 0.0
 
     def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
@@ -131,16 +131,16 @@ class Moments(torch.autograd.Function):
         x, mean = ctx.saved_tensors
         found = None
         if square is not None:
-            found = x - kept(mean.to(x.dtype), op)
-            found *= kept(2 * square / (op.size - op.correction), op)
+            found = x - with_reduced_dims(mean.to(x.dtype), op)
+            found *= with_reduced_dims(2 * square / (op.size - op.correction), op)
         if total is not None:
-            share = kept(total / op.size, op)
+            share = with_reduced_dims(total / op.size, op)
             found = share.expand_as(x) if found is None else found.add_(share)
         return found, None, None
 
 
 @dataclass(frozen=True)
-class ExpSum(SpaceOp):
+class ExpSum(SpaceReduction):
     """(Σ exp(x - m), m = max x), the reduced dimensions kept as ones.
 
     The maximum only keeps the numbers in range: it cancels, and backward treats it as a constant.
@@ -149,28 +149,28 @@ class ExpSum(SpaceOp):
     uniform: ClassVar[bool] = True
 
     @property
-    def blank(self) -> tuple[float, ...]:
+    def neutral(self) -> tuple[float, ...]:
         return 0.0, -math.inf
 
     def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
         x = widen(tiles[0])
         top = x.amax(self.dims, keepdim=True)
-        return Reduction(((x - finite(top)).exp_().sum(self.dims, keepdim=True).double(), top))
+        return Reduction(((x - finite_maximum(top)).exp_().sum(self.dims, keepdim=True).double(), top))
 
     def merge(self, left: Reduction, right: Reduction) -> Reduction:
         (s, m), (t, n) = left.parts, right.parts
         top = torch.maximum(m, n)
-        shift = finite(top)
+        shift = finite_maximum(top)
         return Reduction((s * (m - shift).double().exp() + t * (n - shift).double().exp(), top))
 
     def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return total.parts[0].to(self.dtype), total.parts[1].to(self.dtype)
 
     def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
-        return (widen(tiles[0]) - finite(outputs[1])).exp().sum(self.dims, keepdim=True).to(self.dtype), None
+        return (widen(tiles[0]) - finite_maximum(outputs[1])).exp().sum(self.dims, keepdim=True).to(self.dtype), None
 
 
-def finite(top: Tensor) -> Tensor:
+def finite_maximum(top: Tensor) -> Tensor:
     """A maximum that can be subtracted: where everything is -inf there is nothing to keep in range."""
     return torch.where(top == -math.inf, 0.0, top)
 
@@ -180,22 +180,22 @@ def log_of_sum(total: Tensor, top: Tensor, shape: Sequence[int], dtype: torch.dt
     return (total.masked_fill(top.isinf(), 1).log() + top).reshape(shape).to(dtype)
 
 
-def root(total: Tensor, order: float, dtype: torch.dtype) -> Tensor:
+def root_of_sum(total: Tensor, order: float, dtype: torch.dtype) -> Tensor:
     """A sum's root, with a gradient of zero where it is zero, as PyTorch's norms and deviations have it."""
     zero = total == 0
     return total.masked_fill(zero, 1).pow(1 / order).masked_fill(zero, 0).to(dtype)
 
 
-def restored(result: Tensor, dims: Sequence[int]) -> Tensor:
+def unsqueeze_dims(result: Tensor, dims: Sequence[int]) -> Tensor:
     """A result with the reduced dimensions put back as ones."""
     for d in sorted(dims):
         result = result.unsqueeze(d)
     return result
 
 
-def kept(result: Tensor, op: SpaceOp) -> Tensor:
+def with_reduced_dims(result: Tensor, op: SpaceReduction) -> Tensor:
     """An operator's result with the reduced dimensions in place as ones."""
-    return result if op.keep else restored(result, op.dims)
+    return result if op.keep else unsqueeze_dims(result, op.dims)
 
 
 def flat_index(layout: Layout, dims: Sequence[int], box: Box, device: torch.device) -> Tensor:
@@ -209,13 +209,13 @@ def flat_index(layout: Layout, dims: Sequence[int], box: Box, device: torch.devi
     return index.reshape(-1)
 
 
-def find(positions: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+def locate(positions: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
     """(where in a tile the wanted positions are, whether they are in it at all)."""
     place = torch.searchsorted(positions, wanted.contiguous()).clamp_(max=len(positions) - 1)
     return place, positions[place] == wanted
 
 
-def placed(where: Tensor, box: Box, axes: Sequence[int], sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+def to_tile_positions(where: Tensor, box: Box, axes: Sequence[int], sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
     """(flat positions in a tile of flat positions in a map whose axes have these sizes, whether they are in it)."""
     inside, place, step = torch.ones_like(where, dtype=torch.bool), torch.zeros_like(where), 1
     for a, size in reversed(list(zip(axes, sizes, strict=True))):
@@ -228,7 +228,7 @@ def placed(where: Tensor, box: Box, axes: Sequence[int], sizes: Sequence[int]) -
 
 
 @dataclass(frozen=True)
-class Found(SpaceOp):
+class ExtremeOp(SpaceReduction):
     """Largest (``sign`` 1) or smallest (-1) value of a map that lies as ``layout``, and where it is."""
 
     layout: Layout
@@ -237,14 +237,14 @@ class Found(SpaceOp):
     def positions(self, box: Box, device: torch.device) -> Tensor:
         return flat_index(self.layout, sorted(self.dims), box, device)
 
-    def best(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def extreme_per_row(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The best of each row, and which are."""
         best = (x.amax if self.sign > 0 else x.amin)(-1, keepdim=True)
         return best, (x == best) | (x.isnan() & best.isnan())
 
 
 @dataclass(frozen=True)
-class Extreme(Found):
+class Extreme(ExtremeOp):
     """Largest (``sign`` 1) or smallest (-1) value; positions that tie for it share the gradient, as `amax` has it.
 
     [Note: ties] A tile that is computed again on another grid may differ from the first time in its last bits, and a
@@ -257,12 +257,12 @@ class Extreme(Found):
     uniform: ClassVar[bool] = True
 
     @property
-    def blank(self) -> tuple[float, ...]:
+    def neutral(self) -> tuple[float, ...]:
         return (-math.inf, 0.0, -1.0) if self.sign > 0 else (math.inf, 0.0, 0.0)
 
     def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
-        x = self.flat(tiles[0])
-        best, match = self.best(x)
+        x = self.with_reduced_last(tiles[0])
+        best, match = self.extreme_per_row(x)
         ties = match.sum(-1)
         positions = self.positions(box, x.device)
         if x.device.type == "cpu" and not isinstance(ties, FakeTensor) and bool((ties == 1).all()):
@@ -271,7 +271,7 @@ class Extreme(Found):
             first = match.to(torch.uint8).topk(min(TIES, x.shape[-1]))
             where = torch.where(first.values > 0, positions[first.indices], -1)
         where = torch.nn.functional.pad(where, (0, TIES - where.shape[-1]), value=-1)
-        return Reduction(tuple(restored(part, self.dims) for part in (best.squeeze(-1), ties, where)))
+        return Reduction(tuple(unsqueeze_dims(part, self.dims) for part in (best.squeeze(-1), ties, where)))
 
     def merge(self, left: Reduction, right: Reduction) -> Reduction:
         (a, n, i), (b, m, j) = left.parts, right.parts
@@ -287,9 +287,9 @@ class Extreme(Found):
 
     def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         best, ties, where = total.parts
-        return best if self.keep else squeeze(best, self.dims), ties, where
+        return best if self.keep else squeeze_dims(best, self.dims), ties, where
 
-    def listed(self, ties: Tensor, where: Tensor) -> Tensor:
+    def all_ties_known(self, ties: Tensor, where: Tensor) -> Tensor:
         """True where all positions that tie are known."""
         return (where >= 0).sum(-1) == ties
 
@@ -299,50 +299,52 @@ class Extreme(Found):
 
     def uncertain(self, outputs: Sequence[Tensor], shared: bool = False) -> bool:
         _, ties, where = outputs
-        return shared or isinstance(ties, FakeTensor) or not bool(self.listed(ties, where).all())
+        return shared or isinstance(ties, FakeTensor) or not bool(self.all_ties_known(ties, where).all())
 
     def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
-        best = squeeze(outputs[0], self.dims) if self.keep else outputs[0]
-        ties, where = (squeeze(o, self.dims) for o in outputs[1:])
-        x = self.flat(tiles[0])
-        place, mine = find(self.positions(box, x.device), where)
+        best = squeeze_dims(outputs[0], self.dims) if self.keep else outputs[0]
+        ties, where = (squeeze_dims(o, self.dims) for o in outputs[1:])
+        x = self.with_reduced_last(tiles[0])
+        place, mine = locate(self.positions(box, x.device), where)
         value = torch.where(mine, x.gather(-1, place), 0).sum(-1) / ties
         if self.uncertain(outputs):
             equal = x == best.unsqueeze(-1)
-            value = torch.where(self.listed(ties, where), value, (x * (equal.to(x.dtype) / ties.unsqueeze(-1))).sum(-1))
-        return restored(value, self.dims) if self.keep else value, None, None
+            value = torch.where(
+                self.all_ties_known(ties, where), value, (x * (equal.to(x.dtype) / ties.unsqueeze(-1))).sum(-1)
+            )
+        return unsqueeze_dims(value, self.dims) if self.keep else value, None, None
 
 
 @dataclass(frozen=True)
-class First(Found):
+class FirstExtreme(ExtremeOp):
     """Extreme value with its index, the first in row-major order among equals; it takes the whole gradient."""
 
     @property
-    def blank(self) -> tuple[float, ...]:
+    def neutral(self) -> tuple[float, ...]:
         return -self.sign * math.inf, math.inf
 
     def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
-        x = self.flat(tiles[0])
-        best, match = self.best(x)
+        x = self.with_reduced_last(tiles[0])
+        best, match = self.extreme_per_row(x)
         where = match.to(torch.uint8).argmax(-1)
         found = best.squeeze(-1), self.positions(box, x.device)[where]
-        return Reduction(tuple(restored(part, self.dims) if self.keep else part for part in found))
+        return Reduction(tuple(unsqueeze_dims(part, self.dims) if self.keep else part for part in found))
 
     def merge(self, left: Reduction, right: Reduction) -> Reduction:
-        return Reduction(earlier(left.parts, right.parts, self.sign))
+        return Reduction(more_extreme(left.parts, right.parts, self.sign))
 
     def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return total.parts
 
     def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
-        x = self.flat(tiles[0])
-        where = squeeze(outputs[1], self.dims) if self.keep else outputs[1]
-        place, mine = find(self.positions(box, x.device), where.unsqueeze(-1))
+        x = self.with_reduced_last(tiles[0])
+        where = squeeze_dims(outputs[1], self.dims) if self.keep else outputs[1]
+        place, mine = locate(self.positions(box, x.device), where.unsqueeze(-1))
         value = torch.where(mine, x.gather(-1, place), 0).squeeze(-1)
-        return restored(value, self.dims) if self.keep else value, None
+        return unsqueeze_dims(value, self.dims) if self.keep else value, None
 
 
-def earlier(left: Sequence[Tensor], right: Sequence[Tensor], sign: int) -> tuple[Tensor, ...]:
+def more_extreme(left: Sequence[Tensor], right: Sequence[Tensor], sign: int) -> tuple[Tensor, ...]:
     """Of two values with their positions the more extreme, NaN before all, and of equals the one that is first."""
     (a, i), (b, j) = left, right
     more = (b > a if sign > 0 else b < a) | (b.isnan() & ~a.isnan())
@@ -350,13 +352,13 @@ def earlier(left: Sequence[Tensor], right: Sequence[Tensor], sign: int) -> tuple
     return torch.where(take, b, a), torch.where(take, j, i)
 
 
-def squeeze(x: Tensor, dims: Sequence[int]) -> Tensor:
+def squeeze_dims(x: Tensor, dims: Sequence[int]) -> Tensor:
     for d in sorted(dims, reverse=True):
         x = x.squeeze(d)
     return x
 
 
-def covers(value: Value, dims: Sequence[int]) -> bool:
+def covers_space(value: Value, dims: Sequence[int]) -> bool:
     """True if reducing these dimensions reduces all of space."""
     return all(d in dims for d in value.space.tidy.space)
 
@@ -369,7 +371,7 @@ def reduced_size(value: Value, dims: Sequence[int]) -> int:
 
 
 @dataclass(frozen=True)
-class Slices(Reduction):
+class PartialSlices(Reduction):
     """Partial results that lie in space: those of ``box``."""
 
     box: Box
@@ -381,8 +383,8 @@ class Projection(ReduceOp):
 
     inner: ReduceOp
     result: Layout
-    ties: Layout
-    blank: tuple[float, ...]
+    kept: Layout
+    neutral: tuple[float, ...]
 
     @property
     def uniform(self) -> bool:  # type: ignore[override]
@@ -392,37 +394,37 @@ class Projection(ReduceOp):
         return self.inner.need(box)
 
     def lands(self, box: Box) -> Hashable:
-        return self.left(box)
+        return self.result_box(box)
 
     def repeat(self, part: Reduction, times: int) -> Reduction:
-        assert isinstance(part, Slices)
-        return Slices(self.inner.repeat(Reduction(part.parts), times).parts, part.box)
+        assert isinstance(part, PartialSlices)
+        return PartialSlices(self.inner.repeat(Reduction(part.parts), times).parts, part.box)
 
-    def left(self, box: Box) -> Box:
+    def result_box(self, box: Box) -> Box:
         """The part of the result that an input box adds to."""
         return box.broadcast(self.result.extent)
 
     def layouts(self, parts: Sequence[Tensor]) -> list[Layout]:
         """Parts that keep the reduced dimensions lie as `ties`, maybe with one more behind them; the others as the
         result."""
-        kept = len(self.ties.dims)
+        kept = len(self.kept.dims)
         return [
             self.result
             if p.dim() < kept
-            else self.ties
+            else self.kept
             if p.dim() == kept
-            else Layout((*self.ties.dims, (p.shape[-1],)), self.ties.extent)
+            else Layout((*self.kept.dims, (p.shape[-1],)), self.kept.extent)
             for p in parts
         ]
 
     def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
         parts = self.inner.partial(box, tiles, vectors).parts
         parts = tuple(p.expand(parts[-1].shape) if p.dim() == 0 else p for p in parts)
-        return Slices(parts, self.left(box))
+        return PartialSlices(parts, self.result_box(box))
 
     def merge(self, left: Reduction, right: Reduction) -> Reduction:
-        assert isinstance(left, Slices) and isinstance(right, Slices)
-        total = self.whole(left)
+        assert isinstance(left, PartialSlices) and isinstance(right, PartialSlices)
+        total = self.extend(left)
         layouts = self.layouts(total.parts)
         old = [lay.narrow(p, total.box, right.box) for lay, p in zip(layouts, total.parts, strict=True)]
         new = self.inner.merge(Reduction(tuple(old)), right).parts
@@ -430,23 +432,23 @@ class Projection(ReduceOp):
             lay.write_into(part, total.box, value, right.box)
         return total
 
-    def whole(self, part: Slices) -> Slices:
+    def extend(self, part: PartialSlices) -> PartialSlices:
         """A partial result as the running one: everything that no tile has added to yet is blank."""
         full = Box.whole(self.result.extent)
         if part.box == full and all(p.is_contiguous() for p in part.parts):
             return part
         parts = []
-        for lay, p, blank in zip(self.layouts(part.parts), part.parts, self.blank, strict=True):
-            if math.isinf(blank) and not p.is_floating_point():
-                blank = torch.iinfo(p.dtype).max if blank > 0 else torch.iinfo(p.dtype).min
-            running = torch.full(lay.shape, blank, dtype=p.dtype, device=p.device)
+        for lay, p, neutral in zip(self.layouts(part.parts), part.parts, self.neutral, strict=True):
+            if math.isinf(neutral) and not p.is_floating_point():
+                neutral = torch.iinfo(p.dtype).max if neutral > 0 else torch.iinfo(p.dtype).min
+            running = torch.full(lay.shape, neutral, dtype=p.dtype, device=p.device)
             lay.write_into(running, full, p, part.box)
             parts.append(running)
-        return Slices(tuple(parts), full)
+        return PartialSlices(tuple(parts), full)
 
     def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        assert isinstance(total, Slices)
-        return self.inner.finish(self.whole(total), vectors)
+        assert isinstance(total, PartialSlices)
+        return self.inner.finish(self.extend(total), vectors)
 
     @property
     def seeks(self) -> bool:
@@ -456,7 +458,7 @@ class Projection(ReduceOp):
         return self.inner.uncertain(outputs, shared)
 
     def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
-        full, mine = Box.whole(self.result.extent), self.left(box)
+        full, mine = Box.whole(self.result.extent), self.result_box(box)
         layouts = self.layouts(outputs)
         here = [lay.narrow(o, full, mine) for lay, o in zip(layouts, outputs, strict=True)]
         pulls = self.inner.pull(box, tiles, vectors, here)
@@ -476,7 +478,7 @@ class Embed(torch.autograd.Function):
         return ctx.layout.narrow(grad, Box.whole(ctx.layout.extent), ctx.box), None, None
 
 
-def projected(value: Value, dims: Sequence[int], keep: bool) -> Layout:
+def reduced_layout(value: Value, dims: Sequence[int], keep: bool) -> Layout:
     """The layout after reducing ``dims``, whose axes have extent one and move to the front."""
     gone = {f.index for d in dims for f in value.space.dims[d] if isinstance(f, Axis)}
     extent = tuple(1 if a in gone else size for a, size in enumerate(value.space.extent))
@@ -485,21 +487,25 @@ def projected(value: Value, dims: Sequence[int], keep: bool) -> Layout:
     return Layout(tuple(left), extent)
 
 
-def along(inner: SpaceOp, x: Value) -> Projection:
+def project(inner: SpaceReduction, x: Value) -> Projection:
     """A reduction whose dimensions hold some of a map's axes."""
-    return Projection(inner, projected(x, inner.dims, inner.keep), projected(x, inner.dims, True), inner.blank)
+    return Projection(
+        inner, reduced_layout(x, inner.dims, inner.keep), reduced_layout(x, inner.dims, True), inner.neutral
+    )
 
 
-def over(rec: Recorder, op: SpaceOp, x: Value, fakes: Sequence[Tensor], name: str, grad: bool = True) -> Any:
+def record_reduction(
+    rec: Recorder, op: SpaceReduction, x: Value, fakes: Sequence[Tensor], name: str, grad: bool = True
+) -> Any:
     """A node that reduces all of space, or so many axes of it that the result is a vector."""
-    if covers(x, op.dims):
+    if covers_space(x, op.dims):
         return rec.emit(op, [x], fakes, None, name, grad=grad)
-    projection = along(op, x)
-    if len(cut_in_space(rec, projection.result)) > 1:
+    projection = project(op, x)
+    if len(cut_space_axes(rec, projection.result)) > 1:
         return NotImplemented
     return rec.emit(projection, [x], fakes, None, name, grad=grad)
 
 
-def cut_in_space(rec: Recorder, layout: Layout) -> list[int]:
+def cut_space_axes(rec: Recorder, layout: Layout) -> list[int]:
     """The axes of a layout that are space, and have more than one position."""
     return [a for a, size in enumerate(layout.extent) if size > 1 and a not in rec.session.instance_axes]

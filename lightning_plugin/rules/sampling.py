@@ -26,7 +26,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def with_values(function: Callable[P, T]) -> Callable[P, T]:
+def on_real_tensors(function: Callable[P, T]) -> Callable[P, T]:
     """Compute with real tensors also where shapes are propagated on fake ones: positions are geometry, not data."""
 
     @wraps(function)
@@ -52,7 +52,7 @@ class Sampler(ABC):
     def need(self, lo: int, hi: int) -> tuple[int, int]:
         """The inputs, inside the map, that outputs ``[lo, hi)`` mix."""
 
-    @with_values
+    @on_real_tensors
     def mark(self, lo: int, hi: int) -> Hashable:
         """The taps of outputs ``[lo, hi)``, from their first input on."""
         index, weight = self.taps(lo, hi)
@@ -90,7 +90,7 @@ class Linear(Scaled):
         first, last = (max(self.source(float(o)), 0.0) for o in (lo, hi - 1))
         return min(math.floor(first), self.size - 1), min(math.floor(last) + 2, self.size)
 
-    @with_values
+    @on_real_tensors
     def taps(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
         if self.out == self.size:  # PyTorch copies, whatever the factor says
             at = torch.arange(lo, hi)
@@ -113,7 +113,7 @@ class Cubic(Scaled):
         first, last = (math.floor(self.source(float(o))) for o in (lo, hi - 1))
         return min(max(first - 1, 0), self.size - 1), min(max(last + 2, 0), self.size - 1) + 1
 
-    @with_values
+    @on_real_tensors
     def taps(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
         source = self.source(outputs(lo, hi))
         left = source.floor()
@@ -152,7 +152,7 @@ class Antialiased(Scaled):
         first, last = (lo + 0.5) * self.scale, (hi - 0.5) * self.scale
         return max(int(first - self.support + 0.5), 0), min(int(last + self.support + 0.5), self.size)
 
-    @with_values
+    @on_real_tensors
     def taps(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
         centre = (outputs(lo, hi) + 0.5) * self.scale
         first = (centre - self.support + 0.5).trunc().clamp(min=0).long().unsqueeze(1)
@@ -174,13 +174,13 @@ class Bins(Sampler):
     def need(self, lo: int, hi: int) -> tuple[int, int]:
         return self.bin(lo)[0], self.bin(hi - 1)[1]
 
-    @with_values
+    @on_real_tensors
     def taps(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
         index, counts = self.members(lo, hi)
         inside = torch.arange(index.shape[1]) < counts.unsqueeze(1)
         return index, torch.where(inside, 1 / counts.unsqueeze(1).double(), 0.0)
 
-    @with_values
+    @on_real_tensors
     def members(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
         """Inputs of each bin, shape (outputs, most), the last one repeated where a bin is shorter; and its length."""
         at = torch.arange(lo, hi)
@@ -210,14 +210,14 @@ class Nearest(Sampler):
 
     def table(self, rounding: Rounding | None = None) -> Tensor:
         """The input position of every output."""
-        return neighbours(self.size, self.out, self.factor, self.mode, rounding or self.rounding, self.device)
+        return nearest_indices(self.size, self.out, self.factor, self.mode, rounding or self.rounding, self.device)
 
-    @with_values
+    @on_real_tensors
     def need(self, lo: int, hi: int) -> tuple[int, int]:
         table = self.table()
         return int(table[lo]), int(table[hi - 1]) + 1
 
-    @with_values
+    @on_real_tensors
     def taps(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
         index = self.table()[lo:hi].unsqueeze(1)
         return index, torch.ones(index.shape, dtype=torch.float64)
@@ -233,8 +233,8 @@ class Nearest(Sampler):
 
 
 @lru_cache(maxsize=64)
-@with_values
-def neighbours(size: int, out: int, factor: float | None, mode: str, rounding: Rounding, device: str) -> Tensor:
+@on_real_tensors
+def nearest_indices(size: int, out: int, factor: float | None, mode: str, rounding: Rounding, device: str) -> Tensor:
     """Nearest neighbours of a ramp of indices, by PyTorch on a device."""
     # On CUDA positions are float32 whatever the type of the map is, and a ramp in float64 is exact at any length.
     single = rounding is Rounding.SINGLE and torch.device(device).type != "cuda"

@@ -26,10 +26,10 @@ from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.ops import Along
 from lightning_plugin.private import operator_name
-from lightning_plugin.rules.channels import arguments, of_last, plain, resized, within
+from lightning_plugin.rules.channels import arguments, is_plain, local_on_plain, over_last_dims, resized
 from lightning_plugin.rules.pointwise import local
 from lightning_plugin.rules.table import API, ATEN, Recorder
-from lightning_plugin.rules.views import Expand, viewed
+from lightning_plugin.rules.views import Expand, reshape_map
 
 aten = torch.ops.aten
 
@@ -43,7 +43,7 @@ class Run:
     first: int | None
     step: int = 1
 
-    def within(self, lo: int, hi: int) -> Run | None:
+    def clip(self, lo: int, hi: int) -> Run | None:
         """The part of the run whose outputs lie in ``[lo, hi)``."""
         start, end = max(lo, self.lo), min(hi, self.hi)
         if end <= start:
@@ -85,7 +85,7 @@ class Line:
     runs: Runs
 
     def parts(self, lo: int, hi: int) -> list[Run]:
-        return [part for run in self.runs if (part := run.within(lo, hi)) is not None]
+        return [part for run in self.runs if (part := run.clip(lo, hi)) is not None]
 
     def need(self, lo: int, hi: int) -> tuple[int, int]:
         """Inputs that outputs ``[lo, hi)`` read; one position, which is dropped again, where all of them are filled."""
@@ -123,14 +123,14 @@ class IndexMap(Along):
         return x
 
 
-def cropped(start: int, count: int, step: int = 1) -> Runs:
+def crop_runs(start: int, count: int, step: int = 1) -> Runs:
     """The map of a slice."""
     return (Run(0, count, start, step),)
 
 
-def spatial(x: Value, dim: int) -> bool:
+def has_axis(x: Value, dim: int) -> bool:
     """True of a dimension that is an axis, be it of extent one, or has one among its factors."""
-    return x.space.axis_of(dim) is not None or not plain(x, dim)
+    return x.space.axis_of(dim) is not None or not is_plain(x, dim)
 
 
 def remap(rec: Recorder, x: Value, maps: Mapping[int, Runs], name: str, fill: float = 0.0) -> Value | None:
@@ -151,23 +151,23 @@ def remap(rec: Recorder, x: Value, maps: Mapping[int, Runs], name: str, fill: fl
     ]
 
 
-def declined(value: Value | None) -> Any:
+def or_decline(value: Value | None) -> Any:
     return NotImplemented if value is None else value
 
 
 @ATEN.rule(aten.slice.Tensor, kind="local or layout")
 def crop(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, dim, *ends = arguments(func, args, kwargs).values()
-    found = within(rec, func, args, kwargs, outs, [dim])
+    found = local_on_plain(rec, func, args, kwargs, outs, [dim])
     if found is not NotImplemented:
         return found
     dim %= len(x.shape)
     first, stop, step = slice(*ends).indices(x.shape[dim])
-    return declined(remap(rec, x, {dim: cropped(first, len(range(first, stop, step)), step)}, "slice"))
+    return or_decline(remap(rec, x, {dim: crop_runs(first, len(range(first, stop, step)), step)}, "slice"))
 
 
 @ATEN.rule(aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int, kind="local or layout")
-def parts(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def split(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Each part is a slice, or a position, of its own, so that one is not kept alive for another's sake."""
     x, dim = args[0], arguments(func, args, kwargs)["dim"]
     if func is aten.unbind.int:
@@ -179,11 +179,11 @@ def parts(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tenso
 
 @ATEN.rule(aten.select.int, kind="local or layout")
 def select(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    found = within(rec, func, args, kwargs, outs, [args[1]])
-    return declined(row(rec, args[0], args[1], args[2], outs[0])) if found is NotImplemented else found
+    found = local_on_plain(rec, func, args, kwargs, outs, [args[1]])
+    return or_decline(select_row(rec, args[0], args[1], args[2], outs[0])) if found is NotImplemented else found
 
 
-def row(rec: Recorder, x: Value, dim: int, index: int, out: Tensor) -> Value | None:
+def select_row(rec: Recorder, x: Value, dim: int, index: int, out: Tensor) -> Value | None:
     """One position along ``dim``, which then is gone; a flattened dimension is made into its axes first."""
     dim %= len(x.shape)
     index %= x.shape[dim]
@@ -192,16 +192,16 @@ def row(rec: Recorder, x: Value, dim: int, index: int, out: Tensor) -> Value | N
         return None
     spread = Layout((*x.space.dims[:dim], *((f,) for f in factors), *x.space.dims[dim + 1 :]), x.space.extent)
     if len(factors) > 1:
-        x = viewed(rec, x, spread)
+        x = reshape_map(rec, x, spread)
     maps = {}
     for d in reversed(range(dim, dim + len(factors))):
         index, at = divmod(index, x.shape[d])
-        maps[d] = cropped(at, 1)
+        maps[d] = crop_runs(at, 1)
     one = remap(rec, x, maps, "select")
     layout = None if one is None else one.space.regroup(tuple(out.shape))
     if one is None or layout is None:
         return None
-    found = viewed(rec, one, layout, "select")
+    found = reshape_map(rec, one, layout, "select")
     return found if any(size > 1 for size in layout.extent) else rec.gather(found)
 
 
@@ -213,7 +213,7 @@ def slice_scatter(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequen
     start, stop, step = slice(*ends).indices(x.shape[dim])
     if step != 1:
         return NotImplemented
-    return rec.decompose(lambda x, part: joined(x, part, dim, start, max(start, stop)), x, part)
+    return rec.decompose(lambda x, part: replace_part(x, part, dim, start, max(start, stop)), x, part)
 
 
 @ATEN.rule(aten.select_scatter.default, kind="local or layout")
@@ -222,10 +222,10 @@ def select_scatter(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Seque
     x, part, dim, index = args
     dim %= len(outs[0].shape)
     index %= x.shape[dim]
-    return rec.decompose(lambda x, part: joined(x, part.unsqueeze(dim), dim, index, index + 1), x, part)
+    return rec.decompose(lambda x, part: replace_part(x, part.unsqueeze(dim), dim, index, index + 1), x, part)
 
 
-def joined(x: Tensor, part: Tensor, dim: int, start: int, stop: int) -> Tensor:
+def replace_part(x: Tensor, part: Tensor, dim: int, start: int, stop: int) -> Tensor:
     """``x`` with a new part from ``start`` to ``stop``."""
     after = x.shape[dim] - stop
     pieces = [x.narrow(dim, 0, start)] if start else []
@@ -242,7 +242,7 @@ def joined(x: Tensor, part: Tensor, dim: int, start: int, stop: int) -> Tensor:
 def flip(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x = args[0]
     dims = [d % len(x.shape) for d in args[1]]
-    maps = {d: cropped(x.shape[d] - 1, x.shape[d], -1) for d in dims if spatial(x, d)}
+    maps = {d: crop_runs(x.shape[d] - 1, x.shape[d], -1) for d in dims if has_axis(x, d)}
     found = remap(rec, x, maps, "flip")
     others = [d for d in dims if d not in maps]
     if found is None:
@@ -258,7 +258,7 @@ def roll(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor
     if not dims or len(set(dims)) < len(dims):
         return NotImplemented
     pairs = dict(zip(dims, shifts, strict=True))
-    maps = {d: rolled(x.shape[d], s) for d, s in pairs.items() if spatial(x, d)}
+    maps = {d: roll_runs(x.shape[d], s) for d, s in pairs.items() if has_axis(x, d)}
     others = {d: s for d, s in pairs.items() if d not in maps}
     found = remap(rec, x, maps, "roll")
     if found is None or not others:
@@ -266,9 +266,9 @@ def roll(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor
     return local(rec, func, [found, list(others.values()), list(others)], {}, outs[0], found.space, name="roll")
 
 
-def rolled(size: int, shift: int) -> tuple[Run, ...]:
+def roll_runs(size: int, shift: int) -> tuple[Run, ...]:
     shift %= size
-    return (Run(0, shift, size - shift), Run(shift, size, 0)) if shift else cropped(0, size)
+    return (Run(0, shift, size - shift), Run(shift, size, 0)) if shift else crop_runs(0, size)
 
 
 @ATEN.rule(aten.repeat.default, kind="layout", enlarges=True)
@@ -278,7 +278,9 @@ def repeat(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tens
     if not all(times):
         return NotImplemented
     maps = {
-        d: repeated(x.shape[d], times[d + new]) for d in range(len(x.shape)) if times[d + new] != 1 and spatial(x, d)
+        d: repeat_runs(x.shape[d], times[d + new])
+        for d in range(len(x.shape))
+        if times[d + new] != 1 and has_axis(x, d)
     }
     found = remap(rec, x, maps, "repeat")
     if found is None:
@@ -289,7 +291,7 @@ def repeat(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tens
     return local(rec, func, [found, others], {}, outs[0], layout, name="repeat")
 
 
-def repeated(size: int, times: int) -> tuple[Run, ...]:
+def repeat_runs(size: int, times: int) -> tuple[Run, ...]:
     if size == 1:
         return (Run(0, times, 0, 0),)
     return tuple(Run(i * size, (i + 1) * size, 0) for i in range(times))
@@ -300,7 +302,9 @@ def expand(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tens
     x, shape = args[0], tuple(outs[0].shape)
     new = len(shape) - len(x.shape)
     maps = {
-        d: repeated(1, shape[d + new]) for d in range(len(x.shape)) if x.shape[d] != shape[d + new] and spatial(x, d)
+        d: repeat_runs(1, shape[d + new])
+        for d in range(len(x.shape))
+        if x.shape[d] != shape[d + new] and has_axis(x, d)
     }
     found = remap(rec, x, maps, "expand")
     if found is None or any(found.shape[d] != shape[d + new] for d in found.space.space):
@@ -312,7 +316,7 @@ def expand(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tens
 # Padding --------------------------------------------------------------------------------------------------
 
 
-def padded(mode: str, size: int, before: int, after: int) -> Runs | None:
+def pad_runs(mode: str, size: int, before: int, after: int) -> Runs | None:
     """The index map of one axis, or None where the padding crops all of it away."""
     start = max(-before, 0)
     kept = size - start + min(after, 0)
@@ -333,12 +337,12 @@ def padded(mode: str, size: int, before: int, after: int) -> Runs | None:
     return tuple(run for run in runs if run.hi > run.lo)
 
 
-def pad(rec: Recorder, x: Value, pads: Sequence[int], mode: str, fill: float, out: Tensor, name: str) -> Any:
+def record_pad(rec: Recorder, x: Value, pads: Sequence[int], mode: str, fill: float, out: Tensor, name: str) -> Any:
     """``pads`` is in PyTorch's order, last dimension first."""
     rank = len(x.shape)
     pairs = {rank - 1 - i: (pads[2 * i], pads[2 * i + 1]) for i in range(len(pads) // 2)}
     pairs = {d: pair for d, pair in pairs.items() if any(pair)}
-    maps = {d: padded(mode, x.shape[d], *pair) for d, pair in pairs.items() if spatial(x, d)}
+    maps = {d: pad_runs(mode, x.shape[d], *pair) for d, pair in pairs.items() if has_axis(x, d)}
     others = {d: pair for d, pair in pairs.items() if d not in maps}
     if out.dtype != x.dtype or (others and mode != "constant") or any(runs is None for runs in maps.values()):
         return NotImplemented
@@ -354,17 +358,17 @@ def pad(rec: Recorder, x: Value, pads: Sequence[int], mode: str, fill: float, ou
 @ATEN.rule(aten.constant_pad_nd.default, kind="layout")
 def constant_pad(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, pads, fill = arguments(func, args, kwargs).values()
-    return pad(rec, x, pads, "constant", fill, outs[0], "constant_pad")
+    return record_pad(rec, x, pads, "constant", fill, outs[0], "constant_pad")
 
 
-@of_last(
+@over_last_dims(
     aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default,
     aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default,
     kind="layout",
 )  # fmt: skip
 def mirrored_pad(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     mode = "reflect" if operator_name(func).startswith("reflection") else "replicate"
-    return pad(rec, args[0], args[1], mode, 0.0, outs[0], f"{mode}_pad")
+    return record_pad(rec, args[0], args[1], mode, 0.0, outs[0], f"{mode}_pad")
 
 
 @API.rule(F.pad, kind="layout")
@@ -373,4 +377,4 @@ def circular_pad(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequenc
     a = arguments(func, args, kwargs)
     if a["mode"] != "circular" or not a["input"].is_map:
         return NotImplemented
-    return pad(rec, a["input"], a["pad"], "circular", 0.0, outs[0], "circular_pad")
+    return record_pad(rec, a["input"], a["pad"], "circular", 0.0, outs[0], "circular_pad")

@@ -116,7 +116,7 @@ class Flatten(TileOp):
         return tiles[0].narrow(self.dim, lo % self.inner, hi - lo)
 
 
-def flattened(rec: Recorder, value: Value, dim: int) -> Value | None:
+def flatten_dim(rec: Recorder, value: Value, dim: int) -> Value | None:
     """A map whose dimension is one axis, made of all the factors there; None where it does not begin with an axis."""
     layout = value.space
     dim %= len(layout.dims)
@@ -151,12 +151,12 @@ def alternatives(rec: Recorder, values: Sequence[Value], whole_call: bool) -> It
     call of which no map would be left is a barrier, and is said to be one.
     """
     maps = [v for v in values if v.is_map]
-    flat = {v: flattened_all(rec, v, 2) for v in maps}
+    flat = {v: flatten_dims(rec, v, 2) for v in maps}
     if any(flat[v] is not v for v in maps):
         yield flat
         maps = list(flat.values())
     if len({v.space.extent for v in maps}) > 1:
-        lines = {key: flattened_all(rec, v, 1) for key, v in zip(flat, maps, strict=True)}
+        lines = {key: flatten_dims(rec, v, 1) for key, v in zip(flat, maps, strict=True)}
         if any(lines[key] is not v for key, v in flat.items()):
             yield lines
     given = dict(zip(flat, maps, strict=True))
@@ -166,19 +166,19 @@ def alternatives(rec: Recorder, values: Sequence[Value], whole_call: bool) -> It
     for axes in either[:1] if whole_call and all(either) else either:
         if axes and long.keys() - axes:
             yield {key: uncut(rec, v, [a for a in axes if a < len(v.space.extent)]) for key, v in given.items()}
-    inner = {a for v in maps for a in inside(v)}
+    inner = {a for v in maps for a in inner_axes(v)}
     if inner and inner not in either and long.keys() - inner:
         yield {key: uncut(rec, v, inner) for key, v in given.items()}
 
 
-def inside(value: Value) -> set[int]:
+def inner_axes(value: Value) -> set[int]:
     """The axes of more than one position that follow another factor of their dimension."""
     return {f.index for dim in value.space.tidy.dims for f in dim[1:] if isinstance(f, Axis)}
 
 
-def flattened_all(rec: Recorder, value: Value, axes: int) -> Value:
+def flatten_dims(rec: Recorder, value: Value, axes: int) -> Value:
     """A map whose dimensions of so many axes, or more, are one axis each, as far as can be."""
     for d in range(len(value.shape)):
         if len(axes_under(value, [d])) >= axes:
-            value = flattened(rec, value, d) or value
+            value = flatten_dim(rec, value, d) or value
     return value

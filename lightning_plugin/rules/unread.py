@@ -22,7 +22,7 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class How:
+class ConvolutionArguments:
     """Arguments of a convolution beside its tensors."""
 
     stride: Sequence[int]
@@ -41,7 +41,7 @@ class How:
         return (x.shape[0], weight.shape[0], *made)
 
 
-def unread(x: Tensor, weight: Tensor, bias: Tensor | None, how: How) -> Tensor:
+def unread(x: Tensor, weight: Tensor, bias: Tensor | None, how: ConvolutionArguments) -> Tensor:
     """Stand-in for the result of a convolution: of its shape, with its gradients, and no values."""
     # Views: of a leaf itself autograd does not say whether a pass wants its gradient.
     own = [None if t is None else t.view_as(t) for t in (weight, bias)]
@@ -50,7 +50,7 @@ def unread(x: Tensor, weight: Tensor, bias: Tensor | None, how: How) -> Tensor:
 
 class Unread(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, how: How) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, how: ConvolutionArguments) -> Tensor:
         ctx.how = how
         ctx.of_bias = None if bias is None else list(bias.shape)
         ctx.save_for_backward(x, weight)
@@ -59,7 +59,7 @@ class Unread(torch.autograd.Function):
     @staticmethod
     @first_order
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        how: How = ctx.how
+        how: ConvolutionArguments = ctx.how
         x, weight = ctx.saved_tensors
         vectors = [is_scheduled(maker) for maker, _ in ctx.next_functions[1:]]
         wanted = [ctx.needs_input_grad[0], *vectors, *[False] * (2 - len(vectors))]
@@ -70,16 +70,16 @@ class Unread(torch.autograd.Function):
         return (*found, None)
 
 
-def biased(made: Tensor, bias: Tensor) -> Tensor:
+def with_bias_gradient(made: Tensor, bias: Tensor) -> Tensor:
     """Add the gradient of a bias that autograd does not know of to the result of a convolution.
 
     On a CPU, convolutions add a bias's gradient up in float32, one position after the other: smooth cotangents cost two
     digits. PyTorch's sum adds in pairs.
     """
-    return Biased.apply(made, bias)  # type: ignore[no-any-return, no-untyped-call]
+    return BiasGradient.apply(made, bias)  # type: ignore[no-any-return, no-untyped-call]
 
 
-class Biased(torch.autograd.Function):
+class BiasGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, made: Tensor, bias: Tensor) -> Tensor:
         if 0 in made.stride():  # a number that stands for a result: nobody writes to it

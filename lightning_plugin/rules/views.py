@@ -21,7 +21,7 @@ from lightning_plugin.ops import Along, TileOp
 from lightning_plugin.private import operator_name
 from lightning_plugin.rules.pointwise import local
 from lightning_plugin.rules.table import ATEN, Recorder, decomposed
-from lightning_plugin.rules.uncut import flattened
+from lightning_plugin.rules.uncut import flatten_dim
 
 aten = torch.ops.aten
 
@@ -52,7 +52,7 @@ class Expand(Reshape):
         return tiles[0].expand(self.layout.tile_shape(box))
 
 
-def viewed(rec: Recorder, x: Value, layout: Layout, name: str = "view") -> Value:
+def reshape_map(rec: Recorder, x: Value, layout: Layout, name: str = "view") -> Value:
     """A map in another shape of the same positions."""
     return rec.emit(Reshape(layout), [x], [rec.fake(layout.shape, x.dtype, x.device)], layout, name)[0]
 
@@ -83,12 +83,12 @@ class Cut(Along):
         return tiles[0].reshape(self.layout.tile_shape(box))
 
 
-def joined(rec: Recorder, x: Value) -> Value:
+def join_blocks(rec: Recorder, x: Value) -> Value:
     """The same map with every dimension that is (an axis, a plain factor) made an axis."""
     for d, dim in enumerate(x.space.dims):
         match dim:
             case (Axis(index=axis), int(size)) if x.space.extent[axis] > 1 and size > 1:
-                x = flattened(rec, x, d) or x
+                x = flatten_dim(rec, x, d) or x
     return x
 
 
@@ -106,7 +106,7 @@ def view(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor
         return rec.emit(
             Cut(tuple(map(Block, blocks.values())), tuple(blocks), layout), [x], outs, layout, operator_name(func)
         )
-    return joined(rec, rec.emit(Reshape(layout), [x], outs, layout, operator_name(func))[0])
+    return join_blocks(rec, rec.emit(Reshape(layout), [x], outs, layout, operator_name(func))[0])
 
 
 @ATEN.rule(aten.permute.default, aten.transpose.int, aten.t.default)

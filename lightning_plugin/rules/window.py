@@ -20,13 +20,13 @@ from lightning_plugin.boxes import Box, Clip, Window, clip_interval
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.ops import Kernel, TileOp
-from lightning_plugin.rules.channels import of_last, plain, resized
+from lightning_plugin.rules.channels import is_plain, over_last_dims, resized
 from lightning_plugin.rules.table import ATEN, Recorder
 
 aten = torch.ops.aten
 
 #: A kernel on a tile and vectors, with padding of its own on both sides of every window dimension.
-Slide = Callable[[Tensor, Sequence[Tensor], Sequence[int]], Tensor]
+SlideKernel = Callable[[Tensor, Sequence[Tensor], Sequence[int]], Tensor]
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class WindowOp(TileOp):
     plain: tuple[Window | None, ...] = ()
 
     @property
-    def slides(self) -> tuple[Window, ...]:
+    def all_windows(self) -> tuple[Window, ...]:
         """The windows of all dimensions."""
         own = iter(self.windows)
         return tuple(next(own) if w is None else w for w in self.plain) if self.plain else self.windows
@@ -61,7 +61,7 @@ class WindowOp(TileOp):
             lo[a], hi[a] = clip_interval(*w.need(lo[a], hi[a]), self.extent[a])
         return (Box(tuple(lo), tuple(hi)),)
 
-    def within(self, box: Box) -> bool:
+    def is_inside(self, box: Box) -> bool:
         """True if all windows of a box lie in the map, so that nothing is padded."""
         for w, a in zip(self.windows, self.axes):
             lo, hi = w.need(box.lo[a], box.hi[a])
@@ -85,7 +85,7 @@ class WindowOp(TileOp):
 
     def pads_by_hand(self, box: Box) -> bool:
         """True if computing a box makes a padded copy of its input."""
-        return not self.within(box)
+        return not self.is_inside(box)
 
 
 @dataclass(frozen=True)
@@ -97,33 +97,35 @@ class SlidingOp(WindowOp):
         return self.bound(box)(tiles, vectors)
 
     def bound(self, box: Box) -> Kernel:
-        return self.sliding(box, partial(self.slide, box))
+        return self.kernel(box, partial(self.slide, box))
 
-    def sliding(self, box: Box, slide: Slide) -> Kernel:
+    def kernel(self, box: Box, slide: SlideKernel) -> Kernel:
         """Kernel that slides over a tile, padded by hand where it cannot pad."""
-        padding = self.own_padding(box)
+        padding = self.kernel_padding(box)
         if padding is not None:
-            return partial(slid, slide, self.in_all(padding))
-        return partial(self.padded, slide, self.pads(box))
+            return partial(run_slide, slide, self.all_padding(padding))
+        return partial(self.run_padded, slide, self.pads(box))
 
-    def padded(self, slide: Slide, pads: Sequence[int], tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
-        x = torch.constant_pad_nd(tiles[0], pads, self.blank(tiles[0]))
-        return slide(x, vectors, self.in_all([0] * len(self.windows)))
+    def run_padded(
+        self, slide: SlideKernel, pads: Sequence[int], tiles: Sequence[Tensor], vectors: Sequence[Tensor]
+    ) -> Tensor:
+        x = torch.constant_pad_nd(tiles[0], pads, self.padding_value(tiles[0]))
+        return slide(x, vectors, self.all_padding([0] * len(self.windows)))
 
-    def in_all(self, padding: Sequence[int]) -> Sequence[int]:
+    def all_padding(self, padding: Sequence[int]) -> Sequence[int]:
         """The padding of all dimensions that windows slide over, given that of axes."""
         own = iter(padding)
         return [next(own) if w is None else w.before for w in self.plain] if self.plain else padding
 
     def whole(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor | None:
-        padding = self.own_padding(box, whole=True)
-        return None if padding is None else self.slide(box, tiles[0], vectors, self.in_all(padding))
+        padding = self.kernel_padding(box, whole=True)
+        return None if padding is None else self.slide(box, tiles[0], vectors, self.all_padding(padding))
 
     @abstractmethod
     def slide(self, box: Box, x: Tensor, vectors: Sequence[Tensor], padding: Sequence[int]) -> Tensor:
         """The kernel on a tile, with padding of its own on both sides of every window dimension."""
 
-    def blank(self, x: Tensor) -> float:
+    def padding_value(self, x: Tensor) -> float:
         """Value of padding."""
         return 0.0
 
@@ -136,7 +138,7 @@ class SlidingOp(WindowOp):
         """True if the kernel itself can pad a dimension of so many positions."""
         return True
 
-    def own_padding(self, box: Box, whole: bool = False) -> list[int] | None:
+    def kernel_padding(self, box: Box, whole: bool = False) -> list[int] | None:
         """The padding with which the kernel makes just the box by itself, or None where it cannot.
 
         It begins where the tile's first window does. What it pads behind the tile is right where that is what the
@@ -155,28 +157,28 @@ class SlidingOp(WindowOp):
         return found
 
     def pads_by_hand(self, box: Box) -> bool:
-        return not self.within(box) and self.own_padding(box) is None
+        return not self.is_inside(box) and self.kernel_padding(box) is None
 
 
-def slid(slide: Slide, padding: Sequence[int], tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
+def run_slide(slide: SlideKernel, padding: Sequence[int], tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
     """A kernel on a tile that it pads itself."""
     return slide(tiles[0], vectors, padding)
 
 
-def axes_of(value: Value, count: int) -> tuple[int, ...] | None:
+def axes_of_all_last(value: Value, count: int) -> tuple[int, ...] | None:
     """The axes under the last ``count`` dimensions, or None where one of them is not simply an axis."""
-    found = squeezed_axes(value, count)
+    found = axes_of_last(value, count)
     return found[0] if found is not None and len(found[1]) == count else None
 
 
-def each(value: int | Sequence[int], count: int) -> tuple[int, ...]:
+def per_dim(value: int | Sequence[int], count: int) -> tuple[int, ...]:
     """An argument that PyTorch lets users give once for all dimensions."""
     if isinstance(value, int):
         return (value,) * count
     return tuple(value) * count if len(value) == 1 else tuple(value)
 
 
-def squeezed_axes(value: Value, count: int, plain: bool = False) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+def axes_of_last(value: Value, count: int, plain: bool = False) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """The axes under the last dimensions and which of these dimensions have one; the others must be of size one, or
     ``plain``."""
     layout = value.space
@@ -189,7 +191,7 @@ def squeezed_axes(value: Value, count: int, plain: bool = False) -> tuple[tuple[
     return tuple(axis for axis in found.values() if axis is not None), used
 
 
-def windowed(value: Value, axes: Collection[int], shape: Sequence[int]) -> Layout:
+def with_window_sizes(value: Value, axes: Collection[int], shape: Sequence[int]) -> Layout:
     """The layout of a result whose dimensions with these axes have them still, in other sizes."""
     layout, extent = value.space, list(value.space.extent)
     for d, size in enumerate(shape):
@@ -199,18 +201,18 @@ def windowed(value: Value, axes: Collection[int], shape: Sequence[int]) -> Layou
     return resized(layout.with_extent(extent), shape)
 
 
-def sliding(
+def window_fields(
     value: Value, windows: Sequence[Window], shape: Sequence[int], plain: bool = False
 ) -> tuple[dict[str, Any], Layout] | None:
     """The fields of a `WindowOp` over the last dimensions, and the layout of its result; None where there is none."""
-    found = squeezed_axes(value, len(windows), plain)
+    found = axes_of_last(value, len(windows), plain)
     if found is None:
         return None
     axes, used = found
     others = () if len(used) == len(windows) else tuple(None if i in used else w for i, w in enumerate(windows))
     along = tuple(windows[i] for i in used)
     fields = {"windows": along, "axes": axes, "extent": value.space.extent, "plain": others}
-    return fields, windowed(value, axes, shape)
+    return fields, with_window_sizes(value, axes, shape)
 
 
 # Windows as a dimension of their own ----------------------------------------------------------------------
@@ -241,11 +243,11 @@ def unfold(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tens
     return rec.emit(op, [x], outs, layout, "unfold")
 
 
-@of_last(aten.im2col.default, kind="window")
+@over_last_dims(aten.im2col.default, kind="window")
 def im2col(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Windows of images (N, C, H, W) as columns (N, C x kernel, H x W)."""
     x, *sides = args
-    if axes_of(x, 2) is None or len(x.shape) != 4 or not plain(x, 1):
+    if axes_of_all_last(x, 2) is None or len(x.shape) != 4 or not is_plain(x, 1):
         return NotImplemented
 
     def columns(x: Tensor) -> Tensor:

@@ -30,7 +30,14 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from lightning_plugin.graph import Value
 from lightning_plugin.private import BatchNormBase, FakeTensor, InstanceNormBase, first_order
-from lightning_plugin.rules.norm import Normalization, move, moved, norm_of_vectors, normalize, statistics
+from lightning_plugin.rules.norm import (
+    Normalization,
+    normalize,
+    record_norm_of_vectors,
+    record_update_of_running,
+    statistics,
+    update_running,
+)
 from lightning_plugin.rules.reductions import widen
 from lightning_plugin.rules.table import API, Recorder
 
@@ -186,7 +193,7 @@ def synced_batch_norm(
     mean, var, total, _ = Merge.apply(mean, var, torch.zeros((), requires_grad=mean.requires_grad), count, group)
     with torch.no_grad():
         if running_mean is not None and running_var is not None:
-            moved([running_mean, running_var], with_unbiased_var([mean, var, total]), momentum)
+            update_running([running_mean, running_var], with_unbiased_var([mean, var, total]), momentum)
     return Normalization.apply(x, mean, var, weight, bias, eps)  # type: ignore[no-any-return]
 
 
@@ -208,7 +215,7 @@ def record_synced_batch_norm_of_vectors(
     if running_mean is None:
         return NotImplemented
     operands = [x, weight, bias, eps, group]
-    return norm_of_vectors(rec, train_norm, operands, [running_mean, running_var], momentum, outs[0])
+    return record_norm_of_vectors(rec, train_norm, operands, [running_mean, running_var], momentum, outs[0])
 
 
 def train_norm(
@@ -232,7 +239,7 @@ def record_synced_batch_norm(rec: Recorder, func: Any, args: Any, kwargs: Any, o
     fakes += [rec.fake([], torch.float64, x.device), rec.fake([], token.dtype, x.device)]
     mean, var, total, token = rec.vector(Merge.apply, (mean, var, token, size, group), {}, fakes, name="merge ranks")
     _last_tokens[rec.session] = token
-    move(rec, [running_mean, running_var], [mean, var, total], momentum, with_unbiased_var)
+    record_update_of_running(rec, [running_mean, running_var], [mean, var, total], momentum, with_unbiased_var)
     return normalize(rec, x, mean, var, weight, bias, eps, outs[0])
 
 

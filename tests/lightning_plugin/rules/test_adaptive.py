@@ -93,4 +93,4 @@ def test_any(size: Any, out: Any, pool: Any, tiles: Any) -> None:
 def test_the_maximum_of_all_positions_is_a_reduction() -> None:
     net = After(lambda x: F.adaptive_max_pool2d(x, 1))
     assert_tiled(net, (2, 3, 12, 8))
-    assert recorded_kinds(net, (1, 3, 12, 8))["First"] == 1
+    assert recorded_kinds(net, (1, 3, 12, 8))["FirstExtreme"] == 1

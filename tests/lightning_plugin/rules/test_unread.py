@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lightning_plugin import LazyImage, TiledModule
 from lightning_plugin.private import FakeTensor, TorchDispatchMode
-from lightning_plugin.rules.unread import How, unread
+from lightning_plugin.rules.unread import ConvolutionArguments, unread
 from tests.lightning_plugin.outside import account
 from tests.lightning_plugin.test_random_networks import QUIET
 from tests.warm import start
@@ -24,7 +24,7 @@ aten = torch.ops.aten
 
 
 @st.composite
-def convolutions(draw: Any) -> tuple[list[Tensor], How]:
+def convolutions(draw: Any) -> tuple[list[Tensor], ConvolutionArguments]:
     """The tensors of a convolution, and how it is called."""
     count, groups, transposed = draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(st.booleans())
     few = [tuple(draw(st.integers(low, 2)) for _ in range(count)) for low in (1, 0, 1)]
@@ -40,12 +40,12 @@ def convolutions(draw: Any) -> tuple[list[Tensor], How]:
     wanted = draw(st.lists(st.booleans(), min_size=len(tensors), max_size=len(tensors)).filter(any))
     for t, needs in zip(tensors, wanted, strict=True):
         t.requires_grad_(needs)
-    return tensors, How(*few, transposed, groups)
+    return tensors, ConvolutionArguments(*few, transposed, groups)
 
 
 @settings(max_examples=60, **QUIET)
 @given(convolutions())
-def test_the_gradients_are_those_of_autograd_to_the_bit(case: tuple[list[Tensor], How]) -> None:
+def test_the_gradients_are_those_of_autograd_to_the_bit(case: tuple[list[Tensor], ConvolutionArguments]) -> None:
     tensors, how = case
     bias = tensors[2] if len(tensors) > 2 else None
     more = [0] * len(how.stride)
