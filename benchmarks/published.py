@@ -40,11 +40,11 @@ from lightning_plugin.ops import ReduceOp
 from lightning_plugin.plan import Plan, SegmentPlan
 from lightning_plugin.planner.analysis.network import Network, is_given
 from lightning_plugin.planner.analysis.recorded import recorded
-from lightning_plugin.planner.choose import rehearsed
+from lightning_plugin.planner.choose import with_rehearsed_memory
 from lightning_plugin.planner.costs.lower import one_way
 from lightning_plugin.planner.costs.rates import RATES, Rates
 from lightning_plugin.planner.rehearsal.rehearse import rehearse
-from lightning_plugin.planner.search.policies import AUTO, Policy, changes
+from lightning_plugin.planner.search.policies import AUTO, Policy, forced_cuts
 from lightning_plugin.planner.search.predict import predict
 from lightning_plugin.planner.search.search import Search
 
@@ -74,10 +74,10 @@ def paid_for(search: Search) -> Iterator[int]:
     def transfer(maps: Sequence[Value]) -> float:
         return one_way(search.rates, search.lower.there, search.lower.size(maps))
 
-    operators = search.intervals.coster.operators
+    operators = search.intervals.cost_model.operators
 
     def seconds(node: Node) -> float:
-        return float(operators.times(operators.rows([node]), np.ones(1), 1).sum())
+        return float(operators.seconds(operators.rows([node]), np.ones(1), 1).sum())
 
     return paid(search.network, seconds, transfer)
 
@@ -124,7 +124,7 @@ def sft(
             before = None
             for count in TILES:
                 plan = fused_and_tiled(network, capacity, count)
-                plan = rehearsed(plan, rehearse(plan, network))
+                plan = with_rehearsed_memory(plan, rehearse(plan, network))
                 if plan.peak_bytes <= budget:
                     seconds = predict(plan, network, rates or RATES["cpu"])
                     return replace(plan, forecast=replace(plan.forecast, seconds=seconds), shape=tuple(shape))
@@ -143,7 +143,7 @@ def fused_and_tiled(network: Network, capacity: int, count: int) -> Plan:
         return is_given(v) or v.bytes < capacity
 
     checkpoints = {i for i in range(1, len(order)) if all(map(fits, network.alive[i]))}
-    spans = list(pairwise(sorted(checkpoints | changes(network))))
+    spans = list(pairwise(sorted(checkpoints | forced_cuts(network))))
     segments = []
     for whole, group in groupby(spans, lambda span: all(fits(v) for n in order[slice(*span)] for v in n.outputs)):
         parts = list(group)

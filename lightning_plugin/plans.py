@@ -29,7 +29,7 @@ from lightning_plugin.planner import cache
 from lightning_plugin.planner.analysis.background import parts_of_background
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.calibrate import local_rates
-from lightning_plugin.planner.choose import choose_plan, choose_recipe, together
+from lightning_plugin.planner.choose import choose_plan, choose_recipe, peak_of_calls
 from lightning_plugin.planner.costs.lower import LowerTiers, lower_tiers
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.recipe import NEAR, Recipe, positions
@@ -227,7 +227,7 @@ class Planner:
             recording_key(recording, not self.accumulates, sized=False),
             [(t.shape, t.dtype) for t in recording.tensors if isinstance(t, nn.Parameter)],
             self.accumulates, budget, calls, repr((self.rates, lower, policy)), background_parts(recording),
-            tuple(map(network.owes, network.captured)),
+            tuple(map(network.optimizer_bytes, network.captured)),
         )  # fmt: skip
         tiers = tuple(network.below.get(id(t)) for t in recording.tensors)
         plan_of_recipe = apply_recipes(self._recipes_for(network_key, tiers), network, lower, budget, calls)
@@ -339,7 +339,7 @@ def apply_recipes(
         if size >= recipe.too_large:
             continue
         plan = recipe.at(network, lower, room)
-        if plan is not None and together(plan, network, calls) <= room:
+        if plan is not None and peak_of_calls(plan, network, calls) <= room:
             return plan
         recipe.too_large = size
     return None

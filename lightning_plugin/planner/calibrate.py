@@ -37,7 +37,7 @@ from lightning_plugin.residency.transfer import TransferQueue
 log = logging.getLogger(__name__)
 
 CPUINFO = Path("/proc/cpuinfo")
-#: Sizes of what is timed on a CPU and on an accelerator: long enough for a clock, short enough for a user.
+#: Sides of timed maps on a CPU and on an accelerator: long enough for a clock, short enough for a user.
 SIDES = {"cpu": 96, "cuda": 1024, "mps": 512}
 #: Ratio of the sides of maps in fresh memory to those of maps in a cache.
 LARGER = {"cpu": 5, "cuda": 2, "mps": 2}
@@ -89,7 +89,7 @@ def local_rates(device: str) -> Rates:
 
 
 def local(device: str | torch.device | None) -> torch.device:
-    """The device that is meant: by default the accelerator, if there is one."""
+    """A device by its name; by default the accelerator, if there is one."""
     found = torch.device(device if device is not None else kinds()[-1])
     if found.type not in kinds():
         raise ValueError(f"this machine has no device {found.type!r} to measure; it has {', '.join(kinds())}")
@@ -97,7 +97,7 @@ def local(device: str | torch.device | None) -> torch.device:
 
 
 def file_of(device: torch.device) -> Path | None:
-    """The file of what was measured for a device, this version of torch and this number of threads."""
+    """The file of the rates measured for a device, this version of torch and this number of threads."""
     rates = sorted(f.name for f in fields(Rates))
     about = (name_of(device), torch.__version__, torch.get_num_threads(), rates)
     return cache.file_of(f"rates-{cache.digest_of(repr(about))[:16]}.json")
@@ -145,24 +145,24 @@ def seconds(run: Callable[[], object], device: torch.device) -> float:
     clock = time.process_time if alone else time.perf_counter
     times = []
     for _ in range(1 + REPEATS):
-        settle(device)
+        synchronize(device)
         begin = clock()
         run()
-        settle(device)
+        synchronize(device)
         times.append(clock() - begin)
     return max(min(times[1:]), 1e-9)
 
 
-def settle(device: torch.device) -> None:
-    """Wait for what an accelerator still has to do."""
+def synchronize(device: torch.device) -> None:
+    """Wait for pending work of an accelerator."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":
         torch.mps.synchronize()
 
 
-def back_and_forth(function: Callable[[Tensor], Tensor], x: Tensor, *more: Tensor) -> Callable[[], object]:
-    """Forward, and backward with respect to the input and whatever else has a gradient."""
+def forward_and_backward(function: Callable[[Tensor], Tensor], x: Tensor, *more: Tensor) -> Callable[[], object]:
+    """Forward and backward with respect to the input and ``more`` tensors."""
     cotangent = torch.ones_like(function(x).detach())
     return lambda: torch.autograd.grad(function(x), (x, *more), cotangent)
 
@@ -176,22 +176,22 @@ def convolution(device: torch.device) -> float:
     side = SIDES[device.type]
     x = image(device, CHANNELS, side)
     weight = torch.rand(CHANNELS, CHANNELS, 3, 3, device=device, requires_grad=True)
-    run = back_and_forth(lambda t: functional.conv2d(t, weight, padding=1), x, weight)
+    run = forward_and_backward(lambda t: functional.conv2d(t, weight, padding=1), x, weight)
     return 3 * 2 * CHANNELS * CHANNELS * 9 * side**2 / seconds(run, device)
 
 
 def pointwise(device: torch.device, side: int) -> float:
     """Bytes a second that an operator without arithmetic to speak of reads and writes, forward and backward."""
     x = image(device, CHANNELS, side)
-    run = back_and_forth(functional.relu, x)
+    run = forward_and_backward(functional.relu, x)
     return 2 * 2 * x.nbytes / seconds(run, device)
 
 
 def reorder(device: torch.device, side: int, flops: float, memory: float) -> float:
-    """Bytes a second of what a convolution on large maps moves, beyond the time that its arithmetic takes."""
+    """Bytes a second that a convolution on large maps moves in the time beyond its arithmetic."""
     x = image(device, SMALL, side)
     weight = torch.rand(CHANNELS, SMALL, 3, 3, device=device, requires_grad=True)
-    taken = seconds(back_and_forth(lambda t: functional.conv2d(t, weight, padding=1), x, weight), device)
+    taken = seconds(forward_and_backward(lambda t: functional.conv2d(t, weight, padding=1), x, weight), device)
     arithmetic = 3 * 2 * CHANNELS * SMALL * 9 * side**2 / flops
     moved = 3 * (x.nbytes + x.nbytes // SMALL * CHANNELS)
     return min(memory, moved / max(taken - arithmetic, 1e-9))
@@ -200,7 +200,9 @@ def reorder(device: torch.device, side: int, flops: float, memory: float) -> flo
 def pool(device: torch.device) -> float:
     """Bytes a second that a maximum over windows reads and writes, forward and backward."""
     x = image(device, CHANNELS, SIDES[device.type])
-    return 2 * (x.nbytes + x.nbytes // 4) / seconds(back_and_forth(lambda t: functional.max_pool2d(t, 2), x), device)
+    return (
+        2 * (x.nbytes + x.nbytes // 4) / seconds(forward_and_backward(lambda t: functional.max_pool2d(t, 2), x), device)
+    )
 
 
 def workspace(device: torch.device) -> int:
@@ -208,11 +210,13 @@ def workspace(device: torch.device) -> int:
     if device.type != "cuda":
         return 0
     sizes = ((CHANNELS, SIDES["cuda"]), (8 * CHANNELS, SIDES["cuda"] // 8))
-    return max(beside(run, device) for channels, side in sizes for run in greedy(device, channels, side))
+    return max(
+        extra_peak_bytes(run, device) for channels, side in sizes for run in workspace_calls(device, channels, side)
+    )
 
 
-def greedy(device: torch.device, channels: int, side: int) -> list[Callable[[], object]]:
-    """Calls for which libraries take memory of their own."""
+def workspace_calls(device: torch.device, channels: int, side: int) -> list[Callable[[], object]]:
+    """Calls of operators whose libraries allocate workspaces."""
     x = torch.rand(1, channels, side, side, device=device)
     weight = torch.rand(channels, channels, 3, 3, device=device)
     shape = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
@@ -224,13 +228,13 @@ def greedy(device: torch.device, channels: int, side: int) -> list[Callable[[], 
     ]
 
 
-def beside(run: Callable[[], object], device: torch.device) -> int:
-    """The bytes that the allocator gave out at the worst moment of a call beside what the call returned."""
-    settle(device)
+def extra_peak_bytes(run: Callable[[], object], device: torch.device) -> int:
+    """Peak bytes that the allocator gives out during a call, beyond its results."""
+    synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     results = [t for t in tree_leaves(run()) if isinstance(t, Tensor)]
-    settle(device)
+    synchronize(device)
     return torch.cuda.max_memory_allocated(device) - before - sum(t.nbytes for t in results)
 
 
@@ -243,7 +247,7 @@ def call(device: torch.device) -> float:
             t = functional.relu(t)
         return t
 
-    return seconds(back_and_forth(chain, x), device) / (3 * CALLS)
+    return seconds(forward_and_backward(chain, x), device) / (3 * CALLS)
 
 
 def call_of_tiles(device: torch.device, rates: Rates) -> float:
@@ -278,7 +282,7 @@ def to_host(device: torch.device) -> float:
 
 
 def memory_for_files() -> int:
-    """The bytes of files that stay in the system's memory: what Linux lets wait to be written, a fifth of all."""
+    """Bytes of files that stay in the system's memory: a fifth of it, which Linux lets wait to be written."""
     return machine_memory() // 5
 
 
@@ -303,7 +307,7 @@ def to_file() -> float:
 def to_disk() -> float:
     """Bytes a second to and from a temporary file, once they are really written and no longer in the system's cache."""
     data = memoryview(bytearray(os.urandom(TRANSFER)))
-    file = UnnamedFile("what the disk is measured with")
+    file = UnnamedFile("data to measure the disk")
     begin = time.perf_counter()
     file.write(data, 0)
     os.fsync(file.number)

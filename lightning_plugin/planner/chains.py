@@ -67,14 +67,14 @@ class Chains:
     Attributes:
         find: Finds the ways to run a link; it is asked once for each body, with the tiers of its own vectors.
         known: The ways to run the links of each chain.
-        looked: The tiers of the last call of `below`.
-        found: Its results, by the chain's node.
+        last_tiers: The tiers that `below` was last asked for.
+        found: Its results for them, by the chain's node.
     """
 
     network: Network
     find: Ways
     known: dict[Hashable, list[Way]] = field(default_factory=dict)
-    looked: Mapping[Value, str] = field(default_factory=dict)
+    last_tiers: Mapping[Value, str] = field(default_factory=dict)
     found: dict[int, dict[int, str]] = field(default_factory=dict)
 
     @cached_property
@@ -85,7 +85,7 @@ class Chains:
         return bool(self.all)
 
     def within(self, room: int, tiers: Mapping[Value, str]) -> tuple[ChainPlan, ...] | None:
-        """The fastest way to run all chains within so much room beside their parameters; None if it is too little.
+        """The fastest way to run all chains within ``room`` beside their parameters; None if it is too little.
         Chains share the room for slots in proportion to the largest that each could use."""
         wanted = [op.count * op.body.entry_bytes for _, _, op in self.all]
         best: tuple[ChainPlan, ...] | None = None
@@ -125,8 +125,8 @@ class Chains:
 
     def below(self, node: Node, op: Chain, tiers: Mapping[Value, str]) -> dict[int, str]:
         """The tiers of a link's own vectors that live below the device in some link."""
-        if self.looked is not tiers:
-            self.looked, self.found = tiers, {}
+        if self.last_tiers is not tiers:
+            self.last_tiers, self.found = tiers, {}
         if node.serial not in self.found:
             found: dict[int, str] = {}
             for k in range(op.count) if tiers else ():
@@ -172,7 +172,7 @@ def seconds(plans: Sequence[ChainPlan]) -> float:
 
 
 def fewest(count: int) -> int:
-    """The fewest slots with which no link runs forward too often."""
+    """The fewest slots with which no link runs forward more than ``MOST_RUNS`` times."""
     free = 0
     while min_forward_runs(count, free) > MOST_RUNS:
         free += 1

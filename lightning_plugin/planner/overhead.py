@@ -1,17 +1,15 @@
-"""Less work in planning: methods that answer each question once, equal programs that are looked at once, and no search
-for cycles.
+"""Less work in planning: memoized methods, equal programs that are costed once, and no collection of cycles.
 
-Answers lie in the object that was asked, and hold no reference to it: they go when it goes, without waiting for
-Python's collector of cycles. (`functools.cache` on a bound method keeps its object alive.)
+Memoized results lie in the object of the method and hold no reference to it, so that they are freed with it.
+(`functools.cache` on a bound method keeps its object alive.)
 
 [Note: repeats] A network of repeated blocks has many intervals of few kinds. The cost of an interval depends on the
 operators of its program, the sizes of its maps and how they are connected, and not on its place. So each program has a
 key, and of intervals with equal keys only the first is costed.
 
-[Note: collector] The collector looks at all that a process holds, the modules of PyTorch too, whenever some hundreds of
-objects were made, and a search makes millions that no cycle holds: that takes a sixth of its time. And memory that a
-rehearsal lets go is counted where it goes; what waited for a collector would be counted wherever that came by, in one
-process here, in another there.
+[Note: collector] Python's collector of cycles visits all objects of a process, the modules of PyTorch too, whenever
+some hundreds were made. A search makes millions without cycles: the visits take a sixth of its time. And a rehearsal
+counts memory where it is freed; objects that wait for the collector would be freed at another place in each process.
 """
 
 from __future__ import annotations
@@ -66,7 +64,7 @@ class Repeats:
 
     def __init__(self) -> None:
         self.numbers: dict[Hashable, int] = {}
-        self.of_node: dict[int, int] = {}
+        self.node_numbers: dict[int, int] = {}
         self.found: dict[Hashable, Any] = {}
 
     def once(self, program: Program, what: Hashable, find: Callable[[], Found]) -> Found:
@@ -78,16 +76,16 @@ class Repeats:
         return found
 
     def number(self, node: Node) -> int:
-        """A number that nodes share which compute the same on maps of the same sizes."""
-        found = self.of_node.get(node.serial)
+        """A number of all nodes that compute the same on maps of the same sizes."""
+        found = self.node_numbers.get(node.serial)
         if found is None:
             values = tuple(map(value_key, (*node.inputs, *node.outputs)))
-            program_key = of_operator(node), values, node.inplace is not None
-            found = self.of_node[node.serial] = self.numbers.setdefault(program_key, len(self.numbers))
+            program_key = operator_key(node), values, node.inplace is not None
+            found = self.node_numbers[node.serial] = self.numbers.setdefault(program_key, len(self.numbers))
         return found
 
     def program_key(self, program: Program) -> Hashable:
-        """A key that programs share which compute the same on maps of the same sizes."""
+        """A key of all programs that compute the same on maps of the same sizes."""
         place = {v: i for i, v in enumerate((*program.reads, *program.vectors))}
         steps = []
         for n in program.nodes:
@@ -96,18 +94,18 @@ class Repeats:
             hung = tuple([place[v] for v in (*n.inputs, *n.outputs)])
             steps.append((self.number(n), hung, n.serial in program.in_place))
         targets = tuple((place[t.node.outputs[0]], t.stored is not None) for t in program.targets)
-        return tuple(map(origin, program.reads)), len(program.vectors), tuple(steps), targets
+        return tuple(map(source_key, program.reads)), len(program.vectors), tuple(steps), targets
 
 
-def of_operator(node: Node) -> Hashable:
-    """Key of an operator; one that cannot be described has a key of its own."""
+def operator_key(node: Node) -> Hashable:
+    """The key of an operator; its serial number if it has no description."""
     try:
         return structural_key(node.op)
     except Unkeyed:
         return node.serial
 
 
-def origin(v: Value) -> Hashable:
-    """The source of a map that is read, as far as it changes the cost."""
+def source_key(v: Value) -> Hashable:
+    """The facts about the source of a map that change its cost."""
     op = v.node.op if v.node is not None else None
     return (op.lies, op.prefetches, op.together) if isinstance(op, Source) else None

@@ -70,7 +70,7 @@ class Recipe:
                 return None
             found = rehearse(plan, network)
             if found.peak + plan.forecast.reserve_bytes <= room:
-                return self.foretold(plan, found, nodes)
+                return self.with_forecast(plan, found, nodes)
             plan = with_smaller_tiles(plan, found, nodes)
         return None
 
@@ -80,11 +80,11 @@ class Recipe:
         segments = tuple(map(segment_at, self.plan.segments, self.references, now))
         return replace(self.plan, segments=segments)
 
-    def foretold(self, plan: Plan, found: RehearsedMemory, nodes: Sequence[Node]) -> Plan:
+    def with_forecast(self, plan: Plan, found: RehearsedMemory, nodes: Sequence[Node]) -> Plan:
         """A plan with the forecast of its rehearsal, and seconds in proportion to the image."""
         ratio = positions(nodes) / self.positions
         segments = tuple(
-            replace(s, forecast=resized_forecast(with_rehearsed(s.forecast, i, found), ratio))
+            replace(s, forecast=resized_forecast(with_rehearsed_bytes(s.forecast, i, found), ratio))
             for i, s in enumerate(plan.segments)
         )
         forecast = replace(
@@ -103,7 +103,7 @@ def resized_forecast(forecast: SegmentForecast, ratio: float) -> SegmentForecast
     return replace(forecast, seconds=forecast.seconds * ratio, stored_bytes=int(forecast.stored_bytes * ratio))
 
 
-def with_rehearsed(forecast: SegmentForecast, place: int, found: RehearsedMemory) -> SegmentForecast:
+def with_rehearsed_bytes(forecast: SegmentForecast, place: int, found: RehearsedMemory) -> SegmentForecast:
     """A segment's forecast with the figures of a rehearsal."""
     forward, backward = found.turn(place, "forward"), found.turn(place, "backward")
     return replace(
@@ -198,7 +198,7 @@ def retiered(plan: Plan, network: Network, lower: LowerTiers) -> Plan | None:
             tier = tier_of(lower, before, names, size, network, begin, end)
             if tier is None:
                 return None
-            before = before.more(tier, names, size)
+            before = before.with_maps(tier, names, size)
             segments[i] = replace(segment, tier=tier)
         before, begin = before.at(frozenset(network.alive[end])), end
     return replace(plan, segments=tuple(segments))

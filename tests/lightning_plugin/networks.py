@@ -20,7 +20,7 @@ from lightning_plugin.graph import Node, Recording, Value
 from lightning_plugin.ops import ReduceOp, Source, Spread, TileOp
 from lightning_plugin.plan import Plan, SegmentPlan
 from lightning_plugin.planner.analysis.network import Network
-from lightning_plugin.planner.costs.parameters import candidates
+from lightning_plugin.planner.costs.parameters import streamable
 from lightning_plugin.program.fixed import can_be_stored, fit_grid, maps_read_later, plan_of_stages, share_halos, stages
 from lightning_plugin.program.pieces import source_of_uncut, uncut_axes
 from lightning_plugin.program.program import Program, targets_of
@@ -118,7 +118,7 @@ class AnyPlan(Engine):
 
     def homed(self, plan: Plan, recording: Recording) -> Plan:
         """A plan with parameters below the device."""
-        places = list(enumerate(candidates(Network(recording), least=1)))
+        places = list(enumerate(streamable(Network(recording), least=1)))
         host = tuple(place for i, place in places if i % 4 in self.on_host)
         disk = tuple(place for i, place in places if i % 4 in self.on_disk - self.on_host)
         self.streamed += bool(host or disk)

@@ -24,7 +24,7 @@ from lightning_plugin.graph import Recording
 from lightning_plugin.options import Options
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.analysis.network import Network
-from lightning_plugin.planner.costs.parameters import candidates
+from lightning_plugin.planner.costs.parameters import streamable
 from lightning_plugin.plans import Planner
 
 SHAPES = ((1, 3, 22, 18), (2, 3, 17, 24))
@@ -66,7 +66,7 @@ class Placed(Engine):
             drop = self.drop[i % len(self.drop)] if tier == "device" else 0
             segments.append(replace(s, tier=tier, ahead=self.ahead[i % len(self.ahead)], drop=drop))
         there: dict[str, list[int]] = {"device": [], "host": [], "disk": []}
-        for i, place in enumerate(candidates(Network(recording), least=1)):
+        for i, place in enumerate(streamable(Network(recording), least=1)):
             there[self.parameters[i % len(self.parameters)]].append(place)
         return replace(
             plan,

@@ -23,7 +23,7 @@ from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import Spread, TileOp
 from lightning_plugin.program.program import Program
 
-#: Parts of an image that are background by more than the one and no more than the next are planned for alike.
+#: Shares of background between which images are planned alike.
 STEPS = (0.0, 0.25, 0.5, 0.65, 0.8, 0.9, 0.95, 1.0)
 
 
@@ -62,17 +62,17 @@ class Background:
         self.known = known
         self.reach: dict[Value, Reach] = {image: tuple(Side() for _ in known.extent)}
         for node in order:
-            found = self.seen_by(node)
+            found = self.reach_of(node)
             self.reach.update({v: found for v in node.outputs if v.is_map and found != ()})
 
-    def seen_by(self, node: Node) -> Reach:
+    def reach_of(self, node: Node) -> Reach:
         """Reach of a node's result in the image; () if it sees none of it, None if it sees all."""
         inputs = [(i, self.reach[v]) for i, v in enumerate(node.maps) if v in self.reach]
         if not inputs or not node.outputs[0].is_map or not isinstance(node.op, TileOp):
             return ()
         if any(reach is None for _, reach in inputs):
             return None
-        steps = windows(node.op, node.outputs[0].space.extent, node.maps)
+        steps = reaches_of_position(node.op, node.outputs[0].space.extent, node.maps)
         found: Reach = ()
         for i, reach in inputs:
             step = steps[i]
@@ -107,7 +107,7 @@ class Background:
             varied = varied + sums(table, inside)
         return varied == 0
 
-    def counted(self, grid: Grid, maps: Sequence[Value]) -> np.ndarray | None:
+    def constant_tiles(self, grid: Grid, maps: Sequence[Value]) -> np.ndarray | None:
         """A mask of a grid's tiles that see one value only; None if no map reads the image."""
         extents = [v.space.extent for v in maps]
         found: np.ndarray | None = None
@@ -141,7 +141,7 @@ class Scene:
         if not self.background or grid.tiles < 2 or not all(node.op.uniform for node in program.nodes):
             return ALL
         maps = [t.map for t in program.targets]
-        seen = [here for background in self.background if (here := background.counted(grid, maps)) is not None]
+        seen = [here for background in self.background if (here := background.constant_tiles(grid, maps)) is not None]
         if not seen:
             return ALL
         found = reduce(np.logical_and, seen)
@@ -166,9 +166,9 @@ def step(part: float) -> int:
     return sum(part > s for s in STEPS)
 
 
-def windows(op: TileOp, extent: Sequence[int], maps: Sequence[Value]) -> list[tuple[Side, ...] | None]:
-    """Reach of one position of an operator's result in each map that it reads; None where that is no interval that
-    moves with the position. It is found from two boxes in the middle."""
+def reaches_of_position(op: TileOp, extent: Sequence[int], maps: Sequence[Value]) -> list[tuple[Side, ...] | None]:
+    """Reach of one position of an operator's result in each map that it reads; None if it is no interval that moves
+    with the position. It is found from two boxes in the middle."""
     middle = [size // 2 for size in extent]
     apart = [max(1, size // 8) for size in extent]
     if any(m + d >= size > 1 for m, d, size in zip(middle, apart, extent, strict=True)):

@@ -25,7 +25,7 @@ from lightning_plugin.program.pieces import source_of_uncut
 
 @dataclass(eq=False)
 class Network:
-    """A recording, with what planning asks of it again and again.
+    """A recording, with the facts that planning derives from it.
 
     Attributes:
         recording: The operators, with their images and tensors.
@@ -168,7 +168,7 @@ class Network:
     @cached_property
     def fixed_bytes(self) -> int:
         """Bytes of captured tensors, with their gradients and the optimizer's state."""
-        return sum(map(self.weight, self.captured))
+        return sum(map(self.resident_bytes, self.captured))
 
     @cached_property
     def captured(self) -> list[Value]:
@@ -176,12 +176,12 @@ class Network:
         captures = self.recording.bindings.captures
         return [v for n in self.nodes for v in n.outputs if v in captures]
 
-    def weight(self, v: Value) -> int:
+    def resident_bytes(self, v: Value) -> int:
         """Bytes of a captured tensor, with its gradient and the optimizer's state for it."""
         t = self.recording.bindings.captures[v].tensor
-        return t.numel() * t.element_size() * (2 if t.requires_grad else 1) + self.owes(v)
+        return t.numel() * t.element_size() * (2 if t.requires_grad else 1) + self.optimizer_bytes(v)
 
-    def owes(self, v: Value) -> int:
+    def optimizer_bytes(self, v: Value) -> int:
         """Bytes of the optimizer's state for a captured tensor."""
         return self.owed.get(id(self.recording.bindings.captures[v].tensor), 0)
 

@@ -42,12 +42,12 @@ class Cost:
 TILE, STEP = (20, 60), (7, 15)
 
 #: Overhead in calls of a piece of keys, forward and backward.
-ATTENDED, PULLED = 16, 40
+PIECE_FORWARD, PIECE_BACKWARD = 16, 40
 
 
 #: Reads and writes of each byte that is read back: for the gradient of its reductions, and for the sum of that and
 #: the cotangent.
-RECALLED = 9
+RECALL_ACCESSES = 9
 
 
 class Operators:
@@ -98,8 +98,8 @@ class Operators:
     def rows(self, nodes: Sequence[Node]) -> np.ndarray:
         return np.array([self.row[n.serial] for n in nodes], dtype=np.intp)
 
-    def whole(self, rows: np.ndarray, size: Any) -> np.ndarray:
-        """Seconds of whole nodes computed in tiles of so many bytes, beside those of starting each. A result needs
+    def whole_seconds(self, rows: np.ndarray, size: Any) -> np.ndarray:
+        """Seconds of whole nodes, computed in tiles of ``size`` bytes, without those of starting each. A result needs
         memory and, if it is large, fresh memory."""
         rates, far = self.rates, self.far[rows]
         byte = np.where(far == rates.pool, 1 / rates.pool, rates.byte(size, far))
@@ -108,12 +108,12 @@ class Operators:
         )
         return seconds
 
-    def each(self, rows: np.ndarray) -> np.ndarray:
-        """Seconds of starting nodes: every tile reads their vectors."""
+    def start_seconds(self, rows: np.ndarray) -> np.ndarray:
+        """Seconds of starting nodes once; each start reads their vectors."""
         vectors = np.where(self.views[rows], 0.0, self.vectors[rows])
         return self.rates.call + vectors * self.rates.byte(vectors, self.rates.memory)
 
-    def times(
+    def seconds(
         self, rows: np.ndarray, shares: np.ndarray, tiles: int, backward: bool = False, pieces: int = 1
     ) -> np.ndarray:
         """Seconds of nodes in one pass over all tiles, which together compute ``shares`` of each: forward, or
@@ -121,24 +121,25 @@ class Operators:
         size = self.size[rows] * shares / tiles
         if not backward:
             size = np.where(self.inplace[rows], 0.0, size)
-        seconds = tiles * self.each(rows) + shares * self.whole(rows, size)
+        seconds = tiles * self.start_seconds(rows) + shares * self.whole_seconds(rows, size)
         if pieces > 1:
-            seconds += self.attends[rows] * tiles * pieces * (PULLED if backward else ATTENDED) * self.rates.call
+            calls = tiles * pieces * (PIECE_BACKWARD if backward else PIECE_FORWARD)
+            seconds += self.attends[rows] * calls * self.rates.call
         return seconds
 
-    def back(self, rows: np.ndarray, shares: np.ndarray, tiles: int, pieces: int = 1) -> float:
+    def backward_seconds(self, rows: np.ndarray, shares: np.ndarray, tiles: int, pieces: int = 1) -> float:
         """Seconds of nodes' backward: gradients of maps, and those of vectors, which are added up over tiles."""
         rates, vectors, uncut = self.rates, self.vectors[rows], self.uncut[rows]
         passes = 1.0 * self.maps[rows] + (self.trained[rows] & (self.flops[rows] > 0))
-        seconds = passes * self.times(rows, shares, tiles, True, pieces)
+        seconds = passes * self.seconds(rows, shares, tiles, True, pieces)
         seconds += 3 * np.maximum(0.0, shares - 1) * uncut * rates.byte(uncut, rates.memory)
         seconds += 3 * (tiles - 1) * self.trained[rows] * vectors * rates.byte(vectors, rates.memory)
         return float(seconds.sum())
 
-    def least(self, trains: bool) -> tuple[np.ndarray, np.ndarray]:
+    def least_seconds(self, trains: bool) -> tuple[np.ndarray, np.ndarray]:
         """A lower bound of each node's seconds in any tiles: of forward, and of both passes."""
         every = np.arange(len(self.row))
-        forward = self.whole(every, 0.0) + self.each(every)
+        forward = self.whole_seconds(every, 0.0) + self.start_seconds(every)
         if not trains:
             return forward, forward
         passes = np.where(self.unread, 1, 2) + self.maps + (self.trained & (self.flops > 0))
@@ -160,9 +161,9 @@ class CostModel(Peaks):
         tiles."""
         found = (self.tile_at(tiles, i, interval.pieces) for i in range(tiles.count))
         most = max(tile.peak(interval, backward) for tile in found if tile is not None)
-        return most + (self.vectors(tiles.program) if backward and tiles.grid.tiles > 1 else 0)
+        return most + (self.vector_gradient_bytes(tiles.program) if backward and tiles.grid.tiles > 1 else 0)
 
-    def middle(self, tiles: SampleTiles, interval: TiledInterval, backward: bool) -> int:
+    def middle_peak(self, tiles: SampleTiles, interval: TiledInterval, backward: bool) -> int:
         """Bytes of a tile in the middle, a quick lower bound of `peak`: grids whose middle tile is too large are left
         out."""
         tile = self.tile_at(tiles, tiles.count // 2, interval.pieces)
@@ -171,10 +172,10 @@ class CostModel(Peaks):
     def tile_at(self, tiles: SampleTiles, i: int, pieces: int) -> Tile | None:
         """One of the tiles that stand for all; None if it has no share in any target."""
         key = i, pieces
-        if key not in tiles.known:
-            need = tiles.need(i)
-            tiles.known[key] = None if need is None else self.tile(tiles.program, need, pieces)
-        found: Tile | None = tiles.known[key]
+        if key not in tiles.cache:
+            need = tiles.boxes(i)
+            tiles.cache[key] = None if need is None else self.tile(tiles.program, need, pieces)
+        found: Tile | None = tiles.cache[key]
         return found
 
     def pass_cost(
@@ -202,25 +203,26 @@ class CostModel(Peaks):
         `rules.unread`); what is stored is computed once, whatever the grid."""
         operators = self.operators
         rows = operators.rows(program.nodes)
-        times, work = operators.times(rows, shares, tiles, pieces=pieces), float(shares @ operators.work[rows])
+        times, work = operators.seconds(rows, shares, tiles, pieces=pieces), float(shares @ operators.work[rows])
         forward, stored = float(times.sum()), self.store_seconds(program, False)
         if not backward:
             return distinct * forward + stored, work
         gone = operators.rows([n for n in program.nodes if n.serial in program.unread])
         gone = gone[operators.unread[gone]]
-        forward -= float(operators.times(gone, np.ones(len(gone)), tiles).sum())
-        back = operators.back(rows, shares, tiles, pieces)
+        forward -= float(operators.seconds(gone, np.ones(len(gone)), tiles).sum())
+        back = operators.backward_seconds(rows, shares, tiles, pieces)
         stored += self.store_seconds(program, True)
         return distinct * (forward + back) + stored, work - float(operators.work[gone].sum())
 
-    def recalled(self, tiles: SampleTiles, distinct: float = ALL) -> tuple[float, float]:
+    def recall_cost(self, tiles: SampleTiles, distinct: float = ALL) -> tuple[float, float]:
         """(seconds, operations) of a backward pass that reads stored results back; see [Note: recall] in
         `program.program`. The reductions of a tile make a gradient as large as itself, to which the cotangent is
         added."""
         left = BackwardProgram.of(tiles.program)
         size = sum(v.bytes for v in left.maps)
         seconds, work = self.pass_cost(SampleTiles(left.program, tiles.grid), True, distinct)
-        return seconds + float(RECALLED * size * self.rates.byte(size / tiles.grid.tiles, self.rates.memory)), work
+        read = RECALL_ACCESSES * size * self.rates.byte(size / tiles.grid.tiles, self.rates.memory)
+        return seconds + float(read), work
 
     def scan(self, program: Program, scans: Scans, interval: TiledInterval, backward: bool) -> Cost:
         """Cost of a pass whose tiles hand rows on; see [Note: scan] in `program.scan`."""
@@ -242,7 +244,7 @@ class CostModel(Peaks):
         # Results that are saved for their own backward are there again as a part of what the next operator reads.
         saving = [p for p, n in zip(parts, program.nodes, strict=True) if self.network.profiles[n.serial].saves_output]
         most = max(peak + sum(part.held[i].twice for part in saving) for i, peak in enumerate(peaks))
-        return most + self.vectors(program) + 2 * max(kept), sum(kept)
+        return most + self.vector_gradient_bytes(program) + 2 * max(kept), sum(kept)
 
     def store_seconds(self, program: Program, backward: bool) -> float:
         """Seconds of writing tiles into stored maps or, in backward, of adding to the cotangents of maps that are
@@ -255,5 +257,5 @@ class CostModel(Peaks):
     def kept_seconds(self, nodes: Sequence[Node]) -> float:
         """Seconds of nodes that are run whole, forward and backward."""
         rows, once = self.operators.rows(nodes), np.ones(len(nodes))
-        forward = float(self.operators.times(rows, once, 1).sum())
-        return forward + (self.operators.back(rows, once, 1) if self.network.trains else 0.0)
+        forward = float(self.operators.seconds(rows, once, 1).sum())
+        return forward + (self.operators.backward_seconds(rows, once, 1) if self.network.trains else 0.0)

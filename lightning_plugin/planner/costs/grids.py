@@ -52,7 +52,7 @@ def row_grid(like: tuple[int, ...], count: int) -> Grid:
     return Grid((pieces_of(like[0], count), *(1 for _ in like[1:])))
 
 
-def samples(count: int) -> list[tuple[int, int]]:
+def sample_indices(count: int) -> list[tuple[int, int]]:
     """(index, number of tiles it stands for) along one axis: the first, a middle one, the last."""
     if count <= 3:
         return [(i, 1) for i in range(count)]
@@ -63,8 +63,8 @@ def samples(count: int) -> list[tuple[int, int]]:
 class SampleTiles:
     """The first, a middle and the last tile of a grid, on all axes at once.
 
-    The interval of a box on one axis depends on the tile's index on that axis only, so three tiles know all extents
-    that nine (or, in a volume, 27) have: the sum over all tiles of a box's positions is a product of sums.
+    The interval of a box on one axis depends on the tile's index on that axis only, so three tiles have all extents of
+    nine (or, in a volume, of 27): the sum over all tiles of a box's positions is a product of sums.
     """
 
     program: Program
@@ -72,7 +72,7 @@ class SampleTiles:
 
     @cached_property
     def picks(self) -> list[list[tuple[int, int]]]:
-        return [samples(count) for count in self.grid.counts]
+        return [sample_indices(count) for count in self.grid.counts]
 
     @cached_property
     def ends(self) -> list[list[tuple[int, ...]]]:
@@ -80,17 +80,17 @@ class SampleTiles:
 
     @cached_property
     def count(self) -> int:
-        """The number of tiles that stand for all: as many as on the axis that has most."""
+        """The number of sampled tiles, which is the largest number of samples on an axis."""
         return max(map(len, self.picks))
 
     @cached_property
-    def known(self) -> dict[Hashable, Any]:
+    def cache(self) -> dict[Hashable, Any]:
         """Results that others have computed for each tile. Its boxes are not among them: they are many, and quick to
         find again."""
         return {}
 
-    def need(self, i: int) -> dict[Value, Box] | None:
-        """Boxes of all maps that one of the tiles holds; None if it has no share in any target."""
+    def boxes(self, i: int) -> dict[Value, Box] | None:
+        """Boxes of all maps that sample ``i`` holds; None if it has no share in any target."""
         index = [picks[min(i, len(picks) - 1)][0] for picks in self.picks]
         owned = self.grid.owned(self.ends, index)
         return None if all(b.empty for b in owned) else self.program.boxes(owned)
@@ -99,10 +99,10 @@ class SampleTiles:
     def shares(self) -> np.ndarray:
         """For each of the program's nodes, the work of all tiles as a multiple of the whole node: 1 if nothing is
         computed twice."""
-        needs = [need for need in map(self.need, range(self.count)) if need is not None]
-        return np.array([self.total(node, needs) for node in self.program.nodes])
+        needs = [need for need in map(self.boxes, range(self.count)) if need is not None]
+        return np.array([self.share(node, needs) for node in self.program.nodes])
 
-    def total(self, node: Node, needs: Sequence[Mapping[Value, Box]]) -> float:
+    def share(self, node: Node, needs: Sequence[Mapping[Value, Box]]) -> float:
         """The work of all tiles on one node as a multiple of the whole node."""
         v = node.maps[0] if isinstance(node.op, ReduceOp) else node.outputs[0]
         boxes = [need.get(v) for need in needs]

@@ -112,7 +112,7 @@ class LowerMaps:
     disk_bytes: int = 0
     parameter_bytes: int = 0
 
-    def more(self, tier: str, maps: frozenset[Value], size: int) -> LowerMaps:
+    def with_maps(self, tier: str, maps: frozenset[Value], size: int) -> LowerMaps:
         """With the maps that one more segment puts on a tier."""
         if tier == "host":
             taken = pinned(size) if len(maps) == 1 else 2 * size  # of several maps, at most
@@ -136,7 +136,7 @@ def beside_parameters(network: Network, places: Iterable[int]) -> LowerMaps:
 def weight_on_host(network: Network, place: int) -> int:
     """Bytes of the blocks on the host for a parameter, its gradient and the optimizer's state."""
     v = network.nodes[place].outputs[0]
-    return network.weight(v) * pinned(v.bytes) // max(1, v.bytes)
+    return network.resident_bytes(v) * pinned(v.bytes) // max(1, v.bytes)
 
 
 def tier_of(
@@ -146,7 +146,7 @@ def tier_of(
     that are there and the cotangents at both ends, else the disk, if there is one."""
     if lower.host is None:
         return lower.tier(0, 0)
-    after = before.more("host", maps, size)
+    after = before.with_maps("host", maps, size)
     ends = {v for cut in (begin, end) for v in network.alive[cut] if v in after.host and not is_given(v)}
     cotangents = sum(pinned(cotangent_bytes([v])) for v in ends) if network.trains else 0
     return lower.tier(after.parameter_bytes + lower.calls * after.host_bytes, cotangents)
@@ -174,7 +174,8 @@ class TransferTime:
         return TransferTime(count * self.busy, count * self.beside)
 
     def with_work(self, work: float, ahead: bool) -> float:
-        """Seconds of a pass with so much work and these transfers, which overlap with the work if they go ``ahead``."""
+        """Seconds of a pass with ``work`` seconds of its own and these transfers, which overlap if they go
+        ``ahead``."""
         return self.busy + (max(work, self.beside) if ahead else work + self.beside)
 
 
@@ -183,7 +184,7 @@ NONE = TransferTime()
 
 
 def offload_time(rates: Rates, before: LowerMaps, tier: str, size: int) -> TransferTime:
-    """Transfer time of so many bytes of maps to a tier, after those that others have put there."""
+    """Transfer time of ``size`` bytes of maps to a tier that holds those of ``before``."""
     if tier == "host":
         return TransferTime(beside=size / rates.host)
     cached = min(size, max(0, rates.cache - before.disk_bytes))

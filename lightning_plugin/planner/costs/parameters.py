@@ -28,7 +28,7 @@ SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True)
-class Placed:
+class Streamed:
     """The captured tensors that live below the device, by the places of their nodes."""
 
     on_host: tuple[int, ...] = ()
@@ -39,11 +39,11 @@ class Placed:
         return frozenset({*self.on_host, *self.on_disk})
 
 
-def placements(network: Network, lower: LowerTiers) -> list[Placed]:
+def streamed_sets(network: Network, lower: LowerTiers) -> list[Streamed]:
     """Sets of parameters that may live below, share by share; each contains those that live there already."""
-    may = list(candidates(network)) if lower.parameters else []
-    sizes = {place: network.weight(network.nodes[place].outputs[0]) for place in may}
-    found: dict[Placed, None] = {}
+    may = list(streamable(network)) if lower.parameters else []
+    sizes = {place: network.resident_bytes(network.nodes[place].outputs[0]) for place in may}
+    found: dict[Streamed, None] = {}
     for share in SHARES:
         chosen, wanted, got = [], 0.0, 0
         for place in may:
@@ -51,13 +51,13 @@ def placements(network: Network, lower: LowerTiers) -> list[Placed]:
             if got + sizes[place] / 2 <= wanted:
                 chosen.append(place)
                 got += sizes[place]
-        placed = tiers(network, lower, chosen)
-        if placed is not None:
-            found[placed] = None
+        streamed = tiers(network, lower, chosen)
+        if streamed is not None:
+            found[streamed] = None
     return list(found)
 
 
-def tiers(network: Network, lower: LowerTiers, chosen: Iterable[int]) -> Placed | None:
+def tiers(network: Network, lower: LowerTiers, chosen: Iterable[int]) -> Streamed | None:
     """The tiers of chosen parameters and of those that live below already, the host first; None if there is no room."""
     used, on = 0, {"host": list[int](), "disk": list[int]()}
     before = {place: tier for place in captured(network) if (tier := network.tier_of(network.nodes[place].outputs[0]))}
@@ -68,7 +68,7 @@ def tiers(network: Network, lower: LowerTiers, chosen: Iterable[int]) -> Placed 
             return None
         used += size if tier == "host" else 0
         on[tier].append(place)
-    return Placed(tuple(on["host"]), tuple(on["disk"]))
+    return Streamed(tuple(on["host"]), tuple(on["disk"]))
 
 
 def captured(network: Network) -> Iterator[int]:
@@ -77,11 +77,11 @@ def captured(network: Network) -> Iterator[int]:
     return (i for i, n in enumerate(network.nodes) if isinstance(n.op, Captured) and n.outputs[0] in captures)
 
 
-def candidates(network: Network, least: int = LEAST) -> Iterator[int]:
+def streamable(network: Network, least: int = LEAST) -> Iterator[int]:
     """Places of parameters that may be streamed: leaves of some size, alone in their memory, that are not written while
     the network runs, and from which no map is made that lasts."""
     captures = network.recording.bindings.captures
-    lasting = spread_from(network.nodes)
+    lasting = sources_of_spread_maps(network.nodes)
     for place in captured(network):
         v = network.nodes[place].outputs[0]
         capture = captures[v]
@@ -99,15 +99,15 @@ class Copies:
     """Bytes and transfer time of the copies of streamed tensors, interval by interval. Copies that are fetched
     ``ahead`` come during the interval before, beside its own."""
 
-    def __init__(self, network: Network, placed: Placed, rates: Rates, ahead: bool = False) -> None:
+    def __init__(self, network: Network, streamed: Streamed, rates: Rates, ahead: bool = False) -> None:
         self.network = network
-        self.placed = placed
+        self.streamed = streamed
         self.ahead = ahead
         self.rates = rates
-        values = {network.nodes[place].outputs[0]: "host" for place in placed.on_host}
-        self.tiers = values | {network.nodes[place].outputs[0]: "disk" for place in placed.on_disk}
-        self.freed = sum(map(network.weight, self.tiers))
-        self.lower = beside_parameters(network, placed.on_host)
+        values = {network.nodes[place].outputs[0]: "host" for place in streamed.on_host}
+        self.tiers = values | {network.nodes[place].outputs[0]: "disk" for place in streamed.on_disk}
+        self.freed = sum(map(network.resident_bytes, self.tiers))
+        self.lower = beside_parameters(network, streamed.on_host)
 
     @cached_property
     def of_node(self) -> dict[int, frozenset[Value]]:
@@ -150,7 +150,7 @@ class Copies:
         )
 
     @memoized
-    def kept_flight(self, begin: int, end: int) -> int:
+    def flight_of_kept(self, begin: int, end: int) -> int:
         """The same as `flight` for a kept interval: its nodes have their copies one after the other."""
         if not self.tiers:
             return 0
@@ -166,7 +166,7 @@ class Copies:
         return forward, forward + sum(one_way(self.rates, tier, v.bytes) for v, tier in found if v.requires_grad)
 
     def waiting(self, begin: int, end: int, forward: float, backward: float | None) -> float:
-        """Seconds that an interval of so much work waits for copies."""
+        """Seconds that an interval of ``forward`` and ``backward`` seconds waits for copies."""
         if not self.tiers:
             return 0.0
         there, back = self.transfers(begin, end)
@@ -186,12 +186,12 @@ def closure(values: Iterable[Value], served: set[Value]) -> Iterator[Value]:
                 stack += v.node.inputs
 
 
-def spread_from(nodes: Sequence[Node]) -> frozenset[Value]:
+def sources_of_spread_maps(nodes: Sequence[Node]) -> frozenset[Value]:
     """Vectors from which maps are made that last, in links too, and all that these are made of."""
     found: set[Value] = set()
     stack = [v for n in nodes if isinstance(n.op, Spread) for v in n.inputs]
     for _, node, op in chains(nodes):
-        inside = spread_from(op.body.nodes)
+        inside = sources_of_spread_maps(op.body.nodes)
         places = [i for i, v in enumerate(op.body.own) if v in inside]
         stack += [own[i] for own in (op.own(node, k) for k in range(op.count)) for i in places]
     while stack:

@@ -5,7 +5,7 @@ grad, the memory that an operator saves stays until its backward, where the grad
 its result is freed.
 
 The order of allocations depends on the program, not on the sizes of a tile. So it is followed once for a program, with
-the places of sizes in place of bytes (`Life`); the peak of each tile is the largest running sum of its own sizes.
+the indices of sizes in place of bytes (`Allocations`); the peak of a tile is the largest running sum of its own sizes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SCORES_BACKWARD = 5
 #: Kinds of sizes of a node beside those of its maps: memory of its forward for a moment, memory that it saves besides
 #: maps, memory of its backward for a moment, the copy that a border tile pads by hand, scores of a piece of keys, and
 #: the result in backward.
-SCRATCH, EXTRA, SCRATCH_BACKWARD, PADDED, SCORED, REMADE = range(6)
+SCRATCH, EXTRA, SCRATCH_BACKWARD, PADDED, SCORED, RESULT_BACKWARD = range(6)
 KINDS = 6
 
 
@@ -60,8 +60,8 @@ class TiledInterval(NamedTuple):
     no_background: bool = False
 
 
-class Life:
-    """Allocations in order, by the place of their sizes; memory is freed when its last holder drops it."""
+class Allocations:
+    """Allocations and releases in order, by the place of their sizes; memory is freed when its last holder drops it."""
 
     def __init__(self) -> None:
         self.places: list[int] = []
@@ -74,8 +74,8 @@ class Life:
         self.places.append(size)
         self.signs.append(sign)
 
-    def passing(self, *sizes: int) -> None:
-        """Count memory that is needed for a moment."""
+    def allocate_briefly(self, *sizes: int) -> None:
+        """Count memory that is needed for a moment and freed."""
         for sign in (1, -1):
             for size in sizes:
                 self.add(size, sign)
@@ -138,7 +138,7 @@ class SizedProgram:
     nodes, kind by kind, and last those of the cotangents of its ends.
 
     Attributes:
-        lives: The lives of a tile in forward and backward, by the maps that it has no box of.
+        known: The allocations of a tile in forward and backward, by the maps that it has no box of.
     """
 
     def __init__(self, program: Program, network: Network) -> None:
@@ -147,7 +147,7 @@ class SizedProgram:
         self.steps = program.nodes
         self.maps = list(program.map_slots)
         self.profiles = [network.profiles[n.serial] for n in self.steps]
-        self.lives: dict[frozenset[Value], tuple[Life, Life]] = {}
+        self.known: dict[frozenset[Value], tuple[Allocations, Allocations]] = {}
         self.stored = {t.stored for t in program.targets if t.stored is not None}
         self.wholes = np.array([max(1, Box.whole(v.space.extent).positions) for v in self.maps], dtype=float)
         self.per = np.array([v.bytes for v in self.maps]) / self.wholes
@@ -172,7 +172,7 @@ class SizedProgram:
     def sizes(
         self, need: Mapping[Value, Box], pieces: int, read: Mapping[Value, UncutAxis], ends: int = 0
     ) -> np.ndarray:
-        """All sizes of a tile that holds these boxes, and reads some maps in so many pieces."""
+        """All sizes of a tile that holds the boxes of ``need`` and reads the maps of ``read`` in ``pieces``."""
         positions = np.array([need[v].positions if v in need else 0 for v in self.maps], dtype=float)
         share, held = positions / self.wholes, (self.per * positions).astype(np.int64)
         for node in self.steps if read else ():
@@ -195,25 +195,25 @@ class SizedProgram:
         scaled = (self.scaled * share[self.measures]).astype(np.int64)
         return np.concatenate([held, scaled.ravel(), padded, scored, made, [ends]])
 
-    def life(self, need: Mapping[Value, Box]) -> tuple[Life, Life]:
+    def allocations(self, need: Mapping[Value, Box]) -> tuple[Allocations, Allocations]:
         """The lives, in forward and backward, of a tile that holds these boxes."""
         missing = frozenset(v for v in self.maps if v not in need) if len(need) < len(self.maps) else frozenset()
-        if missing not in self.lives:
-            self.lives[missing] = self.forward(missing), self.backward(missing)
-        return self.lives[missing]
+        if missing not in self.known:
+            self.known[missing] = self.forward(missing), self.backward(missing)
+        return self.known[missing]
 
-    def begun(self, missing: frozenset[Value]) -> Life:
-        """A life that has read its maps: no memory if one is a view of memory on the device, or of a buffer that is
+    def start(self, missing: frozenset[Value]) -> Allocations:
+        """Allocations of the maps that a tile reads: none for a view of memory on the device, or of a buffer that is
         counted already."""
-        life = Life()
+        life = Allocations()
         for v in self.program.reads:
             if v not in missing:
                 life.make(v, self.program.map_slots[v] if reads_copy(v) else None)
         return life
 
-    def source(self, step: int, life: Life) -> Value | None:
-        """The input whose memory a node's result lies in; None if it has memory of its own, as rows of a scan have that
-        were handed on without the input they were made from."""
+    def source(self, step: int, life: Allocations) -> Value | None:
+        """The input that shares its memory with a node's result; None if the result has memory of its own. Rows that a
+        scan hands on without the input they were made from have their own."""
         node, views, source = self.steps[step], self.profiles[step].views, None
         if views is not None:
             source = node.maps[views]
@@ -221,8 +221,8 @@ class SizedProgram:
             source = node.maps[0]
         return source if source is not None and source in life.owner else None
 
-    def own(self, step: int, *kinds: int) -> list[int]:
-        """The places of a node's sizes of some kinds, without those that are 0 in all tiles."""
+    def places_of(self, step: int, *kinds: int) -> list[int]:
+        """The places of a node's sizes of some ``kinds``, without those that are 0 in all tiles."""
         profile, node = self.profiles[step], self.steps[step]
         may_be = {
             SCRATCH: profile.scratch,
@@ -233,35 +233,35 @@ class SizedProgram:
         }
         return [self.place(kind, step) for kind in kinds if may_be[kind]]
 
-    def forget(self, step: int, life: Life) -> None:
+    def drop_dead(self, step: int, life: Allocations) -> None:
         """Drop the maps that a node is the last to touch."""
         node = self.steps[step]
         for v in dict.fromkeys((*node.maps, *(o for o in node.outputs if o.is_map))):
             if self.program.last_use.get(v, -1) <= step:
                 life.drop(v)
 
-    def forward(self, missing: frozenset[Value]) -> Life:
+    def forward(self, missing: frozenset[Value]) -> Allocations:
         """A tile's life in forward."""
-        life = self.begun(missing)
+        life = self.start(missing)
         for i, node in enumerate(self.steps):
             out = node.outputs[0]
             if isinstance(node.op, ReduceOp):  # without grad it needs less than with: this is a bound
-                life.passing(*self.own(i, SCRATCH, EXTRA))
+                life.allocate_briefly(*self.places_of(i, SCRATCH, EXTRA))
             elif out not in missing:
-                working = self.own(i, PADDED, SCRATCH, *[SCORED] * SCORES_FORWARD)
-                life.passing(*working)
+                working = self.places_of(i, PADDED, SCRATCH, *[SCORED] * SCORES_FORWARD)
+                life.allocate_briefly(*working)
                 source = self.source(i, life)
                 if source is not None:
                     life.alias(out, source)
                 else:
                     life.make(out, self.program.map_slots[out])
-                    life.passing(*working, *self.own(i, EXTRA))
-            self.forget(i, life)
+                    life.allocate_briefly(*working, *self.places_of(i, EXTRA))
+            self.drop_dead(i, life)
         return life
 
-    def backward(self, missing: frozenset[Value]) -> Life:
+    def backward(self, missing: frozenset[Value]) -> Allocations:
         """A tile's life in forward with grad and in backward."""
-        life = self.begun(missing)
+        life = self.start(missing)
         saved = self.recomputed(missing, life)
         life.add(self.ends)
         gradients: dict[Value, int] = {}
@@ -269,13 +269,13 @@ class SizedProgram:
             node = self.steps[i]
             if any(v.requires_grad for v in node.outputs):
                 self.pull_back(i, missing, gradients, life)
-                for size in self.own(i, EXTRA, PADDED):
+                for size in self.places_of(i, EXTRA, PADDED):
                     life.add(size, -1)
             for key in keys:
                 life.drop(key)
         return life
 
-    def recomputed(self, missing: frozenset[Value], life: Life) -> list[tuple[int, list[Hashable]]]:
+    def recomputed(self, missing: frozenset[Value], life: Allocations) -> list[tuple[int, list[Hashable]]]:
         """Follow forward with grad: for each node, the memory that it saves."""
         saved: list[tuple[int, list[Hashable]]] = []
         for i, node in enumerate(self.steps):
@@ -287,7 +287,7 @@ class SizedProgram:
                 if source is not None:
                     life.alias(out, source)
                 else:
-                    life.make(out, self.place(REMADE, i))
+                    life.make(out, self.place(RESULT_BACKWARD, i))
                 if out in self.stored:
                     life.hold(out)
             keys: list[Hashable] = []
@@ -297,16 +297,16 @@ class SizedProgram:
                     keys.append(life.owner[out])
                 for key in keys:
                     life.hold(key)
-                for size in self.own(i, EXTRA, PADDED):
+                for size in self.places_of(i, EXTRA, PADDED):
                     life.add(size)
-                life.passing(*self.own(i, SCRATCH))
+                life.allocate_briefly(*self.places_of(i, SCRATCH))
             else:
-                life.passing(*self.own(i, EXTRA, PADDED))
+                life.allocate_briefly(*self.places_of(i, EXTRA, PADDED))
             saved.append((i, keys))
-            self.forget(i, life)
+            self.drop_dead(i, life)
         return saved
 
-    def pull_back(self, step: int, missing: frozenset[Value], gradients: dict[Value, int], life: Life) -> None:
+    def pull_back(self, step: int, missing: frozenset[Value], gradients: dict[Value, int], life: Allocations) -> None:
         """Follow a node's backward: gradients of inputs are made, that of the result is freed. Gradients of stored maps
         are given, and not autograd's own: others are added to a copy of them."""
         node, slots = self.steps[step], self.program.map_slots
@@ -323,9 +323,9 @@ class SizedProgram:
                     summed.append((slots[v],))
             else:
                 gradients[v] = gradients.pop(node.outputs[0], slots[v])
-        working = self.own(step, SCRATCH_BACKWARD, *[SCORED] * SCORES_BACKWARD)
+        working = self.places_of(step, SCRATCH_BACKWARD, *[SCORED] * SCORES_BACKWARD)
         for sizes in summed:
-            life.passing(*sizes, *working)
+            life.allocate_briefly(*sizes, *working)
         if not isinstance(node.op, ReduceOp) and node.outputs[0] in gradients:
             life.add(gradients.pop(node.outputs[0]), -1)
 
@@ -385,29 +385,29 @@ class Peaks:
 
     def __init__(self, network: Network) -> None:
         self.network = network
-        self._sized: dict[Program, SizedProgram] = {}
+        self._sized_programs: dict[Program, SizedProgram] = {}
         self._strips: dict[Program, Mapping[Value, UncutAxis]] = {}
 
     def strips(self, program: Program, pieces: int = 2) -> Mapping[Value, UncutAxis]:
-        """The maps that a program can read in so many pieces, if it is more than one."""
+        """The maps that a program can read in ``pieces``; none for a single piece."""
         if pieces == 1:
             return {}
         if program not in self._strips:
             self._strips[program] = uncut_axes(program)
         return self._strips[program]
 
-    def vectors(self, program: Program) -> int:
+    def vector_gradient_bytes(self, program: Program) -> int:
         """Bytes of the gradients of vectors that a tile makes before they are added to those of earlier tiles."""
         return sum(v.bytes for v in program.vectors if v.requires_grad)
 
     def tile(self, program: Program, need: Mapping[Value, Box], pieces: int = 1, ends: int = 0) -> Tile:
-        """The bytes of a tile that holds these boxes and reads keys in so many pieces; ``ends`` are those of the
-        cotangents that are there when its backward begins."""
-        sized = self._sized.get(program)
+        """The bytes of a tile that holds the boxes of ``need`` and reads keys in ``pieces``; ``ends`` are the bytes of
+        the cotangents that are live when its backward begins."""
+        sized = self._sized_programs.get(program)
         if sized is None:
-            sized = self._sized[program] = SizedProgram(program, self.network)
+            sized = self._sized_programs[program] = SizedProgram(program, self.network)
         sizes = sized.sizes(need, pieces, self.strips(program, pieces), ends)
-        forward, backward = sized.life(need)
+        forward, backward = sized.allocations(need)
         held = dict(zip(sized.maps, sizes.tolist(), strict=False))
         # A program without targets is kept, and reads an image once.
         announced = program.prefetched if program.targets else []

@@ -52,8 +52,7 @@ class Rates:
             object.__setattr__(self, "file", self.disk)
 
     def byte(self, size: Any, far: Any) -> Any:
-        """Seconds for a byte of a map of so many bytes, where ``far`` is the rate of large ones; of one map, or of many
-        at once."""
+        """Seconds for a byte of maps of ``size`` bytes, one or many at once; ``far`` is the rate of large ones."""
         large = np.minimum(1.0, np.maximum(0.0, (size - NEAR) / (FAR - NEAR)))
         return (1 - large) / np.maximum(self.near, far) + large / far
 

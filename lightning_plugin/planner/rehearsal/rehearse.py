@@ -26,7 +26,7 @@ from lightning_plugin.ledger import Ledger
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.overhead import without_gc
-from lightning_plugin.planner.rehearsal.representative import effort, representative
+from lightning_plugin.planner.rehearsal.representative import count_heaviest, representative
 from lightning_plugin.private import identity_hook
 from lightning_plugin.program.program import Program
 from lightning_plugin.residency.disk import DiskFile
@@ -161,7 +161,7 @@ class RehearsalLedger(Ledger):
             self.now.see(self.live)
 
     def graph_is_made(self) -> None:
-        """Note that all that is live now is kept by the graph of autograd, which may be asked to retain it."""
+        """Mark all live memory as held by autograd's graph, which may be asked to retain it."""
         self._graph = set(self._refs)
         self.left = self.live - self._began
 
@@ -198,7 +198,7 @@ def rehearse(plan: Plan, network: Network) -> RehearsedMemory:
 
     def tiles(program: Program, grid: Grid, ahead: bool) -> Iterable[tuple[Box, ...]]:
         return network.repeats.once(
-            program, ("tiles", grid, ahead), lambda: list(representative(program, grid, effort(network), ahead))
+            program, ("tiles", grid, ahead), lambda: list(representative(program, grid, count_heaviest(network), ahead))
         )
 
     def away(layout: Layout, dtype: torch.dtype, device: torch.device, tier: str) -> Any:
@@ -214,7 +214,7 @@ def rehearse(plan: Plan, network: Network) -> RehearsedMemory:
             ledger.begin()
             with torch.set_grad_enabled(network.trains):
                 run_plan(plan, network.nodes, frame)
-            results = left(network.nodes, frame)
+            results = results_of(network.nodes, frame)
             del frame
             ledger.graph_is_made()
             if network.trains:
@@ -232,8 +232,8 @@ def device_of(network: Network) -> torch.device | None:
     return images[0].device if images else next(made, None)
 
 
-def left(nodes: Sequence[Node], frame: Frame) -> list[Tensor]:
-    """The results that no other node reads on to a loss.
+def results_of(nodes: Sequence[Node], frame: Frame) -> list[Tensor]:
+    """Results that backward begins with: no other node with a gradient reads them.
 
     A result that is read without gradient, as a pooled vector by running statistics, may still lead to a loss.
     """
@@ -262,13 +262,13 @@ def fake_frame(plan: Plan, network: Network, step: Step) -> Frame:
     below = {network.nodes[place].outputs[0] for place in (*plan.on_host, *plan.on_disk)}
     left_out = without_links(plan, network)
     for v in below - left_out:
-        captures[v] = Capture(away(v, ledger), None)
-    ledger.live += sum(network.owes(v) for v in network.captured if v not in below)
+        captures[v] = Capture(fake_below(v, ledger), None)
+    ledger.live += sum(network.optimizer_bytes(v) for v in network.captured if v not in below)
     for v in left_out - below:
         ledger.live += v.bytes * (2 if v.requires_grad else 1)
     for v in dict.fromkeys(v for n in recording.nodes for v in (*n.inputs, *n.outputs)):
         if v not in below and v not in left_out and (v in recording.known or v in recording.bindings.captures):
-            known[v] = leaf(v)
+            known[v] = fake_like(v)
             ledger.count(known[v])
             if v not in recording.known and network.has_gradient(v):
                 gradient = torch.empty_like(known[v])
@@ -277,7 +277,7 @@ def fake_frame(plan: Plan, network: Network, step: Step) -> Frame:
     images = {}
     for v in (v for n in recording.nodes for v in (*n.inputs, *n.outputs)):
         if v in recording.bindings.images and v not in images:
-            images[v] = blank(v, recording.bindings.images[v], ledger)
+            images[v] = fake_image(v, recording.bindings.images[v], ledger)
     return Frame(Bindings(images, captures), known, step)
 
 
@@ -292,19 +292,19 @@ def without_links(plan: Plan, network: Network) -> set[Value]:
     return (found - used) & network.recording.bindings.captures.keys()
 
 
-def blank(v: Value, image: Image, ledger: Ledger) -> Image:
+def fake_image(v: Value, image: Image, ledger: Ledger) -> Image:
     """An image without pixels: a tensor if it lies in one, else a source that is only read."""
     if image.tensor is None:
         return Image.of(FakeSource(v.shape, v.dtype, image), image.device)
     here = image.on_device is not None
-    tensor = leaf(v) if here else torch.empty(v.shape, dtype=v.dtype, device=image.tensor.device)
+    tensor = fake_like(v) if here else torch.empty(v.shape, dtype=v.dtype, device=image.tensor.device)
     ledger.ignore(tensor)
     return Image.of(TensorSource(tensor, image.instances), image.device)
 
 
-def away(v: Value, ledger: Ledger) -> Tensor:
+def fake_below(v: Value, ledger: Ledger) -> Tensor:
     """A fake tensor for one that lives below the device, with its gradient there."""
-    tensor = leaf(v)
+    tensor = fake_like(v)
     ledger.ignore(tensor)
     if v.requires_grad:
         tensor.grad = torch.empty_like(tensor)
@@ -312,7 +312,7 @@ def away(v: Value, ledger: Ledger) -> Tensor:
     return tensor
 
 
-def leaf(v: Value) -> Tensor:
+def fake_like(v: Value) -> Tensor:
     """A fake tensor like a value's, with grad if the value has it."""
     tensor = torch.empty_strided(v.shape, v.fake.stride(), dtype=v.dtype, device=v.device)
     return tensor.requires_grad_() if v.requires_grad else tensor

@@ -21,7 +21,7 @@ from lightning_plugin.program.program import Program
 
 #: Operators that are run for each grid of a network, all tiles together: a small network can afford more tiles.
 EFFORT = 240
-#: At most so many tiles beside the first: with nine, none of 29 plans was found to hold more.
+#: Tiles beside the first: with nine, none of 29 plans was found to hold more.
 MOST_TILES = 4
 #: If transfers go ahead, all tiles of a grid of no more tiles are run.
 FEW_TILES = 4
@@ -48,66 +48,66 @@ class Candidate:
         """The bytes of all maps and copies together."""
         return sum(self.bytes)
 
-    def within(self, other: Candidate) -> bool:
+    def is_nowhere_larger(self, other: Candidate) -> bool:
         """True if another tile has all maps as large."""
-        return within(self.sizes, other.sizes)
+        return is_nowhere_larger(self.sizes, other.sizes)
 
 
-def within(one: Sequence[int], other: Sequence[int]) -> bool:
-    """True if no number is larger than the other's at its place."""
+def is_nowhere_larger(one: Sequence[int], other: Sequence[int]) -> bool:
+    """True if no number of one sequence is larger than the other's."""
     return len(one) == len(other) and all(a <= b for a, b in zip(one, other, strict=True))
 
 
-def effort(network: Network) -> int:
+def count_heaviest(network: Network) -> int:
     """The number of heaviest tiles that are run of each grid."""
     return min(MOST_TILES, max(1, EFFORT // len(network.order)))
 
 
-def representative(program: Program, grid: Grid, worst: int, ahead: bool) -> Iterator[tuple[Box, ...]]:
+def representative(program: Program, grid: Grid, count: int, ahead: bool) -> Iterator[tuple[Box, ...]]:
     """The tiles that a rehearsal runs."""
     if ahead and grid.tiles <= FEW_TILES:
         yield from program.owned(grid)
     else:
-        yield from (c.owned for turn in turns(program, grid, worst, ahead) for c in turn)
+        yield from (c.owned for turn in groups(program, grid, count, ahead) for c in turn)
 
 
-def turns(program: Program, grid: Grid, worst: int, ahead: bool) -> list[tuple[Candidate, ...]]:
-    """Groups of tiles to run: the first tile, which makes the gradients that others add to, and so many of the
-    ``worst``, each with the tiles that run before and after it.
+def groups(program: Program, grid: Grid, count: int, ahead: bool) -> list[tuple[Candidate, ...]]:
+    """Groups of tiles to run: the first tile, which makes the gradients that others add to, and the ``count`` heaviest,
+    each with the tiles that run before and after it.
 
     If transfers go ahead, a tile overlaps with those before and after it: each of the worst runs between two that are
     as large as any, which are not in all images its neighbours. In a grid of few tiles all run as they are. And each
     target has a share in some tile that runs: in a grid that follows another map, the first tile may have none.
     """
     among = DistinctTiles(program, grid).candidates()
-    found = worst_of(among, grid, worst, ahead)
+    found = heaviest_groups(among, grid, count, ahead)
     for place in range(len(program.targets)):
         if all(c.owned[place].empty for turn in found for c in turn):
             found += [(c,) for c in among if not c.owned[place].empty][:1]
     return found
 
 
-def worst_of(among: Sequence[Candidate], grid: Grid, worst: int, ahead: bool) -> list[tuple[Candidate, ...]]:
+def heaviest_groups(among: Sequence[Candidate], grid: Grid, count: int, ahead: bool) -> list[tuple[Candidate, ...]]:
     """The same groups, whatever the targets."""
     first, *rest = among
     if not ahead:
-        return [(first,), *((c,) for c in heaviest(rest, worst))]
+        return [(first,), *((c,) for c in heaviest(rest, count))]
     if grid.tiles <= FEW_TILES or len(among) < FEW_TILES:  # others of the grid have no share
         return [tuple(among)]
     large = sorted(among, key=lambda c: c.weight, reverse=True)
     found: list[tuple[Candidate, ...]] = []
-    for c in heaviest(among, worst):
+    for c in heaviest(among, count):
         before, after, *_ = (other for other in large if other is not c)
         found.append((before, c, after))
     return found
 
 
-def heaviest(among: Sequence[Candidate], worst: int) -> list[Candidate]:
+def heaviest(among: Sequence[Candidate], count: int) -> list[Candidate]:
     """The heaviest tiles, of which none has all maps as large as another."""
     kinds = {c.sizes: c for c in reversed(among)}
     found: list[Candidate] = []
     for c in sorted(kinds.values(), key=lambda c: c.weight, reverse=True):
-        if len(found) < worst and not any(c.within(other) for other in kinds.values() if other is not c):
+        if len(found) < count and not any(c.is_nowhere_larger(other) for other in kinds.values() if other is not c):
             found.append(c)
     return found
 
@@ -115,7 +115,7 @@ def heaviest(among: Sequence[Candidate], worst: int) -> list[Candidate]:
 @dataclass(frozen=True)
 class DistinctTiles:
     """The tiles of a grid that may differ from all others: corners, edges, the inside, seams of splits, and tiles that
-    see a border; of a grid of few tiles, all. The indices along each axis that tell them apart are its *picks*."""
+    reach a border; of a grid of few tiles, all. Their indices along an axis are its *picks*."""
 
     program: Program
     grid: Grid
@@ -129,20 +129,20 @@ class DistinctTiles:
         found = []
         for axis, count in enumerate(self.grid.counts):
             seen = {*representative_indices(count), *at_seams(self.program, self.ends, axis)}
-            found.append(sorted({*seen, *self.reaching(axis)}))
+            found.append(sorted({*seen, *self.reaching_border(axis)}))
         return found
 
-    def reaching(self, axis: int) -> Iterator[int]:
+    def reaching_border(self, axis: int) -> Iterator[int]:
         """Indices of tiles further inside that hold maps up to a border, where operators pad: tiles shorter than the
         receptive field."""
         count = self.grid.counts[axis]
         for last, inwards in ((1, 1), (count - 2, -1)):
             for index in range(last, last + inwards * MOST_REACHING, inwards):
-                if not 0 < index < count - 1 or not self.touches(index, axis, inwards > 0):
+                if not 0 < index < count - 1 or not self.touches_border(index, axis, inwards > 0):
                     break
                 yield index + inwards
 
-    def touches(self, index: int, axis: int, low: bool) -> bool:
+    def touches_border(self, index: int, axis: int, low: bool) -> bool:
         """True if some box of the tile at an index on an axis reaches the first position of that axis, or the last."""
         boxes = self.program.boxes(self.grid.owned(self.ends, on_axis(index, axis, len(self.grid.counts))))
         found = ((v.space.extent, boxes[v]) for v in self.maps if v in boxes)
@@ -170,7 +170,7 @@ class DistinctTiles:
         """The tile that owns these boxes."""
         boxes = self.program.boxes(owned)
         held = [v for v in self.maps if v in boxes]
-        copies = [copied(node, boxes) for node in self.copying]
+        copies = [copy_bytes(node, boxes) for node in self.copying]
         extents = itertools.chain(*(boxes[v].extent for v in held))
         return Candidate(owned, (*extents, *copies), (*(tile_bytes(v, boxes[v]) for v in held), *copies))
 
@@ -190,7 +190,7 @@ def may_join(node: Node) -> bool:
     return isinstance(node.op, TileOp) and type(node.op).joins is not TileOp.joins
 
 
-def copied(node: Node, boxes: Mapping[Value, Box]) -> int:
+def copy_bytes(node: Node, boxes: Mapping[Value, Box]) -> int:
     """Bytes of the copies that some boxes need: of an input that an operator pads by hand, or of a result that it
     joins."""
     box = boxes.get(node.outputs[0])

@@ -32,7 +32,7 @@ class Intervals:
         self.network = network
         self.rates = rates
         self.policy = policy
-        self.coster = CostModel(network, rates)
+        self.cost_model = CostModel(network, rates)
         self.space = network.axes_of_space
         #: The first interval of each program's key.
         self.first_of_key: dict[Hashable, tuple[int, int]] = {}
@@ -72,30 +72,30 @@ class Intervals:
         return Program.build(targets, lambda v: v in made and made[v] < begin)
 
     @memoized
-    def outline(self, begin: int, end: int) -> tuple[frozenset[Value], bool]:
+    def reads_and_trains(self, begin: int, end: int) -> tuple[frozenset[Value], bool]:
         """The maps that an interval reads, and whether any of its results requires grad."""
-        program = self.work_of(begin, end)
+        program = self.program_of(begin, end)
         return frozenset(program.reads), any(t.requires_grad for t in program.targets)
 
     @memoized
-    def first(self, begin: int, end: int) -> tuple[int, int]:
+    def first_places(self, begin: int, end: int) -> tuple[int, int]:
         """The first interval with the same program, which costs the same; see [Note: repeats] in `overhead`."""
-        return self.first_of_key.setdefault(self.network.repeats.program_key(self.work_of(begin, end)), (begin, end))
+        return self.first_of_key.setdefault(self.network.repeats.program_key(self.program_of(begin, end)), (begin, end))
 
     @memoized
-    def costed(self, interval: TiledInterval) -> TiledInterval:
+    def first_equal(self, interval: TiledInterval) -> TiledInterval:
         """The first interval with the same program, and its maps on the same tiers. An interval that shares background
         is costed by itself."""
-        if self.sees(interval):
+        if self.shares_background(interval):
             return interval
-        begin, end = self.first(interval.begin, interval.end)
+        begin, end = self.first_places(interval.begin, interval.end)
         if (begin, end) == (interval.begin, interval.end):
             return interval
-        pairs = zip(self.work_of(interval.begin, interval.end).reads, self.work_of(begin, end).reads, strict=True)
+        pairs = zip(self.program_of(interval.begin, interval.end).reads, self.program_of(begin, end).reads, strict=True)
         reads = frozenset(there for here, there in pairs if here in interval.reads)
         return interval._replace(begin=begin, end=end, reads=reads)
 
-    def work_of(self, begin: int, end: int) -> Program:
+    def program_of(self, begin: int, end: int) -> Program:
         """The tiled program of an interval that has one."""
         program = self.program(begin, end)
         assert program is not None
@@ -104,10 +104,10 @@ class Intervals:
     # Grids
 
     @memoized
-    def grids(self, begin: int, end: int, sees: bool) -> list[Grid]:
+    def grids(self, begin: int, end: int, shared: bool) -> list[Grid]:
         """Grids from coarse to fine: first fewer images at a time, which costs no halo; then rows, or tiles about as
-        high as wide. If background is shared (``sees``), the tiles of one segment are nested in another's."""
-        reference = self.work_of(begin, end).reference
+        high as wide. If background is ``shared``, the tiles of one segment are nested in another's."""
+        reference = self.program_of(begin, end).reference
         if self.policy.shape == "whole":
             return [Grid((1,) * len(reference))]
         if self.policy.shape == "rows":
@@ -115,7 +115,7 @@ class Intervals:
         space = len(reference) if self.space is None else min(self.space, len(reference))
         inner, images = reference[:space], reference[space:]
         among = image_counts(images)
-        if sees:
+        if shared:
             return nested(inner, images, among)
         found = [Grid((*(1 for _ in inner), *counts)) for counts in among]
         longest = max(inner, default=1)
@@ -134,44 +134,44 @@ class Intervals:
     # Costs
 
     @memoized
-    def diagonal(self, begin: int, end: int, grid: Grid) -> SampleTiles:
-        return SampleTiles(self.work_of(begin, end), grid)
+    def sample_tiles(self, begin: int, end: int, grid: Grid) -> SampleTiles:
+        return SampleTiles(self.program_of(begin, end), grid)
 
     def strips(self, begin: int, end: int) -> Mapping[Value, UncutAxis]:
         """The maps that an interval can read piece by piece."""
-        return self.coster.strips(self.work_of(begin, end))
+        return self.cost_model.strips(self.program_of(begin, end))
 
     @memoized
     def cost(self, interval: TiledInterval, grid: Grid, backward: bool) -> Cost:
-        tiles = self.diagonal(interval.begin, interval.end, grid)
+        tiles = self.sample_tiles(interval.begin, interval.end, grid)
         pass_cost = self.pass_cost(
             interval.begin, interval.end, interval.pieces, interval.no_background, grid, backward
         )
-        return Cost(self.coster.peak(tiles, interval, backward), *pass_cost)
+        return Cost(self.cost_model.peak(tiles, interval, backward), *pass_cost)
 
     @memoized
     def pass_cost(
         self, begin: int, end: int, pieces: int, no_background: bool, grid: Grid, backward: bool
     ) -> tuple[float, float]:  # fmt: skip
         """(seconds, operations) of a pass over an interval's tiles, without transfers."""
-        distinct = self.distinct(TiledInterval(begin, end, no_background=no_background), grid)
-        return self.coster.pass_cost(self.diagonal(begin, end, grid), backward, distinct, pieces)
+        distinct = self.distinct_share(TiledInterval(begin, end, no_background=no_background), grid)
+        return self.cost_model.pass_cost(self.sample_tiles(begin, end, grid), backward, distinct, pieces)
 
     @memoized
-    def distinct(self, interval: TiledInterval, grid: Grid) -> float:
+    def distinct_share(self, interval: TiledInterval, grid: Grid) -> float:
         """The share of an interval's tiles that are computed; see [Note: shared work] in `analysis.background`."""
-        if not self.sees(interval):
+        if not self.shares_background(interval):
             return ALL
-        return self.network.background.distinct(self.work_of(interval.begin, interval.end), grid)
+        return self.network.background.distinct(self.program_of(interval.begin, interval.end), grid)
 
-    def sees(self, interval: TiledInterval) -> bool:
+    def shares_background(self, interval: TiledInterval) -> bool:
         """True if an interval is planned to share background."""
         return bool(self.network.background) and not interval.no_background
 
     @memoized
     def scans_of(self, begin: int, end: int, grid: Grid) -> Scans | None:
         """The scans of which one is this interval's; None if some operator reverses the order of rows."""
-        program = self.work_of(begin, end)
+        program = self.program_of(begin, end)
         if (end, grid, program.reference) not in self._scans:
             self._scans[end, grid, program.reference] = Scans(program, grid)
         found = self._scans[end, grid, program.reference]
@@ -185,50 +185,52 @@ class Intervals:
     def scan_cost(self, interval: TiledInterval, grid: Grid, backward: bool) -> Cost | None:
         """Cost of a scan; None if the interval cannot be scanned."""
         scans = self.scans_of(interval.begin, interval.end, grid)
-        program = self.work_of(interval.begin, interval.end)
-        return None if scans is None else self.coster.scan(program, scans, interval, backward)
+        program = self.program_of(interval.begin, interval.end)
+        return None if scans is None else self.cost_model.scan(program, scans, interval, backward)
 
     @memoized
     def scan_bytes(self, interval: TiledInterval, grid: Grid, backward: bool) -> tuple[int, int] | None:
         """Bytes of a scan's largest tile and of all rows that its tiles hand on; None if it cannot be scanned."""
         scans = self.scans_of(interval.begin, interval.end, grid)
-        program = self.work_of(interval.begin, interval.end)
-        return None if scans is None else self.coster.scan_bytes(program, scans, interval, backward)
+        program = self.program_of(interval.begin, interval.end)
+        return None if scans is None else self.cost_model.scan_bytes(program, scans, interval, backward)
 
     @memoized
-    def middle(self, interval: TiledInterval, grid: Grid, backward: bool) -> int:
+    def middle_bytes(self, interval: TiledInterval, grid: Grid, backward: bool) -> int:
         """Bytes of a tile in the middle: a quick lower bound of the largest tile's."""
-        return self.coster.middle(self.diagonal(interval.begin, interval.end, grid), interval, backward)
+        return self.cost_model.middle_peak(self.sample_tiles(interval.begin, interval.end, grid), interval, backward)
 
     @memoized
-    def fastest_first(
+    def grids_by_seconds(
         self, begin: int, end: int, pieces: int, no_background: bool, backward: bool, least: int
     ) -> list[Grid]:
         """The grids of an interval, beginning with number ``least``, by their seconds without transfers."""
-        grids = self.grids(begin, end, self.sees(TiledInterval(begin, end, no_background=no_background)))[least:]
+        grids = self.grids(begin, end, self.shares_background(TiledInterval(begin, end, no_background=no_background)))[
+            least:
+        ]
         return sorted(grids, key=lambda grid: self.pass_cost(begin, end, pieces, no_background, grid, backward)[0])
 
     @cached_property
-    def least_until(self) -> list[tuple[float, float]]:
+    def least_seconds_until(self) -> list[tuple[float, float]]:
         """Least seconds of all operators before each place in the order: of forward, and of both passes."""
-        each = self.coster.operators.least(self.network.trains)
+        each = self.cost_model.operators.least_seconds(self.network.trains)
         return list(zip(*(itertools.accumulate(seconds.tolist(), initial=0.0) for seconds in each), strict=True))
 
-    def least(self, begin: int, end: int, no_background: bool) -> tuple[float, float]:
+    def least_seconds(self, begin: int, end: int, no_background: bool) -> tuple[float, float]:
         """A lower bound of a tiled segment's seconds: of forward, and of both passes. For one that shares background it
         is 0."""
-        if self.sees(TiledInterval(begin, end, no_background=no_background)):
+        if self.shares_background(TiledInterval(begin, end, no_background=no_background)):
             return 0.0, 0.0
-        (forward, both), (forward_before, both_before) = self.least_until[end], self.least_until[begin]
+        (forward, both), (forward_before, both_before) = self.least_seconds_until[end], self.least_seconds_until[begin]
         return forward - forward_before, both - both_before
 
-    def cheapest(self, interval: TiledInterval, room: int, backward: bool) -> tuple[Grid, Cost] | None:
+    def fastest_grid(self, interval: TiledInterval, room: int, backward: bool) -> tuple[Grid, Cost] | None:
         """The fastest grid whose tiles fit into ``room``: rarely the coarsest, as small tiles stay in a cache."""
-        interval = self.costed(interval)
-        grids = self.grids(interval.begin, interval.end, self.sees(interval))
+        interval = self.first_equal(interval)
+        grids = self.grids(interval.begin, interval.end, self.shares_background(interval))
         # Finer tiles are smaller.
-        least = bisect_left(grids, True, key=lambda grid: self.middle(interval, grid, backward) <= room)
-        for grid in self.fastest_first(
+        least = bisect_left(grids, True, key=lambda grid: self.middle_bytes(interval, grid, backward) <= room)
+        for grid in self.grids_by_seconds(
             interval.begin, interval.end, interval.pieces, interval.no_background, backward, least
         ):
             cost = self.cost(interval, grid, backward)
@@ -238,12 +240,12 @@ class Intervals:
 
     @memoized
     def scan_grids(self, begin: int, end: int) -> list[Grid]:
-        reference = self.work_of(begin, end).reference
+        reference = self.program_of(begin, end).reference
         return [row_grid(reference, count) for count in SCANS if count <= reference[0]]
 
-    def scans(self, interval: TiledInterval, room: int, trains: bool) -> tuple[Grid, Cost, Cost] | None:
+    def coarsest_scan(self, interval: TiledInterval, room: int, trains: bool) -> tuple[Grid, Cost, Cost] | None:
         """The coarsest scan that fits, with its cost forward and backward."""
-        here = self.costed(interval)
+        here = self.first_equal(interval)
 
         def needs(grid: Grid, backward: bool) -> tuple[int, int] | None:
             found = self.scan_bytes(here, grid, backward)
@@ -269,7 +271,7 @@ class Intervals:
     @memoized
     def kept_peak(self, begin: int, end: int) -> int:
         """The peak of a kept interval while it runs."""
-        return self.coster.kept_peak(begin, end)
+        return self.cost_model.kept_peak(begin, end)
 
     @memoized
     def saved_bytes(self, begin: int, end: int) -> int:
@@ -277,10 +279,10 @@ class Intervals:
 
     @memoized
     def kept_seconds(self, begin: int, end: int) -> float:
-        return self.coster.kept_seconds(self.network.order[begin:end])
+        return self.cost_model.kept_seconds(self.network.order[begin:end])
 
     @memoized
-    def given_whole(self, begin: int, end: int) -> int:
+    def image_bytes_read_first(self, begin: int, end: int) -> int:
         """Bytes of images that a kept segment is the first to read whole and that are not on the device yet."""
         network = self.network
         first = network.first_read
@@ -292,12 +294,12 @@ class Intervals:
         return float(sum(self.network.profiles[n.serial].work for n in self.network.order[begin:end]))
 
     @memoized
-    def ends(self, cut: int, offloaded: frozenset[Value]) -> int:
+    def cotangent_bytes(self, cut: int, offloaded: frozenset[Value]) -> int:
         """Bytes on the device of the cotangents of the maps that are alive at a cut, without offloaded ones."""
-        return sum(size for key, size in self.cotangents(cut).items() if key not in offloaded)
+        return sum(size for key, size in self.cotangent_sizes(cut).items() if key not in offloaded)
 
     @memoized
-    def cotangents(self, cut: int) -> dict[Value, int]:
+    def cotangent_sizes(self, cut: int) -> dict[Value, int]:
         """Bytes of the cotangent of each map that is alive at a cut."""
         return {v: cotangent_bytes([v]) for v in self.network.alive[cut] if not is_given(v)}
 

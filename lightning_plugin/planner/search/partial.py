@@ -55,7 +55,7 @@ def still_needed(dropped: Sequence[Dropped], maps: Collection[Value]) -> tuple[D
     return tuple(reversed(found))
 
 
-def staying(dropped: Sequence[Dropped], maps: Collection[Value] = ()) -> tuple[Dropped, ...]:
+def remaining(dropped: Sequence[Dropped], maps: Collection[Value] = ()) -> tuple[Dropped, ...]:
     """The segments that dropped maps, in their order, whose maps are there once ``maps`` are recomputed:
     these, and each that no shallower drop follows."""
     found: list[Dropped] = []
@@ -78,10 +78,10 @@ def recomputed_in_passing(dropped: Sequence[Dropped], depth: int) -> tuple[Dropp
     return tuple(reversed(found))
 
 
-def recomputing(dropped: Sequence[Dropped], maps: Collection[Value]) -> int:
-    """The most bytes that recomputing all of these, in order, takes beyond those that stay."""
+def recompute_peak(dropped: Sequence[Dropped], maps: Collection[Value]) -> int:
+    """Peak bytes of recomputing all dropped maps in order, beyond those that stay."""
     there = most = 0
-    stay = staying(dropped, maps)
+    stay = remaining(dropped, maps)
     for d in dropped:
         read = sum(f.size for f in dropped if f not in stay and not f.maps.isdisjoint(d.reads))
         most = max(most, there + read + d.size + d.tiles)
@@ -148,7 +148,7 @@ class Partial:
                 return self
             return replace(self, back=0, offloaded=offloaded, lower=lower)
         dropped = still_needed(self.dropped, alive)
-        back = sum(d.size for d in staying(dropped, alive))
+        back = sum(d.size for d in remaining(dropped, alive))
         return replace(self, dropped=dropped, back=back, offloaded=offloaded, lower=lower)
 
     def segments(self) -> list[SegmentPlan]:
@@ -167,46 +167,46 @@ class Front:
 
     def __init__(self) -> None:
         self.plans: list[Partial] = []
-        self.grown = False
+        self.changed = False
         #: Of plans without dropped maps the bytes held, ascending, and the seconds, descending; by
         #: `Partial.no_background`, since later segments cost them differently.
-        self.stairs: dict[bool, tuple[list[int], list[float]]] = {}
+        self.closed: dict[bool, tuple[list[int], list[float]]] = {}
         #: The plans with dropped maps, likewise.
         self.opened: dict[bool, list[Partial]] = {False: [], True: []}
 
     def dominates(self, held: int, seconds: float, no_background: bool, levels: Sequence[int] = ()) -> bool:
         """True if some plan here is no worse than one with at least these bytes and seconds: one without dropped maps
         or, if the other has ``levels``, one with dropped maps, too."""
-        helds, times = self.stairs.setdefault(no_background, ([], []))
+        helds, times = self.closed.setdefault(no_background, ([], []))
         place = bisect_right(helds, levels[0] if levels else held)
         if place > 0 and times[place - 1] <= seconds:
             return True
         rivals = self.opened[no_background] if levels else ()
-        return any(r.seconds <= seconds and r.held <= held and not_above(r.levels, levels) for r in rivals)
+        return any(r.seconds <= seconds and r.held <= held and is_nowhere_larger(r.levels, levels) for r in rivals)
 
     def add(self, plan: Partial) -> None:
         """Take in a plan, unless it is beaten."""
         if self.dominates(plan.held, plan.seconds, plan.no_background, plan.levels if plan.dropped else ()):
             return
         self.plans.append(plan)
-        self.grown = True
+        self.changed = True
         if plan.dropped:
             self.opened[plan.no_background].append(plan)
             return
-        helds, times = self.stairs[plan.no_background]
+        helds, times = self.closed[plan.no_background]
         place = end = bisect_left(helds, plan.held)
         while end < len(helds) and times[end] >= plan.seconds:
             end += 1
         helds[place:end], times[place:end] = [plan.held], [plan.seconds]
 
-    def thin(self) -> None:
+    def prune(self) -> None:
         """Keep the plans that no other beats, and of many a few."""
-        if self.grown:
+        if self.changed:
             kept = pareto_front(self.plans)
-            self.plans, self.stairs, self.opened = [], {}, {False: [], True: []}
+            self.plans, self.closed, self.opened = [], {}, {False: [], True: []}
             for plan in kept:
                 self.add(plan)
-            self.grown = False
+            self.changed = False
 
 
 def pareto_front(plans: Sequence[Partial]) -> list[Partial]:
@@ -224,25 +224,25 @@ def pareto_front(plans: Sequence[Partial]) -> list[Partial]:
     opened: list[Partial] = []
     for plan in sorted((p for p in plans if p.dropped), key=lambda p: (p.seconds, p.held, p.keeps)):
         rivals = (r for r in (*opened, *closed) if r.seconds <= plan.seconds)
-        if not any(r.held <= plan.held and not_above(r.levels, plan.levels) for r in rivals):
+        if not any(r.held <= plan.held and is_nowhere_larger(r.levels, plan.levels) for r in rivals):
             opened.append(plan)
     deep = any(d.depth > 1 for p in opened for d in p.dropped)
-    return [*thinned(closed, MOST_PARTIAL), *thinned(opened, MOST_OPEN_DEEP if deep else MOST_OPEN)]
+    return [*evenly_thinned(closed, MOST_PARTIAL), *evenly_thinned(opened, MOST_OPEN_DEEP if deep else MOST_OPEN)]
 
 
 def levels(keeps: int, dropped: int, depth: int) -> tuple[int, ...]:
-    """The levels of a plan that keeps so many bytes, and ``dropped`` bytes with the maps that it drops to a depth."""
+    """The levels of a plan that holds ``keeps`` bytes, and ``dropped`` bytes with the maps that it drops to a depth."""
     return (*(keeps for _ in range(depth)), dropped)
 
 
-def not_above(one: Sequence[int], other: Sequence[int]) -> bool:
-    """True if a plan's levels are nowhere above another's; beyond its deepest, a plan's stay as they are."""
+def is_nowhere_larger(one: Sequence[int], other: Sequence[int]) -> bool:
+    """True if no level of a plan is larger than another's; beyond its deepest, a plan's levels stay the same."""
     longest = max(len(one), len(other))
     return all(one[min(k, len(one) - 1)] <= other[min(k, len(other) - 1)] for k in range(longest))
 
 
-def thinned(plans: list[Partial], most: int) -> list[Partial]:
-    """At most so many plans, evenly spaced."""
+def evenly_thinned(plans: list[Partial], most: int) -> list[Partial]:
+    """At most ``most`` plans, evenly spaced."""
     if len(plans) <= most:
         return plans
     step = (len(plans) - 1) / (most - 1)

@@ -62,30 +62,30 @@ def with_halo(policy: Policy, halo: str) -> Policy:
 # Cuts -------------------------------------------------------------------------------------------------------
 
 
-def changes(network: Network) -> set[int]:
+def forced_cuts(network: Network) -> set[int]:
     """The ends of the order, and every change of stage: cuts that every plan has."""
     order, stage = network.order, network.stage
     end = len(order)
     return {0, end} | {i for i in range(1, end) if stage[order[i].serial] != stage[order[i - 1].serial]}
 
 
-def valleys(network: Network, must: set[int]) -> list[int]:
+def low_memory_cuts(network: Network, must: set[int]) -> list[int]:
     """Cuts inside stages where little is alive."""
-    alive, size = network.alive, sizes(network)
+    alive, size = network.alive, bytes_alive(network)
     return [
         i
         for i in range(1, len(network.order))
         if i not in must
         and not any(map(is_entire, alive[i]))
         and size[i] <= size[i - 1]
-        and (size[i] < size[i + 1] or (size[i] <= size[i + 1] and heavy(network, i)))
+        and (size[i] < size[i + 1] or (size[i] <= size[i + 1] and starts_heavy_work(network, i)))
     ]
 
 
 def with_unread(network: Network, cuts: Sequence[int], must: set[int]) -> set[int]:
     """Cuts with those behind operators that are pulled back without their results, if only cheap operators lie between:
     in place of the first if no more is alive there, else beside it. See [Note: unread] in `rules.unread`."""
-    size, found = sizes(network), set(cuts)
+    size, found = bytes_alive(network), set(cuts)
     for cut in cuts if network.trains else ():
         unread = unread_before(network, cut, must)
         if unread is not None:
@@ -108,11 +108,11 @@ def unread_before(network: Network, cut: int, must: set[int]) -> int | None:
     return None
 
 
-def sizes(network: Network) -> list[int]:
+def bytes_alive(network: Network) -> list[int]:
     """Bytes that are alive at each place, beside the network's inputs."""
     return [sum(v.bytes for v in maps if not is_given(v)) for maps in network.alive]
 
 
-def heavy(network: Network, cut: int) -> bool:
+def starts_heavy_work(network: Network, cut: int) -> bool:
     """True if real work begins at a cut; a cut before an activation would only store a result of less."""
     return network.order[cut].op.kind in ("window", "resample")

@@ -35,10 +35,10 @@ from lightning_plugin.program.program import BackwardProgram, Program, Target, p
 
 def predict(plan: Plan, network: Network, rates: Rates) -> float:
     """Seconds of a step by the cost model: those that a plan of the search has as its forecast."""
-    return sum(chain.forecast.seconds for chain in plan.chains) + sum(each(plan, network, rates))
+    return sum(chain.forecast.seconds for chain in plan.chains) + sum(segment_seconds(plan, network, rates))
 
 
-def each(plan: Plan, network: Network, rates: Rates) -> list[float]:
+def segment_seconds(plan: Plan, network: Network, rates: Rates) -> list[float]:
     """Seconds of each segment of a step."""
     return with_tiers(plan, network, rates, works(plan, network, rates))
 
@@ -55,33 +55,34 @@ class Work(NamedTuple):
     backward: float | None = None
 
     def times(self, factor: float) -> Work:
-        """The work on an image of so many times the positions."""
+        """The work on an image of ``factor`` times the positions."""
         return Work(self.forward * factor, None if self.backward is None else self.backward * factor)
 
 
 def works(plan: Plan, network: Network, rates: Rates) -> list[Work]:
     """The work of each segment, without transfers."""
-    coster = CostModel(network, rates)
-    return [work_of(coster, *segment) for segment in programs(plan, network.nodes)]
+    cost_model = CostModel(network, rates)
+    return [work_of(cost_model, *segment) for segment in programs(plan, network.nodes)]
 
 
-def work_of(coster: CostModel, segment: SegmentPlan, targets: Sequence[Target], program: Program | None) -> Work:
+def work_of(cost_model: CostModel, segment: SegmentPlan, targets: Sequence[Target], program: Program | None) -> Work:
     """The work of one segment."""
     if program is None:
-        return Work(coster.kept_seconds([t.node for t in targets]))
+        return Work(cost_model.kept_seconds([t.node for t in targets]))
     trains = any(t.requires_grad for t in program.targets)
-    grids, background = (segment.forward, segment.backward), coster.network.background
+    grids, background = (segment.forward, segment.backward), cost_model.network.background
     if segment.halo == "share":
         scans = Scans(program, segment.forward)
         shares = scans.shares(program)
-        forward = coster.pass_seconds(program, shares, scans.tiles, False)[0]
-        backward = coster.pass_seconds(program, shares, scans.tiles, True)[0] if trains else None
+        forward = cost_model.pass_seconds(program, shares, scans.tiles, False)[0]
+        backward = cost_model.pass_seconds(program, shares, scans.tiles, True)[0] if trains else None
     else:
         forth, back = (background.distinct(program, g) if segment.alike else ALL for g in grids)
-        forward = coster.pass_cost(SampleTiles(program, segment.forward), False, forth)[0]
+        forward = cost_model.pass_cost(SampleTiles(program, segment.forward), False, forth)[0]
         tiles, backward = SampleTiles(program, segment.backward), None
         if trains:
-            backward = coster.recalled(tiles, back)[0] if segment.recall else coster.pass_cost(tiles, True, back)[0]
+            recalled, recomputed = cost_model.recall_cost, cost_model.pass_cost
+            backward = (recalled(tiles, back) if segment.recall else recomputed(tiles, True, back))[0]
     return Work(forward, backward)
 
 
@@ -93,11 +94,11 @@ def with_tiers(plan: Plan, network: Network, rates: Rates, works: Sequence[Work]
     for mine, (segment, targets, program) in zip(works, programs(plan, network.nodes), strict=True):
         if program is None:
             read = {v for t in targets for v in t.node.maps}
-            brings = lower.back(rates, read).times(4 if network.trains else 1)  # see `Search.kept`
+            brings = lower.read_time(rates, read).times(4 if network.trains else 1)  # see `Search.with_kept`
             found.append(brings.with_work(mine.forward, ahead=False))
         else:
             found.append(tiled(rates, segment, targets, program, mine, lower, dropped))
-        lower = lower.more(segment, targets)
+        lower = lower.with_segment(segment, targets)
     return found
 
 
@@ -108,17 +109,19 @@ class OffloadedMaps:
     there: LowerMaps = NO_MAPS
     sizes: Mapping[Value, int] = field(default_factory=dict)
 
-    def more(self, segment: SegmentPlan, targets: Sequence[Target]) -> OffloadedMaps:
+    def with_segment(self, segment: SegmentPlan, targets: Sequence[Target]) -> OffloadedMaps:
         """With the maps that a segment offloads."""
         mine = stored_below(segment, targets)
-        return OffloadedMaps(self.there.more(segment.tier, frozenset(mine), sum(mine.values())), {**self.sizes, **mine})
+        return OffloadedMaps(
+            self.there.with_maps(segment.tier, frozenset(mine), sum(mine.values())), {**self.sizes, **mine}
+        )
 
-    def down(self, rates: Rates, segment: SegmentPlan, targets: Sequence[Target]) -> TransferTime:
+    def write_time(self, rates: Rates, segment: SegmentPlan, targets: Sequence[Target]) -> TransferTime:
         """Transfer time of a segment's outputs to their tier."""
         mine = stored_below(segment, targets)
         return offload_time(rates, self.there, segment.tier, sum(mine.values())) if mine else NONE
 
-    def back(self, rates: Rates, maps: Iterable[Value]) -> TransferTime:
+    def read_time(self, rates: Rates, maps: Iterable[Value]) -> TransferTime:
         """Transfer time of those of some maps that were offloaded."""
         return fetch_time(rates, self.there, {key: self.sizes[key] for key in maps if key in self.sizes})
 
@@ -141,10 +144,10 @@ def tiled(
 ) -> float:
     """Seconds of a tiled segment, after those that have put maps on ``lower`` tiers and ``dropped`` others, to which it
     adds."""
-    writes = lower.down(rates, segment, targets)
-    reads = lower.back(rates, program.reads)
+    writes = lower.write_time(rates, segment, targets)
+    reads = lower.read_time(rates, program.reads)
     again = BackwardProgram.of(program).maps if segment.recall else ()
-    recalled = lower.more(segment, targets).back(rates, again)
+    recalled = lower.with_segment(segment, targets).read_time(rates, again)
     total = with_transfers(work.forward, work.backward, writes, reads, segment.ahead, recalled)
     if segment.drop:
         maps = frozenset(t.stored for t in targets if t.stored is not None)
@@ -163,8 +166,8 @@ def recalls(plan: Plan, network: Network, rates: Rates) -> Iterator[Plan]:
     does."""
     if not network.trains:
         return
-    now = each(plan, network, rates)
-    then = each(replace(plan, segments=tuple(map(recalling, plan.segments))), network, rates)
+    now = segment_seconds(plan, network, rates)
+    then = segment_seconds(replace(plan, segments=tuple(map(recalling, plan.segments))), network, rates)
     faster = {i for i, (a, b) in enumerate(zip(now, then, strict=True)) if b < a}
     below = {i for i in faster if plan.segments[i].tier != "device"}
     for chosen in (faster, below) if below != faster else (faster,):
@@ -178,7 +181,7 @@ def recalling(segment: SegmentPlan) -> SegmentPlan:
 
 
 def with_recall(plan: Plan, network: Network, seconds: dict[int, float]) -> Plan:
-    """A plan whose segments at some places read back, and take so many seconds more."""
+    """A plan whose segments at the places in ``seconds`` read back, and take these seconds more."""
     segments, saved = list(plan.segments), work_saved(plan, network)
     for i, more in seconds.items():
         s = segments[i]

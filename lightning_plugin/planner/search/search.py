@@ -23,7 +23,7 @@ from lightning_plugin.graph import Value
 from lightning_plugin.plan import Forecast, Plan, SegmentForecast, SegmentPlan
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.costs.lower import NONE, LowerTiers, fetch_time, offload_time, tier_of
-from lightning_plugin.planner.costs.parameters import Copies, Placed
+from lightning_plugin.planner.costs.parameters import Copies, Streamed
 from lightning_plugin.planner.costs.peak import TiledInterval
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.search.interval import Intervals
@@ -33,12 +33,12 @@ from lightning_plugin.planner.search.partial import (
     Partial,
     levels,
     merge_kept,
+    recompute_peak,
     recomputed_in_passing,
-    recomputing,
     still_needed,
 )
-from lightning_plugin.planner.search.policies import AUTO, Policy, changes, valleys, with_unread
-from lightning_plugin.planner.search.ways import Moves, Placement, Room, Site, Span, Tiled, Ways
+from lightning_plugin.planner.search.policies import AUTO, Policy, forced_cuts, low_memory_cuts, with_unread
+from lightning_plugin.planner.search.ways import Moves, Placement, Room, Site, Span, TiledWay, WaysToTile
 
 #: Numbers of pieces in which keys are read: a piece should be about as large as a tile of queries.
 PIECES = (4, 16, 64, 256)
@@ -57,47 +57,47 @@ class Search:
         self.rates = rates
         self.policy = policy
         self.intervals = Intervals(network, rates, policy)
-        self.ways = Ways(self.intervals, policy)
+        self.ways = WaysToTile(self.intervals, policy)
         self.budget = 0
         self.depth = 0
         #: Cuts that a segment may span.
-        self.spanned = math.inf
-        self.streaming = False
-        self.copies = Copies(network, Placed(), rates)
-        self._stored: dict[tuple[int, int], tuple[Placement, Placement | None]] = {}
+        self.span_limit = math.inf
+        self.keys_in_pieces = False
+        self.copies = Copies(network, Streamed(), rates)
+        self._placements: dict[tuple[int, int], tuple[Placement, Placement | None]] = {}
         #: Bytes of each map on a lower tier.
-        self.below = lower.sizes(v for n in network.order for v in n.outputs if v.is_map)
+        self.lower_sizes = lower.sizes(v for n in network.order for v in n.outputs if v.is_map)
 
     @property
     def fixed(self) -> int:
         """Bytes that lie on the device all the time."""
         return self.network.fixed_bytes - self.copies.freed
 
-    def place(self, placed: Placed, ahead: bool = False) -> None:
-        """From now on, plan with these parameters below the device, and copies of them that are fetched ahead."""
-        if (placed, ahead) != (self.copies.placed, self.copies.ahead):
-            self.copies = Copies(self.network, placed, self.rates, ahead)
+    def stream(self, streamed: Streamed, ahead: bool = False) -> None:
+        """Plan from now on with these parameters streamed, and their copies fetched ``ahead``."""
+        if (streamed, ahead) != (self.copies.streamed, self.copies.ahead):
+            self.copies = Copies(self.network, streamed, self.rates, ahead)
 
     @property
     def cuts(self) -> list[int]:
         """The places where the order may be cut; with those that reading keys piece by piece needs."""
-        return sorted(self.places | self.network.key_cuts if self.streaming else self.places)
+        return sorted(self.cut_places | self.network.key_cuts if self.keys_in_pieces else self.cut_places)
 
     @cached_property
-    def places(self) -> set[int]:
+    def cut_places(self) -> set[int]:
         """Every change of stage, and places inside a stage by the policy, or where little is alive."""
-        must = changes(self.network)
+        must = forced_cuts(self.network)
         if self.policy.cuts == "stages":
             return must
         if callable(self.policy.cuts):
             return must | set(self.policy.cuts(self))
-        return must | with_unread(self.network, valleys(self.network, must), must)
+        return must | with_unread(self.network, low_memory_cuts(self.network, must), must)
 
     @cached_property
-    def longest(self) -> int:
+    def longest_span(self) -> int:
         """The most cuts that a segment can span: each lies within one stage."""
-        cuts = sorted(self.places | self.network.key_cuts)
-        ends = [bisect_left(cuts, end) for end in sorted(changes(self.network))]
+        cuts = sorted(self.cut_places | self.network.key_cuts)
+        ends = [bisect_left(cuts, end) for end in sorted(forced_cuts(self.network))]
         return max((end - begin for begin, end in itertools.pairwise(ends)), default=0)
 
     # One more segment
@@ -108,12 +108,12 @@ class Search:
         program = intervals.program(begin, end)
         if program is None:
             return None
-        read, trains = intervals.outline(begin, end)
+        read, trains = intervals.reads_and_trains(begin, end)
         before, after = intervals.alive(begin), intervals.alive(end)
         flight, plain = self.copies.flight(begin, end), intervals.plain_work(begin, end)
         return Span(begin, end, program, read, trains, before, after, flight, plain)
 
-    def options(self, before: Partial, span: Span, front: Front) -> Iterator[Partial]:
+    def tiled_options(self, before: Partial, span: Span, front: Front) -> Iterator[Partial]:
         """A partial plan with one more tiled segment, in every way that is allowed, fits, and is not beaten by the
         ``front``."""
         reads = span.program.reads if before.offloaded else ()
@@ -125,9 +125,9 @@ class Search:
                     continue
                 moves = self.moves(before, placement, brought)
                 for ahead in (False, True) if moves else (False,):
-                    depths = self.depths(seen, span, moves, front)
+                    depths = self.drop_depths(seen, span, moves, front)
                     for pieces in self.pieces_of(span) if depths else ():
-                        yield from self.tiled(seen, span, moves, ahead, pieces, depths, front)
+                        yield from self.with_tiled(seen, span, moves, ahead, pieces, depths, front)
 
     def offload_choices(self, before: Partial, span: Span) -> tuple[bool, ...]:
         """The choices for an interval's outputs: to stay on the device, to be offloaded, or both."""
@@ -137,14 +137,14 @@ class Search:
 
     def pieces_of(self, span: Span) -> tuple[int, ...]:
         """Numbers of pieces in which an interval may read keys."""
-        if not self.streaming or not (found := self.intervals.strips(span.begin, span.end)):
+        if not self.keys_in_pieces or not (found := self.intervals.strips(span.begin, span.end)):
             return (1,)
         most = next(iter(found.values())).positions
         return (1, *(count for count in PIECES if count <= most))
 
     def placement(self, before: Partial, span: Span, offload: bool) -> Placement | None:
         """The tier of an interval's outputs; None if no lower tier has room for those that are to be offloaded."""
-        here, below = self.stored(span.begin, span.end)
+        here, below = self.placements(span.begin, span.end)
         if not offload:
             return here
         if below is None:
@@ -153,16 +153,16 @@ class Search:
         tier = tier_of(self.lower, before.lower, below.maps, size, self.network, span.begin, span.end)
         return None if tier is None else below._replace(tier=tier)
 
-    def stored(self, begin: int, end: int) -> tuple[Placement, Placement | None]:
+    def placements(self, begin: int, end: int) -> tuple[Placement, Placement | None]:
         """Placements of an interval's outputs on the device and, if they may be offloaded, below it; the tier is found
         later."""
-        found = self._stored.get((begin, end))
+        found = self._placements.get((begin, end))
         if found is None:
             maps = tuple(self.intervals.stored_at(begin, end))
             here = Placement(maps, frozenset(maps), sum(v.bytes for v in maps), "device", 0, 0)
             gathered = any(v in self.network.gathered for v in maps)
             below = here._replace(below=self.lower.size(maps)) if here.size and not gathered else None
-            found = self._stored[begin, end] = here._replace(device=here.size), below
+            found = self._placements[begin, end] = here._replace(device=here.size), below
         return found
 
     def moves(self, before: Partial, placement: Placement, brought: Sequence[Value]) -> Moves:
@@ -171,15 +171,15 @@ class Search:
         if placement.below:
             writes = offload_time(self.rates, before.lower, placement.tier, placement.below)
         if brought:
-            reads = fetch_time(self.rates, before.lower, {v: self.below[v] for v in brought})
+            reads = fetch_time(self.rates, before.lower, {v: self.lower_sizes[v] for v in brought})
         return Moves(placement, brought, writes, reads)
 
-    def depths(self, before: Partial, span: Span, moves: Moves, front: Front) -> list[int]:
+    def drop_depths(self, before: Partial, span: Span, moves: Moves, front: Front) -> list[int]:
         """Depths to which a segment may drop its outputs (0: not at all) that are not beaten already, however fast its
         tiles are."""
         found = []
         held = before.keeps + moves.placement.device
-        once, both = self.intervals.least(span.begin, span.end, before.no_background)
+        once, both = self.intervals.least_seconds(span.begin, span.end, before.no_background)
         seconds = before.seconds + (1 - ROUNDING) * both
         if not front.dominates(held, seconds, before.no_background):
             found.append(0)
@@ -190,11 +190,11 @@ class Search:
                     found.append(depth)
         return found
 
-    def tiled(
+    def with_tiled(
         self, before: Partial, span: Span, moves: Moves, ahead: bool, pieces: int, depths: Sequence[int], front: Front
     ) -> Iterator[Partial]:
         """Partial plans with one more tiled segment. Its transfers overlap with work if they go ``ahead``; it reads
-        keys in so many ``pieces`` and drops its outputs to one of the ``depths``."""
+        keys in ``pieces`` and drops its outputs to one of the ``depths``."""
         site = self.site(before, span, moves, ahead, pieces)
         if site is None:
             return
@@ -212,10 +212,10 @@ class Search:
         offloads, ends, back, again = placement.below > 0, 0, before.back, 0
         if span.trains:
             offloaded = before.offloaded | placement.maps if offloads else before.offloaded
-            ends = intervals.ends(begin, before.offloaded) + intervals.ends(end, offloaded)
+            ends = intervals.cotangent_bytes(begin, before.offloaded) + intervals.cotangent_bytes(end, offloaded)
         if before.dropped:
             back -= sum(d.size for d in before.dropped if not d.maps.isdisjoint(span.before))
-            again = recomputing(still_needed(before.dropped, span.read), span.read)
+            again = recompute_peak(still_needed(before.dropped, span.read), span.read)
         room = Room(self.budget - self.fixed - before.held - span.flight, placement.device - back, ends)
         if room.ends + again > room.free:
             return None
@@ -235,14 +235,14 @@ class Search:
             and not any(v in self.network.gathered for v in stored)
         )
 
-    def extended(self, before: Partial, site: Site, way: Tiled, drop: int, front: Front) -> Partial | None:
+    def extended(self, before: Partial, site: Site, way: TiledWay, drop: int, front: Front) -> Partial | None:
         """A partial plan with one more tiled segment, which drops its outputs to depth ``drop``; None if it is
         beaten."""
         interval, placement, span = site.interval, site.placement, site.span
         dropped = before.dropped
         again: tuple[Dropped, ...] = ()
         if drop:
-            once = way.forward[1].work, way.once(site.reads, interval.ahead)
+            once = way.forward[1].work, way.recompute_seconds(site.reads, interval.ahead)
             mine = Dropped(placement.maps, placement.size, way.forward[1].bytes, span.read, drop, *once)
             dropped, again = (*dropped, mine), (mine, *recomputed_in_passing(still_needed(dropped, span.read), drop))
         extra = way.work - span.plain + sum(d.work for d in again)
@@ -256,29 +256,29 @@ class Search:
             return None
         flight = span.flight
         base = before.held + self.fixed + flight
-        peak = max(way.peak, site.room.ends + site.again)
+        peak = max(way.peak, site.room.ends + site.recompute_bytes)
         return Partial(
             keeps,
             before.seconds + seconds,
             max(before.peak, before.held + flight + peak),
             before.offloaded | placement.maps if interval.offloads else before.offloaded,
-            before.lower.more(placement.tier, placement.maps, placement.below),
+            before.lower.with_maps(placement.tier, placement.maps, placement.below),
             before.extra + extra,
-            partial(self.piece, site, way, drop, base, peak, seconds, extra),
+            partial(self.tiled_segment, site, way, drop, base, peak, seconds, extra),
             before,
             dropped,
             before.back,
             no_background=before.no_background,
         ).at(span.after)
 
-    def alike(self, interval: TiledInterval, way: Tiled) -> bool:
+    def evaluates_once(self, interval: TiledInterval, way: TiledWay) -> bool:
         """True if many tiles of forward are identical to others."""
         if way.halo != "recompute" or interval.pieces > 1:
             return False
-        return self.intervals.distinct(interval, way.forward[0]) < MOST_DISTINCT
+        return self.intervals.distinct_share(interval, way.forward[0]) < MOST_DISTINCT
 
-    def piece(
-        self, site: Site, way: Tiled, drop: int, base: int, peak: int, seconds: float, extra: float
+    def tiled_segment(
+        self, site: Site, way: TiledWay, drop: int, base: int, peak: int, seconds: float, extra: float
     ) -> SegmentPlan:  # fmt: skip
         """The plan of a tiled segment; ``base`` are the bytes that are live beside it."""
         interval, placement = site.interval, site.placement
@@ -293,7 +293,7 @@ class Search:
             ahead=interval.ahead,
             drop=drop,
             pieces=interval.pieces,
-            alike=self.alike(interval, way),
+            alike=self.evaluates_once(interval, way),
             path=self.intervals.path(interval.begin, interval.end),
             forecast=SegmentForecast(
                 stored_bytes=placement.size + way.carried,
@@ -305,17 +305,17 @@ class Search:
             ),
         )
 
-    def kept(self, before: Partial, begin: int, end: int) -> Partial | None:
+    def with_kept(self, before: Partial, begin: int, end: int) -> Partial | None:
         """A partial plan with one more segment that runs whole; None if it does not fit."""
         network, intervals = self.network, self.intervals
         if still_needed(before.dropped, {v for n in network.order[begin:end] for v in n.maps}):
             return None  # autograd would hold on to dropped maps
         brought = {v: v.bytes for n in network.order[begin:end] for v in n.maps if v in before.offloaded}
-        flight = self.copies.kept_flight(begin, end)
-        base = before.held + sum(brought.values()) + intervals.given_whole(begin, end)
+        flight = self.copies.flight_of_kept(begin, end)
+        base = before.held + sum(brought.values()) + intervals.image_bytes_read_first(begin, end)
         held = base + (intervals.saved_bytes(begin, end) if network.trains else 0)
         tiled_before = network.trains and before.piece and not before.keep
-        ends = intervals.ends(begin, before.offloaded) if tiled_before else 0
+        ends = intervals.cotangent_bytes(begin, before.offloaded) if tiled_before else 0
         work = intervals.kept_peak(begin, end)
         most = max(base + work, held) + ends + flight
         if most + self.fixed > self.budget:
@@ -337,14 +337,14 @@ class Search:
             keeps=held - before.back,
             seconds=before.seconds + seconds,
             peak=max(before.peak, most),
-            piece=partial(self.kept_piece, begin, end, forecast),
+            piece=partial(self.kept_segment, begin, end, forecast),
             before=before,
             keep=True,
             no_background=bool(network.background),
         )
         return done.at(intervals.alive(end))
 
-    def kept_piece(self, begin: int, end: int, forecast: SegmentForecast) -> SegmentPlan:
+    def kept_segment(self, begin: int, end: int, forecast: SegmentForecast) -> SegmentPlan:
         """The plan of a kept segment."""
         network, grid = self.network, self.intervals.one_tile(begin)
         return SegmentPlan(
@@ -366,29 +366,29 @@ class Search:
         """
         self.budget = budget
         deepest = min(1, self.policy.drop) if self.policy.offload and self.lower.disk else self.policy.drop
-        for self.streaming, depth in itertools.product((False, True), range(min(1, deepest), deepest + 1)):
-            if self.streaming and not self.network.key_cuts:
+        for self.keys_in_pieces, depth in itertools.product((False, True), range(min(1, deepest), deepest + 1)):
+            if self.keys_in_pieces and not self.network.key_cuts:
                 break
             self.depth = depth
-            found = self.through()
+            found = self.undominated()
             if found:
-                return self.finish(min(found, key=lambda p: (p.seconds, p.held)))
+                return self.plan_of(min(found, key=lambda p: (p.seconds, p.held)))
         return None
 
-    def whole(self, budget: int) -> Plan | None:
+    def keep_everything(self, budget: int) -> Plan | None:
         """Everything kept, as plain PyTorch does; None if it does not fit."""
         if not self.policy.keep:
             return None
         self.budget = budget
         done = Partial(0, 0.0, 0, lower=self.copies.lower)
         for begin, end in itertools.pairwise(self.cuts):
-            step = self.kept(done, begin, end)
+            step = self.with_kept(done, begin, end)
             if step is None:
                 return None
             done = step
-        return self.finish(done)
+        return self.plan_of(done)
 
-    def through(self) -> list[Partial]:
+    def undominated(self) -> list[Partial]:
         """All undominated plans from the image to the loss."""
         cuts = self.cuts
         stages = [self.network.stage[n.serial] for n in self.network.order]
@@ -400,22 +400,22 @@ class Search:
                 end = cuts[j]
                 if j > i + 1 and stages[end - 1] != stages[begin]:
                     break
-                if j - i > self.spanned:
+                if j - i > self.span_limit:
                     break
                 span, front = self.span(begin, end), fronts[end]
                 for before in plans:
                     if span is None:
                         front.add(replace(before, piece=None, before=before))
                     else:
-                        for found in self.options(before, span, front):
+                        for found in self.tiled_options(before, span, front):
                             front.add(found)
-                    if j == i + 1 and self.policy.keep and (kept := self.kept(before, begin, end)) is not None:
+                    if j == i + 1 and self.policy.keep and (kept := self.with_kept(before, begin, end)) is not None:
                         front.add(kept)
             for front in fronts.values():
-                front.thin()
+                front.prune()
         return fronts[cuts[-1]].plans
 
-    def finish(self, best: Partial) -> Plan:
+    def plan_of(self, best: Partial) -> Plan:
         """The plan of a partial plan that has come to the loss."""
         network = self.network
         segments = best.segments()
@@ -426,8 +426,8 @@ class Search:
             segments=tuple(merge_kept(segments)),
             budget=self.budget,
             barriers=tuple(n.label for n in network.barriers),
-            on_host=self.copies.placed.on_host,
-            on_disk=self.copies.placed.on_disk,
+            on_host=self.copies.streamed.on_host,
+            on_disk=self.copies.streamed.on_disk,
             fetched_ahead=self.copies.ahead,
             forecast=Forecast(
                 peak_bytes=best.peak + self.fixed,

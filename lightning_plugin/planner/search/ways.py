@@ -1,4 +1,4 @@
-"""Ways to run one interval tile by tile beside the rest of a partial plan: on grids that fit the room."""
+"""WaysToTile to run one interval tile by tile beside the rest of a partial plan: on grids that fit the room."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHEAP_HALO = 0.03
 
 
 @dataclass(slots=True)
-class Tiled:
+class TiledWay:
     """A way to run an interval tile by tile.
 
     Attributes:
@@ -47,7 +47,7 @@ class Tiled:
         back = None if self.backward is None else self.backward[1].seconds
         return with_transfers(self.forward[1].seconds, back, writes, reads, ahead)
 
-    def once(self, reads: TransferTime, ahead: bool) -> float:
+    def recompute_seconds(self, reads: TransferTime, ahead: bool) -> float:
         """Seconds of recomputing its outputs once."""
         return reads.with_work(self.forward[1].seconds, ahead)
 
@@ -109,14 +109,14 @@ def with_transfers(
     return sum(transit.with_work(work, ahead) for work, transit in passes)
 
 
-class Ways:
-    """Ways to run the intervals of one network under a policy."""
+class WaysToTile:
+    """WaysToTile to run the intervals of one network under a policy."""
 
     def __init__(self, intervals: Intervals, policy: Policy) -> None:
         self.intervals = intervals
         self.policy = policy
 
-    def of(self, interval: TiledInterval, room: Room, trains: bool) -> Iterator[Tiled]:
+    def of(self, interval: TiledInterval, room: Room, trains: bool) -> Iterator[TiledWay]:
         """Tiles that recompute their halos and, if that costs something, tiles that share them."""
         intervals = self.intervals
         plain = intervals.plain_work(interval.begin, interval.end)
@@ -128,28 +128,28 @@ class Ways:
             return
         if recompute is not None and recompute.work < (2 if trains else 1) * plain * (1 + CHEAP_HALO):
             return
-        found = intervals.scans(interval, room.free - max(room.stored, room.ends), trains)
+        found = intervals.coarsest_scan(interval, room.free - max(room.stored, room.ends), trains)
         if found is not None:
             grid, forward, backward = found
-            yield Tiled("share", (grid, forward), (grid, backward) if trains else None, room.ends, room.stored)
+            yield TiledWay("share", (grid, forward), (grid, backward) if trains else None, room.ends, room.stored)
         elif "recompute" not in halos:
             whole = self.recomputed(interval, room, trains)  # what cannot share has to do without
             if whole is not None:
                 yield whole
 
-    def recomputed(self, interval: TiledInterval, room: Room, trains: bool) -> Tiled | None:
+    def recomputed(self, interval: TiledInterval, room: Room, trains: bool) -> TiledWay | None:
         """Tiles that recompute their halos; None if no grid fits."""
-        forward = self.intervals.cheapest(interval, room.free - room.stored, False)
+        forward = self.intervals.fastest_grid(interval, room.free - room.stored, False)
         if forward is None:
             return None
         if not trains:
-            return Tiled("recompute", forward, None, 0, room.stored)
-        backward = self.intervals.cheapest(interval, room.free - room.ends, True)
+            return TiledWay("recompute", forward, None, 0, room.stored)
+        backward = self.intervals.fastest_grid(interval, room.free - room.ends, True)
         if backward is None:
             return None
         if self.policy.same and forward[0] != backward[0]:
-            forward = backward[0], self.intervals.cost(self.intervals.costed(interval), backward[0], False)
-        return Tiled("recompute", forward, backward, room.ends, room.stored)
+            forward = backward[0], self.intervals.cost(self.intervals.first_equal(interval), backward[0], False)
+        return TiledWay("recompute", forward, backward, room.ends, room.stored)
 
 
 class Placement(NamedTuple):
@@ -225,7 +225,7 @@ class Site(NamedTuple):
         interval: The interval with the tiers of its maps.
         placement: The tier of its outputs.
         room: The bytes for it.
-        again: The bytes of tiles that recompute its inputs.
+        recompute_bytes: The bytes of tiles that recompute its inputs.
         writes: The time of moving its outputs once.
         reads: The time of moving its inputs once.
         keys: The part of ``reads`` that every tile of queries repeats.
@@ -235,7 +235,7 @@ class Site(NamedTuple):
     interval: TiledInterval
     placement: Placement
     room: Room
-    again: int
+    recompute_bytes: int
     writes: TransferTime
     reads: TransferTime
     keys: TransferTime

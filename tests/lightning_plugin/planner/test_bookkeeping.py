@@ -25,7 +25,7 @@ from lightning_plugin.graph import Value
 from lightning_plugin.options import Options
 from lightning_plugin.plan import SegmentForecast, SegmentPlan
 from lightning_plugin.planner import cache, calibrate
-from lightning_plugin.planner.analysis.background import Background, summed, sums, windows
+from lightning_plugin.planner.analysis.background import Background, reaches_of_position, summed, sums
 from lightning_plugin.planner.analysis.optimizers import state_for
 from lightning_plugin.planner.analysis.recorded import recorded
 from lightning_plugin.planner.choose import Chooser, choose_plan
@@ -42,8 +42,8 @@ from lightning_plugin.planner.costs.lower import (
     offload_time,
     one_way,
 )
-from lightning_plugin.planner.costs.parameters import Copies, Placed, captured
-from lightning_plugin.planner.costs.peak import Life, tile_bytes
+from lightning_plugin.planner.costs.parameters import Copies, Streamed, captured
+from lightning_plugin.planner.costs.peak import Allocations, tile_bytes
 from lightning_plugin.planner.costs.rates import RATES, rates_of
 from lightning_plugin.planner.rehearsal.representative import Candidate, heaviest
 from lightning_plugin.planner.search.partial import (
@@ -51,12 +51,12 @@ from lightning_plugin.planner.search.partial import (
     Dropped,
     Front,
     Partial,
+    evenly_thinned,
+    is_nowhere_larger,
     merge_kept,
-    not_above,
     pareto_front,
-    thinned,
 )
-from lightning_plugin.planner.search.ways import Tiled, with_transfers
+from lightning_plugin.planner.search.ways import TiledWay, with_transfers
 from lightning_plugin.program.fixed import fixed_plan, kept_segments
 
 # What is live
@@ -65,7 +65,7 @@ from lightning_plugin.program.fixed import fixed_plan, kept_segments
 @given(st.lists(st.tuples(st.sampled_from(["make", "alias", "hold", "drop", "add", "passing"]), st.integers(0, 5),
                           st.integers(0, 9)), max_size=25))  # fmt: skip
 def test_memory_is_let_go_when_the_last_that_holds_it_does(steps: list[tuple[str, int, int]]) -> None:
-    life, holds, home, size = Life(), Counter[int](), dict[int, int](), dict[int, int]()
+    life, holds, home, size = Allocations(), Counter[int](), dict[int, int](), dict[int, int]()
     sizes: list[int] = []
     beside = most = 0
     for number, (what, key, amount) in enumerate(steps):
@@ -80,7 +80,7 @@ def test_memory_is_let_go_when_the_last_that_holds_it_does(steps: list[tuple[str
             life.add(number)
             beside += amount
         elif what == "passing":
-            life.passing(number)
+            life.allocate_briefly(number)
             passing = amount
         elif known:
             one = known[key % len(known)]
@@ -158,8 +158,8 @@ def test_what_is_dropped_counts_later() -> None:
     assert dropped.levels == (1, 10) and dropped.held == stored.held
     assert pareto_front([stored, dropped]) == [stored, dropped]
     assert pareto_front([stored, Partial(5, 6.0, 0, dropped=dropped.dropped)]) == [stored]
-    assert not_above((1, 2), (1, 2, 2)) and not_above((1,), (1, 2))
-    assert not not_above((1, 3), (2,)) and not not_above((2,), (1, 3))
+    assert is_nowhere_larger((1, 2), (1, 2, 2)) and is_nowhere_larger((1,), (1, 2))
+    assert not is_nowhere_larger((1, 3), (2,)) and not is_nowhere_larger((2,), (1, 3))
 
 
 PLANS = st.builds(
@@ -176,7 +176,7 @@ def test_what_is_beaten_when_it_comes_is_what_would_be_left_out(plans: list[Part
     front = Front()
     for plan in plans:
         front.add(plan)
-    front.thin()
+    front.prune()
 
     def figures(plans: list[Partial]) -> list[Any]:
         return [(p.no_background, p.keeps, p.back, p.seconds, p.levels) for p in plans]
@@ -187,7 +187,7 @@ def test_what_is_beaten_when_it_comes_is_what_would_be_left_out(plans: list[Part
 @pytest.mark.parametrize("count", [1, MOST_PARTIAL, MOST_PARTIAL + 1, 200])
 def test_many_plans_are_thinned_evenly(count: int) -> None:
     plans: Any = list(range(count))
-    left: Any = thinned(plans, MOST_PARTIAL)
+    left: Any = evenly_thinned(plans, MOST_PARTIAL)
     assert len(left) == min(count, MOST_PARTIAL) and (left[0], left[-1]) == (0, count - 1)
     steps = {b - a for a, b in pairwise(left)}
     assert not steps or max(steps) - min(steps) <= 1
@@ -250,20 +250,20 @@ def test_what_a_tiled_segment_holds_in_each_way() -> None:
     cost: Any = SimpleNamespace(carried=5, bytes=7, seconds=1.0, work=2.0)
     back: Any = SimpleNamespace(carried=0, bytes=11, seconds=3.0, work=4.0)
     grid = Grid((2, 1))
-    both = Tiled("share", (grid, cost), (grid, back), ends=13, stored=17)
+    both = TiledWay("share", (grid, cost), (grid, back), ends=13, stored=17)
     assert (both.carried, both.forward_bytes, both.backward_bytes, both.peak) == (5, 29, 29, 29)
     assert (
         both.seconds,
         both.work,
-        both.once(TransferTime(beside=2.0), False),
-        both.once(TransferTime(beside=2.0), True),
+        both.recompute_seconds(TransferTime(beside=2.0), False),
+        both.recompute_seconds(TransferTime(beside=2.0), True),
     ) == (
         4.0,
         6.0,
         3.0,
         2.0,
     )
-    alone = Tiled("recompute", (grid, cost), None, ends=13, stored=17)
+    alone = TiledWay("recompute", (grid, cost), None, ends=13, stored=17)
     assert (alone.carried, alone.forward_bytes, alone.backward_bytes, alone.peak) == (0, 24, 0, 24)
     assert (alone.seconds, alone.work) == (1.0, 2.0)
 
@@ -329,8 +329,8 @@ def test_copies_are_fetched_for_each_way_and_gradients_go_back(frozen: bool) -> 
         first, second = places
         end = len(network.order)
         last = next(i for i, n in enumerate(network.order) if n.outputs[0].shape[1:2] == (7,))
-        copies = Copies(network, Placed(on_host=(first,), on_disk=(second,)), rates)
-        ahead = Copies(network, Placed(on_host=(first,), on_disk=(second,)), rates, ahead=True)
+        copies = Copies(network, Streamed(on_host=(first,), on_disk=(second,)), rates)
+        ahead = Copies(network, Streamed(on_host=(first,), on_disk=(second,)), rates, ahead=True)
         assert copies.copied(0, end) == sum(sizes) and copies.copied(last, end) == sizes[1]
         there = sizes[1] / rates.disk
         back = there if frozen else 2 * there
@@ -342,10 +342,10 @@ def test_copies_are_fetched_for_each_way_and_gradients_go_back(frozen: bool) -> 
         gradient = 0 if frozen else 2 * sizes[1]  # added up in float32
         assert copies.flight(last, end) == sizes[1] + gradient
         assert ahead.flight(last, end) == 2 * sizes[1] + gradient
-        assert copies.kept_flight(0, end) == max(2 * sizes[0], sizes[1] if frozen else 2 * sizes[1])
+        assert copies.flight_of_kept(0, end) == max(2 * sizes[0], sizes[1] if frozen else 2 * sizes[1])
         assert copies.traffic([(last, end)]) == sizes[1] * (2 if frozen else 3)
-        nothing = Copies(network, Placed(), rates)
-        assert nothing.flight(0, end) == nothing.copied(0, end) == nothing.kept_flight(0, end) == 0
+        nothing = Copies(network, Streamed(), rates)
+        assert nothing.flight(0, end) == nothing.copied(0, end) == nothing.flight_of_kept(0, end) == 0
         assert nothing.waiting(0, end, 0.0, 0.0) == 0
 
 
@@ -430,7 +430,7 @@ def test_sums_over_boxes(data: st.DataObject) -> None:
 def test_what_a_window_sees(layer: nn.Conv2d, scale: int, before: int, after: int) -> None:
     with recorded(layer, (1, 3, 64, 48), torch.float32) as (network, _):
         node = next(n for n in network.order if type(n.op).__name__ == "Convolution")
-        (sides,) = windows(node.op, node.outputs[0].space.extent, node.maps)  # type: ignore[arg-type]
+        (sides,) = reaches_of_position(node.op, node.outputs[0].space.extent, node.maps)  # type: ignore[arg-type]
     assert sides is not None
     assert [(s.scale, s.before, s.after) for s in sides] == [(scale, before, after)] * 2
 

@@ -274,7 +274,7 @@ def test_tiles_in_a_cache_are_looked_for_where_everything_fits(side: int, device
     plan = make_plan(net, (1, 3, side, side), device=device, budget="4GiB")
     assert any(not s.keep for s in plan.segments) == tiled
     with recorded(net, (1, 3, side, side), torch.float32) as (network, _):
-        whole = Search(network, rates_of(device), LowerTiers(None)).whole(1 << 32)
+        whole = Search(network, rates_of(device), LowerTiers(None)).keep_everything(1 << 32)
     assert whole is not None and plan.seconds <= whole.seconds
     assert not tiled or plan.seconds < whole.seconds
 

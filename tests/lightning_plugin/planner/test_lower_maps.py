@@ -188,7 +188,7 @@ def test_parameters_on_the_host_leave_less_room_for_maps() -> None:
 
         ample = plan(1 << 40)
         assert ample.on_host and on_host(ample)
-        streamed = sum(network.weight(network.nodes[place].outputs[0]) for place in ample.on_host)
+        streamed = sum(network.resident_bytes(network.nodes[place].outputs[0]) for place in ample.on_host)
         maps = sum(s.forecast.stored_bytes for s in ample.segments if s.tier == "host")
         assert on_host(plan(streamed + 3 * maps)) == on_host(ample) > on_host(plan(streamed + maps // 2))
         assert on_host(plan(streamed + 3 * maps, calls=4)) < on_host(ample)

@@ -14,7 +14,7 @@ from lightning_plugin.planner.analysis.recorded import recorded
 from lightning_plugin.planner.choose import Chooser
 from lightning_plugin.planner.costs.lower import LowerTiers
 from lightning_plugin.planner.costs.rates import rates_of
-from lightning_plugin.planner.overhead import origin
+from lightning_plugin.planner.overhead import source_key
 from lightning_plugin.planner.rehearsal.rehearse import rehearse
 from lightning_plugin.planner.search.interval import Intervals
 from tests.lightning_plugin.networks import AnyPlan
@@ -92,7 +92,7 @@ def test_where_an_image_lies_makes_a_difference() -> None:
     for image in (torch.zeros(FakeHostMap.shape), FakeHostMap()):
         lazy = LazyImage(image)
         (source,) = [n.outputs[0] for n in ancestors([lazy._value])]
-        found.append(origin(source))
+        found.append(source_key(source))
     assert len(set(found)) == 2 and None not in found
 
 

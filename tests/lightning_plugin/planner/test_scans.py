@@ -147,7 +147,7 @@ def test_scans_with_one_end_are_what_each_is_alone(name: str) -> None:
                 grids = [] if program is None else intervals.scan_grids(begin, end)
                 for grid in draw.sample(grids, min(2, len(grids))):
                     shared = intervals.scans_of(begin, end, grid)
-                    compare(intervals.work_of(begin, end), grid, shared)
+                    compare(intervals.program_of(begin, end), grid, shared)
 
 
 windows = st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(0, 2), st.integers(1, 2))
@@ -169,4 +169,4 @@ def test_so_it_is_for_windows_of_all_kinds(layers: list[tuple[int, int, int, int
         for begin in reversed(range(end)):
             if count <= extent[0]:
                 grid = row_grid(extent, count)
-                compare(intervals.work_of(begin, end), grid, intervals.scans_of(begin, end, grid))
+                compare(intervals.program_of(begin, end), grid, intervals.scans_of(begin, end, grid))
