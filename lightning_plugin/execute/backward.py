@@ -1,4 +1,4 @@
-"""Backward of a segment: every tile again, with grad, and its cotangents pulled back."""
+"""Backward of a segment: evaluate each tile again with grad, and pull back its cotangents."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.execute.forward import Forward
-from lightning_plugin.execute.gradients import Gradients, Pulled, Recalled
+from lightning_plugin.execute.gradients import Gradients, PulledReduction, RecalledCotangent
 from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.execute.tile_pass import TilePass
 from lightning_plugin.graph import Value
@@ -24,17 +24,17 @@ from lightning_plugin.progress import profiler_range
 from lightning_plugin.residency.boundary import Boundary, Cotangent
 from lightning_plugin.team import Team
 
-#: Identical tiles are looked through for so many groups with equal cotangents: each look compares all that are left.
-MOST_GROUPS = 8
+#: Most groups of identical tiles with equal cotangents; to find one, all remaining tiles are compared.
+MAX_GROUPS = 8
 
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """One evaluation of a tile for several.
+    """One evaluation for one tile or several identical ones.
 
     Attributes:
-        tiles: The tile, and those that it stands for.
-        sums: The sums of their cotangents, by target; None where all are equal to the tile's own.
+        tiles: The tiles, of which the first is evaluated.
+        sums: The sums of their cotangents, by target; None if the first tile's cotangents are pulled back.
     """
 
     tiles: Sequence[Owned]
@@ -46,12 +46,15 @@ class Backward:
 
     Attributes:
         segment: The segment, as forward ran it.
-        alive: The targets that have a cotangent.
-        wanted: The maps that tiles read and whose gradient is asked for.
-        reduced: The cotangents and results of reductions.
-        maps: The cotangents of stored maps.
-        leaves: The inputs again, as leaves of each tile's graph.
-        gradients: Sums of the gradients that tiles have given.
+        live_targets: The targets that have a cotangent.
+        wanted: The maps that tiles read and whose gradients are needed.
+        reductions: The cotangents and results of each reduction.
+        map_cotangents: The cotangents of stored maps.
+        leaves: The inputs as leaves of each tile's graph.
+        gradients: Sums of the tiles' gradients.
+        program: The program that makes the live targets.
+        cotangents: The cotangents of stored maps by the place of their target in the program.
+        tile_pass: The tiles.
     """
 
     def __init__(self, ctx: Any, inputs: Sequence[Tensor], grads: Sequence[Tensor | None]):
@@ -59,9 +62,9 @@ class Backward:
         self.ctx = ctx
         self.needs = ctx.needs_input_grad[4:]
         self.leaves = [t.detach().requires_grad_(need) for t, need in zip(inputs, self.needs, strict=True)]
-        self.vectors, self.spreads, self.images = self.segment.by_value(self.leaves)
+        self.vectors, self.spreads, self.images = self.segment.split_inputs(self.leaves)
         self.handles: dict[Value, Boundary] = dict(zip(self.segment.boundaries, ctx.handles, strict=True))
-        # Tokens are the last tensors that autograd knows of; before them it has the other inputs.
+        # Tokens are the last inputs of the autograd function.
         makers = ctx.next_functions[len(ctx.next_functions) - len(self.handles) :]
         followed = {v for v, (maker, _) in zip(self.handles, makers, strict=True) if is_scheduled(maker)}
         spreads = {v for v, t in self.spreads.items() if t.requires_grad}
@@ -75,15 +78,15 @@ class Backward:
         )
         self._handed_back: dict[int, Tensor] = {}
         if self.segment.team is not None:
-            complete(self.segment.team, self.segment, ctx.cotangents)
+            sum_over_ranks(self.segment.team, self.segment, ctx.cotangents)
         self.find_cotangents(grads)
 
     def find_cotangents(self, grads: Sequence[Tensor | None]) -> None:
-        """Find the targets that have a cotangent, and it."""
+        """Find the targets that have a cotangent, and their cotangents."""
         program = self.segment.program
-        self.alive: list[Target] = []
-        self.reduced: dict[Target, tuple[tuple[Tensor | None, ...], tuple[Tensor, ...]]] = {}
-        self.maps: dict[Target, Cotangent | Recalled] = {}
+        self.live_targets: list[Target] = []
+        self.reductions: dict[Target, tuple[tuple[Tensor | None, ...], tuple[Tensor, ...]]] = {}
+        self.map_cotangents: dict[Target, Cotangent | RecalledCotangent] = {}
         place = 0
         kept = dict(zip(self.segment.stored, self.ctx.cotangents, strict=True))
         for t in program.targets:
@@ -93,136 +96,143 @@ class Backward:
                 results = tuple(self.ctx.results[place : place + count])
                 place += count
                 if any(g is not None for g in mine):
-                    self.alive.append(t)
-                    self.reduced[t] = (mine, results)
+                    self.live_targets.append(t)
+                    self.reductions[t] = (mine, results)
                 continue
             cotangent = kept[t.stored]
             if cotangent.is_started:
-                self.alive.append(t)
-                self.maps[t] = cotangent
+                self.live_targets.append(t)
+                self.map_cotangents[t] = cotangent
         for t, reductions in self.segment.recalls.items():
-            self.recall(t, [r for r in reductions if r in self.reduced])
+            self.recall(t, [r for r in reductions if r in self.reductions])
 
     def recall(self, target: Target, reductions: Sequence[Target]) -> None:
-        """Pull reductions of a map back with the map's own cotangent; see [Note: recall] in `program.program`."""
+        """Pull back reductions of a map with the map's own cotangent; see [Note: recall] in `program.program`."""
         if not reductions:
             return
-        pulled = [Pulled(t, t.operands(self.vectors), *self.reduced.pop(t)) for t in reductions]
-        self.maps[target] = Recalled(self.ctx.recalled[target], pulled)
-        self.alive = [t for t in self.segment.program.targets if t in self.maps or t in self.reduced]
+        pulled = [PulledReduction(t, t.operands(self.vectors), *self.reductions.pop(t)) for t in reductions]
+        self.map_cotangents[target] = RecalledCotangent(self.ctx.recalled[target], pulled)
+        self.live_targets = [
+            t for t in self.segment.program.targets if t in self.map_cotangents or t in self.reductions
+        ]
 
     def run(self) -> tuple[Tensor | None, ...]:
         segment = self.segment
-        if self.alive and any(self.needs):
+        if self.live_targets and any(self.needs):
             for handle in self.handles.values():
                 handle.restore_data()
-            self.over_tiles(segment if segment.scans else segment.narrowed(self.alive))
+            self.pull_back_tiles(segment if segment.scans else segment.narrow(self.live_targets))
             if segment.team is not None:
                 ordinary = (*segment.spreads, *segment.images)
-                self.gradients.together(segment.team, [v for v in ordinary if v in self.wanted])
-        for cotangent in self.maps.values():
+                self.gradients.reduce_over_ranks(segment.team, [v for v in ordinary if v in self.wanted])
+        for cotangent in self.map_cotangents.values():
             cotangent.clear()
-        vectors = map(self.gradients.vector, range(len(segment.program.vectors)))
-        spreads = [self.gradients.whole(v, self.spreads[v].dtype) for v in segment.spreads]
-        images = [self.gradients.whole(v, v.dtype) for v in segment.images]
+        vectors = map(self.gradients.of_vector, range(len(segment.program.vectors)))
+        spreads = [self.gradients.of_map(v, self.spreads[v].dtype) for v in segment.spreads]
+        images = [self.gradients.of_map(v, v.dtype) for v in segment.images]
         kinds = [v.device for v in segment.boundaries]
         needs = self.needs[len(self.needs) - len(kinds) :]
         tokens = [torch.zeros((), device=d) if need else None for d, need in zip(kinds, needs, strict=True)]
         return (None, None, None, None, *vectors, *spreads, *images, *tokens)
 
-    def over_tiles(self, part: SegmentRun) -> None:
-        """Pull back every tile of the part of the segment that has cotangents."""
+    def pull_back_tiles(self, part: SegmentRun) -> None:
+        """Pull back all tiles of the part of the segment that has cotangents."""
         program = self.program = part.program
-        self.given = {i: self.maps[t] for i, t in enumerate(program.targets) if t in self.maps}
+        self.cotangents = {i: self.map_cotangents[t] for i, t in enumerate(program.targets) if t in self.map_cotangents}
         self.operands = [self.vectors[v] for v in program.vectors]
-        tiles = self.tiles = TilePass(part, self.segment.backward_grid, self.handles, self.given)
+        tiles = self.tile_pass = TilePass(part, self.segment.backward_grid, self.handles, self.cotangents)
         with (
             torch.autocast(part.autocast_type, enabled=False),
-            tiles.counted(self.key()) as known,
-            part.at.queue.open_pool(),
+            tiles.count_memory(self.memory_key()) as known,
+            part.home.queue.open_pool(),
         ):
             if known and part.rehearsal is not None:
-                self.gradients.blank([v for v in program.reads if v in self.wanted])
+                self.gradients.allocate_all([v for v in program.reads if v in self.wanted])
                 return
-            self.recount()
-            tiles.expect()
+            self.recompute_uncertain()
+            tiles.set_largest_tiles()
             zero = self.zero_tiles()
             for identical in tiles:
-                with tiles.watching(identical[0]):
+                with tiles.watch_tile(identical[0]):
                     for evaluation in self.evaluations(identical):
                         if not all(owned in zero for owned in evaluation.tiles):
                             with profiler_range("tile"):
-                                self.tile(evaluation)
-                self.segment.step.done(len(identical))
+                                self.pull_back_tile(evaluation)
+                self.segment.step.report_tiles(len(identical))
             for handle in self.handles.values():
                 handle.wait()
                 handle.cotangent.wait()
-            for cotangent in self.maps.values():
+            for cotangent in self.map_cotangents.values():
                 cotangent.wait()
 
-    def key(self) -> Hashable | None:
-        """Key of passes that hold the same; see [Note: watched] in `ledger`."""
+    def memory_key(self) -> Hashable | None:
+        """Return a key that is equal for passes that hold the same bytes; see [Note: watched] in `ledger`."""
         reads = []
         for v in self.program.reads:
             handle = self.handles.get(v)
             begun = handle is not None and handle.cotangent.is_started
             reads.append((v in self.wanted, begun))
-        given = tuple(None if t in self.maps else tuple(g is None for g in self.reduced[t][0]) for t in self.alive)
+        given = tuple(
+            None if t in self.map_cotangents else tuple(g is None for g in self.reductions[t][0])
+            for t in self.live_targets
+        )
         leaves = tuple(t.requires_grad for t in self.leaves)
         same = self.segment.plan.forward == self.segment.backward_grid
-        sums = tuple(self.gradients.types.items())
-        recalled = tuple(c.key if isinstance(c, Recalled) else None for c in self.given.values())
-        return self.tiles.key(self.leaves, "backward", *reads, given, leaves, same, sums, recalled)
+        sums = tuple(self.gradients.sum_dtypes.items())
+        recalled = tuple(c.key if isinstance(c, RecalledCotangent) else None for c in self.cotangents.values())
+        return self.tile_pass.memory_key(self.leaves, "backward", *reads, given, leaves, same, sums, recalled)
 
     # The tiles
 
     def evaluations(self, identical: Sequence[Owned]) -> Iterator[Evaluation]:
-        """Identical tiles as one evaluation with the sum of their cotangents, where nothing that they read needs a
-        gradient; elsewhere those with equal cotangents, the others each by itself. See [Note: identical tiles] in
-        `tile_pass`."""
+        """Divide identical tiles into evaluations; see [Note: identical tiles] in `tile_pass`.
+
+        If no input needs a gradient, there is one, with the sum of the cotangents. Otherwise there is one for each
+        group of tiles with equal cotangents.
+        """
         segment, rest = self.segment, list(identical)
         if not self.wanted.isdisjoint(self.program.reads):
-            for _ in range(MOST_GROUPS if len(rest) > 1 else 0):
-                equal = [self.equal(rest[0], owned) for owned in rest]
+            for _ in range(MAX_GROUPS if len(rest) > 1 else 0):
+                equal = [self.have_equal_cotangents(rest[0], owned) for owned in rest]
                 if sum(equal) < 2:
                     break
                 yield Evaluation(list(compress(rest, equal)))
                 rest = [owned for owned, same in zip(rest, equal, strict=True) if not same]
             yield from (Evaluation([owned]) for owned in rest)
             return
-        # A rehearsal makes a sum too, so that memory is there for it.
-        summing = len(identical) > 1 or (segment.alike and segment.rehearsal is not None)
-        yield Evaluation(identical, self.summed(identical) if summing else None)
+        # A rehearsal makes a sum too, so that it measures the memory.
+        summing = len(identical) > 1 or (segment.groups_tiles and segment.rehearsal is not None)
+        yield Evaluation(identical, self.sum_cotangents(identical) if summing else None)
 
-    def equal(self, one: Owned, other: Owned) -> bool:
-        """Compare the cotangents of two tiles to the bit. The part that a map's reductions add is the same in both."""
+    def have_equal_cotangents(self, one: Owned, other: Owned) -> bool:
+        """True if the cotangents of two tiles are equal to the bit. A map's reductions add the same to both."""
         if one is other:
             return True
-        given = {i: c.cotangent if isinstance(c, Recalled) else c for i, c in self.given.items()}
+        given = {i: c.cotangent if isinstance(c, RecalledCotangent) else c for i, c in self.cotangents.items()}
         return all(torch.equal(c.read(one[i]), c.read(other[i])) for i, c in given.items() if c.is_started)
 
-    def summed(self, tiles: Sequence[Owned]) -> dict[Target, Tensor]:
-        """The sum of the tiles' cotangents of every stored target."""
+    def sum_cotangents(self, tiles: Sequence[Owned]) -> dict[Target, Tensor]:
+        """Sum the tiles' cotangents of each stored target."""
         return {
             self.program.targets[i]: cotangent.sum_of([owned[i] for owned in tiles])
-            for i, cotangent in self.given.items()
+            for i, cotangent in self.cotangents.items()
             if not tiles[0][i].empty
         }
 
     def zero_tiles(self) -> Container[Owned]:
-        """The tiles whose cotangents are zero everywhere, but for one: nothing is recomputed for them.
+        """Return the tiles whose cotangents are zero everywhere, which are not evaluated.
 
         Losses over drawn regions, and heads that take maxima, leave most of a map without a gradient. All tiles are
-        looked at with one read of the device. Nothing is looked for where maps lie on a lower tier, where statistics
-        add to all cotangents, where tiles hand rows on, and where several ranks share the tiles. One tile is always
-        evaluated: a gradient of zeros is one, too.
+        checked with one read of the device. None is checked if maps are on a lower tier, if statistics add to all
+        cotangents, in a scan, and if several ranks share the tiles. One tile is always evaluated, since parameters have
+        a gradient even if it is zero.
         """
-        segment, given = self.segment, self.given
+        segment, given = self.segment, self.cotangents
         here = all(isinstance(c, Cotangent) and c.home.tier == "device" for c in given.values())
         elsewhere = segment.team is not None or segment.rehearsal is not None
-        if self.reduced or not given or not here or segment.scans or elsewhere:
+        if self.reductions or not given or not here or segment.scans or elsewhere:
             return ()
-        tiles = list(self.tiles.owned())
+        tiles = list(self.tile_pass.all_owned())
         counts = [
             torch.stack([torch.count_nonzero(c.read(owned[i])) for i, c in given.items() if not owned[i].empty]).sum()
             for owned in tiles
@@ -230,38 +240,38 @@ class Backward:
         zero = [owned for owned, count in zip(tiles, torch.stack(counts).tolist(), strict=True) if count == 0]
         return set(zero if len(zero) < len(tiles) else zero[1:])
 
-    def recount(self) -> None:
-        """Find results that depend on the last bits of tiles as backward's tiles come to them, in a pass of its own."""
+    def recompute_uncertain(self) -> None:
+        """Recompute reductions whose results depend on the last bits of tiles (ties of maxima), on backward's tiles."""
         segment, grid = self.segment, self.segment.backward_grid
-        if segment.plan.forward == grid and not segment.alike:
-            return  # forward's tiles were these
-        reducing = [t for t in self.alive if t in self.reduced]
-        doubtful = [t for t in reducing if t.op.uncertain(self.reduced[t][1], segment.alike)]
+        if segment.plan.forward == grid and not segment.groups_tiles:
+            return  # forward had the same tiles
+        reducing = [t for t in self.live_targets if t in self.reductions]
+        doubtful = [t for t in reducing if t.op.uncertain(self.reductions[t][1], segment.groups_tiles)]
         if not doubtful:
             return
-        part = segment.narrowed(doubtful)
-        found = Forward(part, segment.inputs_of(part, self.leaves), self.handles, grid)
-        found.tiles.watched = False
+        part = segment.narrow(doubtful)
+        found = Forward(part, segment.inputs_of_part(part, self.leaves), self.handles, grid)
+        found.tile_pass.must_watch = False
         with torch.no_grad():
             found.evaluate(report=False)
         for i, t in enumerate(part.program.targets):
-            grads, _ = self.reduced[t]
-            self.reduced[t] = grads, t.finish(found.totals[i], self.vectors)
+            grads, _ = self.reductions[t]
+            self.reductions[t] = grads, t.finish(found.totals[i], self.vectors)
 
     # One tile
 
-    def tile(self, evaluation: Evaluation) -> None:
-        """Evaluate a tile with grad, pull back, and give every gradient to whom it belongs."""
+    def pull_back_tile(self, evaluation: Evaluation) -> None:
+        """Evaluate a tile with grad, pull back its cotangents, and add its gradients to their sums."""
         program, tiles, first = self.program, evaluation.tiles, evaluation.tiles[0]
         reads: list[tuple[Value, Box, Tensor]] = []
         outputs: list[Tensor] = []
         cotangents: list[Tensor] = []
         tokens: list[Tensor] = []
-        # A reduction's cotangent is the same for every tile: of summed tiles it counts as often as there are tiles.
+        # A reduction's cotangent is the same for each tile: for a sum of tiles it counts once for each.
         count = 1 if evaluation.sums is None else len(tiles)
 
         def read(v: Value, box: Box) -> Tensor | Pieces:
-            give = self.piecewise(v) if v in self.segment.strips and v in self.wanted else None
+            give = self.piece_receiver(v) if v in self.segment.strips and v in self.wanted else None
             tile = self.segment.read(v, box, self.spreads, self.handles.get(v), give)
             if isinstance(tile, Pieces):
                 tokens.append(tile.token)
@@ -274,14 +284,14 @@ class Backward:
 
         def emit(i: int, box: Box, made: Sequence[Tensor]) -> None:
             target = program.targets[i]
-            for value, cotangent in self.pulls(target, box, made, evaluation):
+            for value, cotangent in self.outputs_and_cotangents(target, box, made, evaluation):
                 if value is not None and cotangent is not None and value.requires_grad:
                     outputs.append(value)
                     same = target.stored is None and count > 1
                     cotangents.append(cotangent * count if same else cotangent)
 
-        carried = self.carried(first)
-        handed = self.tiles.evaluate(first, read, self.operands, emit, True, carried)
+        carried = self.carried_rows(first)
+        handed = self.tile_pass.evaluate(first, read, self.operands, emit, True, carried)
         for serial, gradient in self._handed_back.items():
             if handed[serial].requires_grad:
                 outputs.append(handed[serial])
@@ -296,50 +306,53 @@ class Backward:
             return
         found = torch.autograd.grad(outputs, leaves, cotangents, allow_unused=True)
         given = [(v, box) for v, box, _ in reads]
-        for done in (outputs, leaves, cotangents, reads):  # what was fetched is free for what is sent back
+        for done in (outputs, leaves, cotangents, reads):  # frees buffers of reads before gradients are sent
             done.clear()  # type: ignore[attr-defined]
-        self.gradients.add(found[: len(summed)], len(tiles) if evaluation.sums is None else 1)
+        self.gradients.add_to_vectors(found[: len(summed)], len(tiles) if evaluation.sums is None else 1)
         here = found[len(summed) :]
         for (v, box), g in zip(given, here, strict=False):
             if g is not None:
                 for owned in tiles:
-                    place = box if owned is first else self.tiles.reads(owned)[v]
-                    self.gradients.give(v, place, g, self.segment.plan.ahead)
+                    place = box if owned is first else self.tile_pass.reads(owned)[v]
+                    self.gradients.add_to_map(v, place, g, self.segment.plan.ahead)
         back = zip((serial for serial, _ in rows), here[len(given) :], strict=False)
         self._handed_back = {serial: g for serial, g in back if g is not None}  # type: ignore[redundant-expr]
 
-    def carried(self, owned: Owned) -> dict[int, Tensor]:
-        """The rows that a scan's tile was handed in forward, as leaves; see [Note: scan] in `program.scan`."""
+    def carried_rows(self, owned: Owned) -> dict[int, Tensor]:
+        """Return the rows that a scan's tile was handed in forward, as leaves; see [Note: scan] in `program.scan`."""
         rows: dict[int, Tensor] = self.ctx.carried.get(owned, {})
         if not rows:
             return {}
         grads = {n.serial: n.outputs[0].requires_grad for n in self.program.nodes}
         return {serial: t.detach().requires_grad_(grads[serial]) for serial, t in rows.items()}
 
-    def pulls(
+    def outputs_and_cotangents(
         self, target: Target, box: Box, made: Sequence[Tensor], evaluation: Evaluation
     ) -> Iterator[tuple[Tensor | None, Tensor | None]]:
-        """The tensors of a tile that lead to a target, each with its cotangent."""
-        if target in self.maps:
-            yield made[0], self.maps[target].read(box) if evaluation.sums is None else evaluation.sums.get(target)
-        elif target in self.reduced:
-            grads, results = self.reduced[target]
+        """Iterate over the tensors of a tile that lead to a target, each with its cotangent."""
+        if target in self.map_cotangents:
+            yield (
+                made[0],
+                self.map_cotangents[target].read(box) if evaluation.sums is None else evaluation.sums.get(target),
+            )
+        elif target in self.reductions:
+            grads, results = self.reductions[target]
             yield from zip(target.op.pulled(box, made, target.operands(self.vectors), results), grads, strict=True)
 
-    def piecewise(self, v: Value) -> Callable[[Box, Tensor], None]:
-        """Receiver of the gradients of a boundary's pieces. They come in a pass of autograd's within this one, so that
-        room is made for them here; see [Note: passes] in `private`."""
-        self.gradients.room_for(v)
+    def piece_receiver(self, v: Value) -> Callable[[Box, Tensor], None]:
+        """Return a function that adds the gradients of a boundary's pieces. They come in a nested pass of autograd, so
+        that their memory has to be allocated here; see [Note: passes] in `private`."""
+        self.gradients.allocate(v)
         return self.handles[v].cotangent.allocate().add
 
 
-def complete(team: Team, segment: SegmentRun, cotangents: Sequence[Cotangent]) -> None:
-    """The cotangents of a segment's boundaries, of which each rank has collected its tiles' share; see [Note: team] in
-    `team`."""
+def sum_over_ranks(team: Team, segment: SegmentRun, cotangents: Sequence[Cotangent]) -> None:
+    """Sum the cotangents of a segment's boundaries, to which each rank has added those of its own tiles; see [Note:
+    team] in `team`."""
     program = segment.program
     places = [i for i, t in enumerate(program.targets) if t.stored is not None]
-    there = team.any_rank([c.is_started for c in cotangents])
-    for i, cotangent, needed in zip(places, cotangents, there, strict=True):
+    is_started = team.any_rank([c.is_started for c in cotangents])
+    for i, cotangent, needed in zip(places, cotangents, is_started, strict=True):
         if needed:
             boxes = (owned[i] for owned in program.owned(segment.backward_grid))
             for box in boxes:

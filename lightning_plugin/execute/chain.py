@@ -302,7 +302,7 @@ class Links:
         as one tile."""
         ledger = self.step.ledger
         if (rehearsal := self.step.rehearsal) is not None:
-            with rehearsal.during((CHAIN, "backward" if what == "backward" else "forward")):
+            with rehearsal.turn((CHAIN, "backward" if what == "backward" else "forward")):
                 yield self.step
             return
         if ledger is None or ledger.watch_all or what == "kept":
@@ -315,7 +315,7 @@ class Links:
                 yield self.step
             self.peaks[what] = most.bytes
         if self.is_untiled:
-            self.step.done(1)
+            self.step.report_tiles(1)
 
 
 class LinkFunction(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""Forward of a segment: every tile without grad; stored maps are written, reductions merged."""
+"""Forward of a segment: evaluate each tile without grad, write stored maps, and merge reductions."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Forward:
 
     Attributes:
         stored: The boundaries that it reads and makes.
-        totals: The reductions so far, by the place of their target.
-        carried: The rows that each tile of a scan was handed, for backward, which begins with them.
+        totals: The merged reductions so far, by the place of their target.
+        carried: The rows that each tile of a scan was handed, which its backward begins with.
         evaluated: The number of tiles of stored maps so far.
     """
 
@@ -34,21 +34,22 @@ class Forward:
         self.segment = run
         self.inputs = inputs
         self.stored = stored
-        vectors, spreads, _ = run.by_value([t.detach() for t in inputs])
+        vectors, spreads, _ = run.split_inputs([t.detach() for t in inputs])
         self.vectors, self.spreads = vectors, spreads
         self.operands = [vectors[v] for v in run.program.vectors]
-        self.tiles = TilePass(run, run.plan.forward if grid is None else grid, stored)
+        self.tile_pass = TilePass(run, run.plan.forward if grid is None else grid, stored)
         self.totals: dict[int, Reduction] = {}
         self.carried: dict[Owned, dict[int, Tensor]] = {}
         self.evaluated = 0
         self._handed_on: dict[int, Tensor] = {}
-        #: Shares of reductions of this rank's tiles, until the ranks exchange them; see [Note: team] in `team`.
+        #: Partial reductions of this rank's tiles, until the ranks exchange them; see [Note: team] in `team`.
         self._parts: list[dict[int, Reduction]] = []
 
     def run(self) -> list[Tensor]:
-        """The reduced vectors, in the order of the targets; stored maps are where their handles say."""
+        """Evaluate all tiles, and return the reduced vectors in the order of the targets."""
         run = self.segment
-        with self.tiles.counted(self.tiles.key(self.inputs, "forward")) as known, run.at.queue.open_pool():
+        key = self.tile_pass.memory_key(self.inputs, "forward")
+        with self.tile_pass.count_memory(key) as known, run.home.queue.open_pool():
             if known and run.rehearsal is not None:
                 return [torch.empty(v.shape, dtype=v.dtype, device=v.device) for v in run.outputs]
             self.evaluate()
@@ -61,41 +62,40 @@ class Forward:
         return results
 
     def evaluate(self, report: bool = True) -> None:
-        """Evaluate all tiles; with ``report``, listeners hear of each."""
-        self.tiles.expect()
+        """Evaluate all tiles; with ``report``, report each to listeners."""
+        self.tile_pass.set_largest_tiles()
         if self.segment.team is not None:
-            self.together(self.segment.team, report)
+            self.evaluate_shared(self.segment.team, report)
             return
-        for tiles in self.tiles:
-            self.tile(tiles, report)
+        for tiles in self.tile_pass:
+            self.evaluate_tile(tiles, report)
 
-    def tile(self, tiles: Tiles, report: bool) -> None:
-        """Evaluate a tile once, for all that are identical to it."""
+    def evaluate_tile(self, tiles: Tiles, report: bool) -> None:
+        """Evaluate a tile once for all that are identical to it."""
         run, first = self.segment, tiles[0]
-        notes = run.team is None and bool(run.known)
-        near = notes and run.near(self.tiles.reads(first))
+        notes = run.team is None and bool(run.known_constants)
+        near = notes and run.is_near_constant(self.tile_pass.reads(first))
 
         def emit(i: int, box: Box, made: Sequence[Tensor]) -> None:
             boxes = [owned[i] for owned in tiles]
             self.emit(i, boxes, made)
             if notes:
-                self.note(i, boxes, made[0], near)
+                self.note_constants(i, boxes, made[0], near)
 
         if run.team is not None:
             self._parts.append({})
         if run.scans and run.trains:
             self.carried[first] = self._handed_on
-        with self.tiles.watching(first), profiler_range("tile"):
-            self._handed_on = self.tiles.evaluate(first, self.read, self.operands, emit, False, self._handed_on)
+        with self.tile_pass.watch_tile(first), profiler_range("tile"):
+            self._handed_on = self.tile_pass.evaluate(first, self.read, self.operands, emit, False, self._handed_on)
         if report:
-            run.step.done(len(tiles))
+            run.step.report_tiles(len(tiles))
 
     def read(self, v: Value, box: Box) -> Tensor | Pieces:
         return self.segment.read(v, box, self.spreads, self.stored.get(v))
 
     def emit(self, i: int, boxes: Sequence[Box], made: Sequence[Tensor]) -> None:
-        """Write a tile's share of a stored map, or merge its share of a reduction as often as there are identical
-        tiles."""
+        """Write a target's tile to its stored map, or merge a partial reduction, once for each identical tile."""
         target = self.segment.program.targets[i]
         if target.stored is not None:
             self.stored[target.stored].write(boxes, made[0], self.segment.plan.ahead)
@@ -112,15 +112,15 @@ class Forward:
 
     # Background
 
-    def note(self, i: int, boxes: Sequence[Box], tile: Tensor, near: bool) -> None:
-        """Note where a stored map is constant that one tile was written to; it may be so where that is ``near``
-        background. A rehearsal looks too, so that memory is there for it."""
+    def note_constants(self, i: int, boxes: Sequence[Box], tile: Tensor, near: bool) -> None:
+        """Note if a tile written to a stored map is constant; it may be if its inputs are constant in part (``near``).
+        A rehearsal checks too, so that it measures the memory of the check."""
         v = self.segment.program.targets[i].stored
         if v is None:
             return
-        constants, made = self.stored[v].constants, self.stored[v].numbered
-        if made is not None:
-            made.number(boxes, self.evaluated)
+        constants, numbered = self.stored[v].constants, self.stored[v].numbered
+        if numbered is not None:
+            numbered.number(boxes, self.evaluated)
         self.evaluated += 1
         if constants is None:
             return
@@ -133,22 +133,23 @@ class Forward:
 
     # Several ranks
 
-    def together(self, team: Team, report: bool) -> None:
-        """Evaluate this rank's tiles, and after every few take what the other ranks have made of theirs."""
-        for dealt in team.rounds(self.tiles.work()):
-            mine = self.tiles.announced(tiles for owner, tiles in dealt if owner == team.rank)
+    def evaluate_shared(self, team: Team, report: bool) -> None:
+        """Evaluate this rank's tiles, and exchange results with the other ranks after each round."""
+        for dealt in team.rounds(self.tile_pass.all_tiles()):
+            mine = self.tile_pass.prefetching(tiles for owner, tiles in dealt if owner == team.rank)
             for tiles in mine:
-                self.tile(tiles, report)
-            made = [iter(rank) for rank in team.all_gather([moved(parts, "cpu") for parts in self._parts])]
+                self.evaluate_tile(tiles, report)
+            made = [iter(rank) for rank in team.all_gather([move_reductions(parts, "cpu") for parts in self._parts])]
             self._parts.clear()
             for owner, tiles in dealt:
                 self.receive(team, owner, tiles, next(made[owner]))
 
     def receive(self, team: Team, owner: int, tiles: Tiles, parts: Mapping[int, Reduction]) -> None:
-        """Take what a rank has made of a tile: in the order of the grid, so that all ranks add in the same order."""
-        for i, part in moved(parts, team.device).items():
+        """Merge and store a rank's results of a tile. All ranks do this in the order of the grid, so that sums are
+        equal."""
+        for i, part in move_reductions(parts, team.device).items():
             self.merge(i, part)
-        near = self.segment.near(self.tiles.reads(tiles[0]))
+        near = self.segment.is_near_constant(self.tile_pass.reads(tiles[0]))
         for i, target in enumerate(self.segment.program.targets):
             handle = None if target.stored is None else self.stored[target.stored]
             box = tiles[0][i]
@@ -161,9 +162,9 @@ class Forward:
             boxes = [owned[i] for owned in tiles]
             if not mine:
                 handle.write(boxes, tile)
-            self.note(i, boxes, tile, near)
+            self.note_constants(i, boxes, tile, near)
 
 
-def moved(parts: Mapping[int, Reduction], device: torch.device | str) -> dict[int, Reduction]:
-    """Shares of reductions on another device."""
+def move_reductions(parts: Mapping[int, Reduction], device: torch.device | str) -> dict[int, Reduction]:
+    """Copy partial reductions to another device."""
     return {i: part.to(device) for i, part in parts.items()}

@@ -1,4 +1,4 @@
-"""The step that a run is part of, and the frame: all that one run of a recording holds."""
+"""State of execution: the step, shared by all segments of a run, and the frame, the state of one run."""
 
 from __future__ import annotations
 
@@ -29,41 +29,40 @@ from lightning_plugin.team import Team
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """Stand-ins for a real step's tiles and tiers: a dry run of a plan on tensors without data, to learn what it would
-    hold.
+    """Replacements in a dry run of a plan on tensors without data, which measures the plan's memory.
 
-    A segment runs a few tiles that stand for all, and lower tiers take no bytes; all else is the very code of a real
-    step. What a pass over tiles holds is measured once for a step's library: a pass over the same tiles of an equal
-    program, in another block of the network or another plan, only makes what it hands on.
+    A segment runs a few tiles in place of all, and maps on lower tiers take no bytes. All other code is that of a real
+    step. The memory of a tile pass is measured once for each library: an equal pass, in another block of the network or
+    another plan, only makes its results.
 
     Attributes:
-        tiles: The tiles of a program's grid that are run; the last argument says whether transfers go ahead.
-        away: Makes what stands for a map on a lower tier.
-        enter: From now on memory is counted for a segment's forward or backward (nobody's: None): a new turn of it, or,
-            where the second argument says that it goes on, the one that began before.
-        during: A block whose memory is counted so, and after it again as before.
+        tiles: Chooses the tiles of a program's grid that run; the last argument tells if transfers go ahead.
+        make_stand_in: Makes the stand-in of a map on a lower tier.
+        begin_turn: Counts memory from now on for a turn: the forward or backward of a segment, or None. The second
+            argument continues the turn that began before, instead of a new one.
+        turn: Counts the memory of a block for a turn.
     """
 
     tiles: Callable[[Program, Grid, bool], Iterable[tuple[Box, ...]]]
-    away: Callable[[Layout, torch.dtype, torch.device, str], Any]
-    enter: Callable[[Any, bool], None]
-    during: Callable[[Any], AbstractContextManager[None]]
+    make_stand_in: Callable[[Layout, torch.dtype, torch.device, str], Any]
+    begin_turn: Callable[[Any, bool], None]
+    turn: Callable[[Any], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One run of a plan, seen by all of its segments.
+    """State that all segments of a run of a plan share.
 
     Attributes:
-        ledger: Counts what the step holds on the device.
+        ledger: Counts the bytes of the step on the device.
         team: The ranks that share its tiles.
-        folder: Where maps on the disk are kept; None is the system's folder.
-        progress: Hears of tiles that are done, and of waiting.
-        rehearsal: What stands for tiles and tiers, if the step is rehearsed.
-        library: What earlier steps have found of tiles.
-        homes: Where streamed tensors live.
-        compiler: Compiles tapes, if tiles are to be compiled.
-        watch: Looks at each result, if values that are not finite are looked for.
+        folder: Folder of maps on the disk; None for the system's folder of temporary files.
+        progress: Reports tiles that are done, and time spent waiting.
+        rehearsal: Replacements for tiles and tiers, if the step is rehearsed.
+        library: Findings of earlier steps.
+        homes: Tiers and files of streamed tensors.
+        compiler: Compiles tapes, if tiles are compiled.
+        watch: Checks each result for non-finite values, if these are searched.
     """
 
     ledger: Ledger | None = None
@@ -76,13 +75,13 @@ class Step:
     compiler: Compiler | None = None
     watch: Watch | None = None
 
-    def done(self, tiles: int) -> None:
-        """Tell listeners of so many identical tiles that are done."""
+    def report_tiles(self, tiles: int) -> None:
+        """Report a tile and those identical to it, ``tiles`` in all, as done."""
         self.progress.report_tiles(tiles)
-        self.settle()
+        self.trim_memory()
 
-    def settle(self) -> None:
-        """Between two tiles, or segments: let the process not keep much more than the ledger counts."""
+    def trim_memory(self) -> None:
+        """Return freed memory of the process to the system, between tiles or segments."""
         if self.ledger is not None:
             self.ledger.trim_memory()
 
@@ -93,63 +92,63 @@ class Frame:
 
     Attributes:
         bindings: The recording's images and captured tensors.
-        vectors: The vectors that were computed, with their autograd history.
-        step: The step that the run is part of.
-        whole: The maps that lie in ordinary tensors.
-        stored: The boundaries.
-        tokens: The number that stands for each boundary in autograd's graph.
-        streams: The vectors that are fetched for a use only.
+        vectors: The vectors that were computed, with their ``grad_fn``.
+        step: The step.
+        whole_maps: The maps that are ordinary tensors.
+        boundaries: The stored maps.
+        tokens: The scalar in place of each boundary in autograd's graph.
+        streams: The streamed tensors of the run.
         chains: The plan of each chain, by its node's serial number.
-        background: The number of first segments in which constant parts of maps are looked for: up to the last that
-            the plan has share identical tiles.
+        background_segments: Number of segments, from the first, that look for constant parts of maps: up to the last
+            one that groups identical tiles by its plan.
     """
 
     bindings: Bindings
     vectors: dict[Value, Tensor] = field(default_factory=dict)
     step: Step = field(default_factory=Step)
-    whole: dict[Value, Tensor] = field(default_factory=dict)
-    stored: dict[Value, Boundary] = field(default_factory=dict)
+    whole_maps: dict[Value, Tensor] = field(default_factory=dict)
+    boundaries: dict[Value, Boundary] = field(default_factory=dict)
     tokens: dict[Value, Tensor] = field(default_factory=dict)
     streams: Streams | None = None
     chains: Mapping[int, ChainPlan] = field(default_factory=dict)
-    background: int = 0
+    background_segments: int = 0
 
     def __contains__(self, v: object) -> bool:
-        return v in self.vectors or v in self.whole or v in self.stored
+        return v in self.vectors or v in self.whole_maps or v in self.boundaries
 
     def vector(self, v: Value) -> Tensor:
-        """A vector that was computed."""
+        """Return a vector that was computed."""
         if v not in self.vectors:
             raise AssertionError(f"{v.label} is needed before it is computed")
         return self.vectors[v]
 
-    def serves(self, v: Value) -> bool:
-        """True of a vector that is there for a use only."""
+    def has_streamed(self, v: Value) -> bool:
+        """True for a streamed vector, which is on the device during its uses only."""
         return self.streams is not None and v in self.streams.served
 
-    def use(self, use: Use, needed: Sequence[Value]) -> AbstractContextManager[None]:
-        """A block in which these vectors are there."""
+    def fetch_streamed(self, use: Use, needed: Sequence[Value]) -> AbstractContextManager[None]:
+        """Return a context in which these vectors, if streamed, are on the device."""
         return nullcontext() if self.streams is None else self.streams.use(use, needed, self.vectors)
 
-    def ordinary(self, v: Value) -> Tensor | None:
-        """The ordinary tensor that a map lies in, if it does: a spread vector, or a map that was made whole."""
+    def ordinary_tensor(self, v: Value) -> Tensor | None:
+        """Return a map as an ordinary tensor, if it is a spread vector or was made whole; else None."""
         if v.node is not None and isinstance(v.node.op, Spread):
             return self.vector(v.node.inputs[0])
-        return self.whole.get(v)
+        return self.whole_maps.get(v)
 
-    def made(self, values: Sequence[Value]) -> list[Tensor]:
-        """The ordinary tensors among some values."""
-        found = (self.whole.get(v) if v.is_map else self.vectors.get(v) for v in values)
+    def ordinary_tensors(self, values: Sequence[Value]) -> list[Tensor]:
+        """Return the ordinary tensors of those values that have one."""
+        found = (self.whole_maps.get(v) if v.is_map else self.vectors.get(v) for v in values)
         return [t for t in found if t is not None]
 
-    def forget_maps(self) -> None:
-        """The run is over, or has failed: an error that somebody keeps must not keep the maps that were made."""
-        for maps in (self.whole, self.stored, self.tokens):
+    def clear_maps(self) -> None:
+        """Drop all maps at the end of a run: an error that the user keeps must not keep them."""
+        for maps in (self.whole_maps, self.boundaries, self.tokens):
             maps.clear()
 
     def release(self, v: Value) -> None:
-        """A map is needed no longer by this run: what autograd keeps of it, it keeps."""
-        handle = self.stored.pop(v, None)
+        """Drop a map that the rest of this run does not read; autograd may still hold it."""
+        handle = self.boundaries.pop(v, None)
         if handle is not None:
             handle.drop_data()
-        self.whole.pop(v, None)
+        self.whole_maps.pop(v, None)

@@ -58,24 +58,24 @@ def run_segment(run: SegmentRun, frame: Frame) -> None:
     """Run a segment forward, and put its results into the frame, with the backward of each of its parts."""
     if run.scans and len(scans := scan_programs(run.program)) > 1:
         for program in scans:
-            run_segment(run.part(program, frame), frame)
+            run_segment(run.of_part(program, frame), frame)
         return
     programs = independent_parts(run.program)
     ends = run.program.cuts(run.plan.forward)
     for t, at in zip(run.program.targets, ends, strict=True):
         if (v := t.stored) is not None:
-            numbered = Numbered.empty(at) if run.known and run.rehearsal is None else None
-            frame.stored[v] = Boundary(
-                v.space, v.dtype, v.device, run.at, run.ledger, run.plan.half, run.constants(v, frame), numbered
+            numbered = Numbered.empty(at) if run.known_constants and run.rehearsal is None else None
+            frame.boundaries[v] = Boundary(
+                v.space, v.dtype, v.device, run.home, run.ledger, run.plan.half, run.new_constants(v, frame), numbered
             )
     with torch.no_grad(), torch.autocast(run.autocast_type, enabled=False):
-        work = Forward(run, run.inputs(frame), frame.stored)
+        work = Forward(run, run.inputs(frame), frame.boundaries)
         found = dict(zip(run.outputs, map(without_view, work.run()), strict=True))
     count_results(run.ledger, found.values())
     # Tokens on the segment's device: autograd then runs all segments in one thread, in one order.
     found |= {v: torch.zeros((), device=v.device) for v in run.stored}
     for program in programs:
-        connect_to_autograd(run if program is run.program else run.part(program, frame), frame, found, work.carried)
+        connect_to_autograd(run if program is run.program else run.of_part(program, frame), frame, found, work.carried)
     several = sum(v.requires_grad for v in (*run.outputs, *run.stored)) > 1
     for v in run.outputs:
         # Each of several results has a node of its own: else autograd shows its hooks the missing gradients of others.
@@ -119,8 +119,8 @@ class SegmentFunction(torch.autograd.Function):
         ctx: Any, run: SegmentRun, frame: Frame, made: Mapping[Value, Tensor], carried: Any, *inputs: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.run = run
-        stored = {v: frame.stored[v] for v in run.stored}
-        boundaries = {v: frame.stored[v] for v in run.boundaries}
+        stored = {v: frame.boundaries[v] for v in run.stored}
+        boundaries = {v: frame.boundaries[v] for v in run.boundaries}
         if run.plan.drop:
             recompute = Recompute(run, Inputs.of([t.detach() for t in inputs], frame.streams), stored, boundaries)
             for handle in stored.values():
@@ -150,7 +150,7 @@ class SegmentFunction(torch.autograd.Function):
         ctx.run.check_images()
         ledger, rehearsal = ctx.run.ledger, ctx.run.rehearsal
         if rehearsal is not None:
-            rehearsal.enter((ctx.run.place, "backward"), False)
+            rehearsal.begin_turn((ctx.run.place, "backward"), False)
         # Saved tensors come back as new ones; the leaves themselves are known to autograd's nodes.
         leaves = [f.variable for f, _ in ctx.next_functions if hasattr(f, "variable")]
         make_room(ctx.run, ctx.handles, leaves)
@@ -215,7 +215,7 @@ class Recompute:
         self.run.check_images()
         alive = {v: handle for v, ref in self.stored.items() if (handle := ref()) is not None}
         missing = {v: handle for v, handle in alive.items() if handle.is_dropped}
-        run = self.run.narrowed([t for t in self.run.program.targets if t.stored in missing])
+        run = self.run.narrow([t for t in self.run.program.targets if t.stored in missing])
         restored = [handle for v in run.boundaries if (handle := self.boundaries[v]).is_dropped]
         for handle in restored:
             handle.restore_data(deepest)
@@ -224,10 +224,10 @@ class Recompute:
         with (
             torch.no_grad(),
             torch.autocast(run.autocast_type, enabled=False),
-            nullcontext() if run.rehearsal is None else run.rehearsal.during((run.place, "recompute")),
+            nullcontext() if run.rehearsal is None else run.rehearsal.turn((run.place, "recompute")),
             profiler_range("segment", run.place, run.plan.path, "recompute"),
         ):
-            Forward(run, self.run.inputs_of(run, inputs), {**self.boundaries, **missing}).run()
+            Forward(run, self.run.inputs_of_part(run, inputs), {**self.boundaries, **missing}).run()
         for handle in restored:
             if handle.recompute is not None and handle.recompute.depth > deepest:
                 handle.drop_data()

@@ -1,4 +1,4 @@
-"""Cotangents that a segment's backward reads, and sums of the gradients that its tiles find."""
+"""Sums of the gradients of a segment's tiles, and recalled cotangents."""
 
 from __future__ import annotations
 
@@ -19,19 +19,30 @@ from lightning_plugin.residency.boundary import Boundary, Cotangent
 from lightning_plugin.residency.tiers import Home
 from lightning_plugin.team import Team
 
-#: Over so many tiles, float32 numbers may be added up in float32: a sum of n equal ones is off by half of n roundings.
-FEW = 16
+#: Most tiles whose float32 gradients are summed in float32: a sum of n equal numbers is off by up to n/2 roundings.
+MAX_FLOAT32_TILES = 16
 
 
-def type_of_sum(dtype: torch.dtype, device: torch.device, tiles: int) -> torch.dtype:
-    """The type in which gradients of so many tiles are added up."""
-    several = tiles > FEW and dtype == torch.float32 and device.type != "mps"
+def sum_dtype(dtype: torch.dtype, device: torch.device, tiles: int) -> torch.dtype:
+    """Return the type in which the gradients of a number of tiles are summed."""
+    several = tiles > MAX_FLOAT32_TILES and dtype == torch.float32 and device.type != "mps"
     return torch.float64 if several else accumulation_dtype(dtype)
 
 
 class Gradients:
-    """Gradients of vectors are summed over tiles. Those of maps are scatter-added, halo and all, to where a map
-    lives: to a boundary's cotangent, or to a tensor like the one that the map lies in (``ordinary``)."""
+    """Sums of the tiles' gradients.
+
+    Gradients of maps are added into the boxes that tiles read, halos included: into a boundary's cotangent, or into a
+    tensor like the map's own.
+
+    Attributes:
+        vectors: The vectors that need a gradient, by place.
+        sum_dtypes: The types of their sums.
+        vector_sums: Their sums, once there is a gradient.
+        ordinary: The tensors of maps that are no boundaries.
+        handles: The boundaries.
+        map_sums: The sums of gradients of ordinary maps.
+    """
 
     def __init__(
         self,
@@ -41,86 +52,85 @@ class Gradients:
         tiles: int,
         ledger: Ledger | None,
     ) -> None:
-        #: The vectors that need a gradient, the types in which these are added up, and the sums, by place.
         self.vectors = {i: t for i, t in enumerate(vectors) if t.requires_grad}
-        self.types = {i: type_of_sum(t.dtype, t.device, tiles) for i, t in self.vectors.items()}
-        self.sums: dict[int, Tensor] = {}
+        self.sum_dtypes = {i: sum_dtype(t.dtype, t.device, tiles) for i, t in self.vectors.items()}
+        self.vector_sums: dict[int, Tensor] = {}
         self.ordinary = ordinary
         self.handles = handles
         self.ledger = ledger
-        self.wholes: dict[Value, Tensor] = {}
+        self.map_sums: dict[Value, Tensor] = {}
 
-    def add(self, found: Sequence[Tensor | None], times: int) -> None:
-        """A tile's gradients of the vectors that need one, in order; sums that have begun go on in one call."""
+    def add_to_vectors(self, found: Sequence[Tensor | None], times: int) -> None:
+        """Add a tile's gradients of the vectors, in order, each ``times`` times; existing sums in one call."""
         begun: list[tuple[Tensor, Tensor]] = []
         for i, gradient in zip(self.vectors, found, strict=True):
             if gradient is None:
                 continue
-            if i in self.sums:
-                begun.append((self.sums[i], gradient))
+            if i in self.vector_sums:
+                begun.append((self.vector_sums[i], gradient))
                 continue
-            # In the tensor's own layout: autograd would make a copy of any other.
-            self.sums[i] = torch.empty_like(self.vectors[i], dtype=self.types[i]).copy_(gradient)
+            # In the vector's layout: autograd would copy a gradient in another one.
+            self.vector_sums[i] = torch.empty_like(self.vectors[i], dtype=self.sum_dtypes[i]).copy_(gradient)
             if times > 1:
-                self.sums[i].mul_(times)
+                self.vector_sums[i].mul_(times)
         if begun:
             add_each([total for total, _ in begun], [gradient for _, gradient in begun], times)
 
-    def vector(self, place: int) -> Tensor | None:
-        """The gradient of a vector by its place."""
-        return self.sums[place].to(self.vectors[place].dtype) if place in self.sums else None
+    def of_vector(self, place: int) -> Tensor | None:
+        """Return the gradient of the vector at a place."""
+        return self.vector_sums[place].to(self.vectors[place].dtype) if place in self.vector_sums else None
 
-    def whole(self, v: Value, dtype: torch.dtype) -> Tensor | None:
-        """The gradient of a map that lies in a tensor."""
-        found = self.wholes.get(v)
+    def of_map(self, v: Value, dtype: torch.dtype) -> Tensor | None:
+        """Return the gradient of an ordinary map."""
+        found = self.map_sums.get(v)
         return None if found is None else found.to(dtype)
 
-    def give(self, v: Value, box: Box, gradient: Tensor, ahead: bool) -> None:
-        """A tile's gradient of something that it read."""
+    def add_to_map(self, v: Value, box: Box, gradient: Tensor, ahead: bool) -> None:
+        """Add a tile's gradient of a map that it read."""
         if v in self.handles:
             self.handles[v].cotangent.add(box, gradient, ahead)
             return
-        self.room_for(v)
-        whole = self.wholes[v]
+        self.allocate(v)
+        whole = self.map_sums[v]
         v.space.add_into(whole, Box.whole(v.space.extent), gradient.to(whole.device), box)
 
-    def room_for(self, v: Value) -> None:
-        """Room for the gradient of a map, unless it is there."""
+    def allocate(self, v: Value) -> None:
+        """Allocate the sum of a map's gradients, unless it exists."""
         if v in self.handles:
             self.handles[v].cotangent.allocate()
-        elif v not in self.wholes:
+        elif v not in self.map_sums:
             with watched(self.ledger):
-                self.wholes[v] = self.zeros(v)
+                self.map_sums[v] = self.zero_map_sum(v)
 
-    def blank(self, maps: Iterable[Value]) -> None:
-        """Room for the gradients of these maps and of all vectors, as tiles would have made it."""
+    def allocate_all(self, maps: Iterable[Value]) -> None:
+        """Allocate the sums of these maps' and all vectors' gradients, as tiles would have done."""
         for v in maps:
-            self.room_for(v)
-        self.sums = {i: self.nothing(i) for i in self.vectors}
+            self.allocate(v)
+        self.vector_sums = {i: self.zero_vector_sum(i) for i in self.vectors}
 
-    def nothing(self, place: int) -> Tensor:
-        """The sum of no gradients of a vector."""
-        return torch.zeros_like(self.vectors[place], dtype=self.types[place], memory_format=torch.contiguous_format)
+    def zero_vector_sum(self, place: int) -> Tensor:
+        """Return a sum of a vector's gradients that is zero."""
+        like = self.vectors[place]
+        return torch.zeros_like(like, dtype=self.sum_dtypes[place], memory_format=torch.contiguous_format)
 
-    def zeros(self, v: Value) -> Tensor:
-        """Room for the gradient of a map that lies in a tensor."""
+    def zero_map_sum(self, v: Value) -> Tensor:
+        """Return a sum of an ordinary map's gradients that is zero."""
         like = self.ordinary[v]
         dtype = torch.promote_types(like.dtype, torch.float32)
         return torch.zeros_like(like, dtype=dtype, memory_format=torch.contiguous_format)
 
-    def together(self, team: Team, maps: Sequence[Value]) -> None:
-        """Gradients of vectors and of these maps that lie in tensors, of which each rank has computed its tiles' share;
-        see [Note: team] in `team`."""
-        nothings = [partial(self.nothing, i) for i in self.vectors]
-        sums = team.sum_shares([self.sums.get(i) for i in self.vectors], nothings)
-        self.sums = {i: t for i, t in zip(self.vectors, sums, strict=True) if t is not None}
-        wholes = team.sum_shares([self.wholes.get(v) for v in maps], [partial(self.zeros, v) for v in maps])
-        self.wholes = {v: t for v, t in zip(maps, wholes, strict=True) if t is not None}
+    def reduce_over_ranks(self, team: Team, maps: Sequence[Value]) -> None:
+        """Sum the gradients of vectors and of these ordinary maps over ranks; see [Note: team] in `team`."""
+        nothings = [partial(self.zero_vector_sum, i) for i in self.vectors]
+        sums = team.sum_shares([self.vector_sums.get(i) for i in self.vectors], nothings)
+        self.vector_sums = {i: t for i, t in zip(self.vectors, sums, strict=True) if t is not None}
+        wholes = team.sum_shares([self.map_sums.get(v) for v in maps], [partial(self.zero_map_sum, v) for v in maps])
+        self.map_sums = {v: t for v, t in zip(maps, wholes, strict=True) if t is not None}
 
 
 @dataclass(frozen=True, eq=False)
-class Pulled:
-    """A reduction with the vectors that it uses, the gradients of its results and these."""
+class PulledReduction:
+    """A reduction to pull back: its vectors, its results, and the gradients of the results."""
 
     target: Target
     operands: Sequence[Tensor]
@@ -128,11 +138,13 @@ class Pulled:
     results: Sequence[Tensor]
 
 
-class Recalled:
-    """In place of a map's cotangent: a tile that is read is the cotangent's and the reductions' share of it. There may
-    be nothing of the former, where nobody but the reductions leads to a loss."""
+class RecalledCotangent:
+    """The cotangent of a map plus the cotangents of its reductions, which are recomputed for each tile that is read.
 
-    def __init__(self, boundary: Boundary, reductions: Sequence[Pulled]) -> None:
+    The map's own cotangent may not exist, if the map leads to the loss by its reductions only (``is_started``).
+    """
+
+    def __init__(self, boundary: Boundary, reductions: Sequence[PulledReduction]) -> None:
         self.boundary = boundary
         self.cotangent: Cotangent = boundary.cotangent
         self.reductions = reductions
@@ -144,21 +156,21 @@ class Recalled:
 
     @property
     def key(self) -> Hashable:
-        """Equal where tiles take the same memory to be read."""
+        """Key that is equal if reading a tile takes the same memory."""
         reductions = [(type(r.target.op), tuple(g is None for g in r.gradients)) for r in self.reductions]
         return self.is_started, self.home.tier, tuple(reductions)
 
     def read(self, box: Box) -> Tensor:
-        share = self.share(box)
+        share = self.reduction_share(box)
         return share + self.cotangent.read(box) if self.is_started else share
 
     def sum_of(self, boxes: Sequence[Box]) -> Tensor:
-        """The sum of several tiles', in which the map is the same."""
-        total = self.share(boxes[0]) * len(boxes)  # which may lie in one place for all positions
+        """Return the sum of several tiles in which the map is equal."""
+        total = self.reduction_share(boxes[0]) * len(boxes)  # a copy: the share may be an expanded tensor
         return total.add_(self.cotangent.sum_of(boxes)) if self.is_started else total
 
-    def share(self, box: Box) -> Tensor:
-        """The reductions' share of the cotangent of a tile."""
+    def reduction_share(self, box: Box) -> Tensor:
+        """Return the share of a tile's cotangent that comes from the reductions."""
         tile = self.boundary.read(box).detach().requires_grad_()
         outputs: list[Tensor] = []
         cotangents: list[Tensor] = []

@@ -59,12 +59,14 @@ def keep(node: Node, frame: Frame, fused: Mapping[int, Node], last_reads: Collec
         return
     ledger = frame.step.ledger
     tiles = [whole(v, frame) for v in node.maps]
-    before = {t.grad_fn for t in (*tiles, *frame.made(node.vectors))}  # what is written in place gets another one
+    before = {
+        t.grad_fn for t in (*tiles, *frame.ordinary_tensors(node.vectors))
+    }  # what is written in place gets another one
     with torch.set_grad_enabled(any(v.requires_grad for v in node.outputs)):
         if partner is not None:
             vectors = [frame.vector(v) for v in node.vectors[2:]]
             result, *moments = batch_norm(partner, node, tiles[0], vectors)
-            frame.whole[node.outputs[0]] = result
+            frame.whole_maps[node.outputs[0]] = result
             for v, moment in zip(partner.outputs, moments, strict=True):
                 frame.vectors[v] = moment.to(v.dtype)
         elif isinstance(node.op, ReduceOp):
@@ -75,15 +77,15 @@ def keep(node: Node, frame: Frame, fused: Mapping[int, Node], last_reads: Collec
         else:
             assert isinstance(node.op, TileOp)
             vectors = [frame.vector(v) for v in node.vectors]
-            frame.whole[node.outputs[0]] = run_whole(node, frame, tiles, vectors, last_reads)
-    for result in frame.made(node.outputs):
+            frame.whole_maps[node.outputs[0]] = run_whole(node, frame, tiles, vectors, last_reads)
+    for result in frame.ordinary_tensors(node.outputs):
         if ledger is not None:
             ledger.hook_gradients(result, before)
         if frame.step.watch is not None:
             frame.step.watch.see(node, result)
     del tiles
     for v in last_reads:
-        frame.whole.pop(v, None)
+        frame.whole_maps.pop(v, None)
 
 
 def run_whole(
@@ -95,7 +97,7 @@ def run_whole(
     source = node.maps[0]
     if (
         node.inplace is not None
-        and source not in frame.stored
+        and source not in frame.boundaries
         and source in last_reads
         and node.maps.count(source) == 1
         and not _given(source)
@@ -117,12 +119,12 @@ def _given(v: Value) -> bool:
 
 def whole(v: Value, frame: Frame) -> Tensor:
     """A map as one tensor, wherever it is."""
-    found = frame.ordinary(v)
+    found = frame.ordinary_tensor(v)
     if found is not None:
         return found
-    if v in frame.stored:
+    if v in frame.boundaries:
         with torch.set_grad_enabled(v.requires_grad):
-            found = GatherFunction.apply(v, frame.stored[v], frame.tokens[v], frame.step.team)
+            found = GatherFunction.apply(v, frame.boundaries[v], frame.tokens[v], frame.step.team)
     elif v in frame.bindings.images:
         image = frame.bindings.images[v]
         if image.on_device is not None:
@@ -134,7 +136,7 @@ def whole(v: Value, frame: Frame) -> Tensor:
             frame.step.watch.see(v.node, found)
     else:
         raise AssertionError(f"{v.label} is neither stored nor kept")
-    frame.whole[v] = found
+    frame.whole_maps[v] = found
     return found
 
 

@@ -17,9 +17,9 @@ from torch import Tensor
 from lightning_plugin.boxes import Grid
 from lightning_plugin.errors import BudgetError
 from lightning_plugin.execute.frame import Step
-from lightning_plugin.execute.gradients import type_of_sum
+from lightning_plugin.execute.gradients import sum_dtype
 from lightning_plugin.execute.segment import SegmentRun
-from lightning_plugin.execute.tile_pass import outline
+from lightning_plugin.execute.tile_pass import extreme_tiles
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.memory import budget_for
@@ -65,7 +65,7 @@ def gradient_bytes(run: SegmentRun, read: Sequence[Boundary], grid: Grid) -> int
     added = [v for v in run.program.vectors if v.requires_grad]
     wholes = [v for v in (*run.spreads, *run.images) if v.requires_grad]
     made = [h.cotangent for h in read if h.home.tier == "device" and not h.cotangent.is_started]
-    sizes = [(math.prod(v.shape), type_of_sum(v.dtype, v.device, grid.tiles)) for v in added]
+    sizes = [(math.prod(v.shape), sum_dtype(v.dtype, v.device, grid.tiles)) for v in added]
     sizes += [(math.prod(v.shape), v.dtype) for v in added] if grid.tiles > 1 else []
     sizes += [(math.prod(v.shape), accumulation_dtype(v.dtype)) for v in wholes]
     sizes += [(math.prod(c.layout.shape), accumulation_dtype(c.dtype)) for c in made]
@@ -185,7 +185,7 @@ def largest_io_bytes(run: SegmentRun, grid: Grid) -> float:
 def max_tile_bytes(run: SegmentRun, grid: Grid, maps: Sequence[Value]) -> float:
     """Return the most bytes that a tile has of some maps."""
     each = [(v, v.bytes / max(1, math.prod(v.space.extent))) for v in maps]
-    tiles = [need for need, _ in outline(run.program, grid)]
+    tiles = [need for need, _ in extreme_tiles(run.program, grid)]
     return max(sum(size * need[key].positions for key, size in each if key in need) for need in tiles)
 
 

@@ -1,4 +1,4 @@
-"""A plan, run: segment by segment, and ordinary autograd does the rest."""
+"""Run a plan segment by segment; all other operators run with ordinary autograd."""
 
 from __future__ import annotations
 
@@ -32,49 +32,49 @@ from lightning_plugin.residency.transfer import TransferQueue
 
 
 def run_plan(plan: Plan, nodes: Sequence[Node], frame: Frame) -> None:
-    """Run forward, and leave in the frame, of every vector, a tensor whose ``grad_fn`` runs backward as the plan
-    says."""
-    stages = prepare(plan, nodes, frame.step)
+    """Run forward, and put every vector into the frame, with a ``grad_fn`` that runs backward under the plan."""
+    stages = prepare_stages(plan, nodes, frame.step)
     below = {nodes[place].outputs[0] for place in (*plan.on_host, *plan.on_disk)}
     chains = {nodes[chain.node].serial: chain for chain in plan.chains}
-    streams = streams_of(below, plan.fetched_ahead, nodes, stages, frame)
+    streams = make_streams(below, plan.fetched_ahead, nodes, stages, frame)
     background = max((place for place, s in enumerate(plan.segments, 1) if s.alike), default=0)
-    frame = replace(frame, streams=streams, chains=chains, background=background)
+    frame = replace(frame, streams=streams, chains=chains, background_segments=background)
     run_stages(stages, nodes, frame)
 
 
 def run_stages(stages: Sequence[Stage], nodes: Sequence[Node], frame: Frame) -> None:
-    """Run the segments of a plan that was prepared."""
+    """Run prepared segments, and compute all vectors."""
     rehearsal = frame.step.rehearsal
     gathers = [n for n in nodes if isinstance(n.op, Gather)]
     try:
         for stage in stages:
             if rehearsal is not None:
-                rehearsal.enter((stage.place, "forward"), False)
+                rehearsal.begin_turn((stage.place, "forward"), False)
             with profiler_range("segment", stage.place, stage.plan.path, "forward"):
                 stage.run(frame)
-            frame.step.settle()
+            frame.step.trim_memory()
             for node in gathers:
                 if any(node.inputs[0] in t.node.outputs for t in stage.targets):
-                    compute(node.outputs[0], frame)
-            for v in stage.last:
+                    compute_vector(node.outputs[0], frame)
+            for v in stage.last_maps:
                 frame.release(v)
         for node in nodes:
             for v in node.outputs:
                 if not v.is_map:
-                    compute(v, frame)
+                    compute_vector(v, frame)
         if frame.streams is not None:
             frame.streams.rest()
         if rehearsal is not None:
-            rehearsal.enter(None, False)
+            rehearsal.begin_turn(None, False)
     finally:
-        frame.forget_maps()
+        frame.clear_maps()
 
 
-def streams_of(
+def make_streams(
     below: Collection[Value], ahead: bool, nodes: Sequence[Node], stages: Sequence[Stage], frame: Frame
 ) -> Streams | None:
-    """The streamed tensors of a run: those that the plan puts below the device, and those that live there already."""
+    """Collect the streamed tensors of a run: those that the plan puts below the device, and those that are there
+    already."""
     step = frame.step
     if not below and not step.homes:
         return None
@@ -85,9 +85,9 @@ def streams_of(
             captured[node.outputs[0]] = found.tensor
     if not captured:
         return None
-    for v in captured:  # an earlier run may have had it on the device
+    for v in captured:  # on the device in an earlier run of this frame
         frame.vectors.pop(v, None)
-    uses = {use: vectors for stage in stages for use, vectors in stage.uses_of()}
+    uses = {use: vectors for stage in stages for use, vectors in stage.uses()}
     uses |= {(-1, n.serial): n.inputs for n in nodes if isinstance(n.op, (VectorOp, Barrier))}
     homes = step.homes if step.rehearsal is None else None
     return Streams(captured, homes, uses, nodes, step.ledger, ahead, step.progress)
@@ -95,11 +95,17 @@ def streams_of(
 
 @dataclass(eq=False)
 class Stage:
-    """A segment with what it runs.
+    """A segment prepared for a run.
 
     Attributes:
-        last: The maps that no later segment reads.
-        last_reads: For each node of a kept segment, by its serial, the maps that only kept nodes read, and it last.
+        plan: Its plan.
+        targets: The results that it makes.
+        program: The program of its tiles; None if it is kept.
+        fused: The pairs of nodes that run as one BatchNorm; see `keep.pairs`.
+        place: Its number in the plan.
+        queue: Transfers of its maps.
+        last_maps: The maps that no later segment reads.
+        last_reads: For each node of a kept segment, by its serial number, the maps whose last reader it is.
     """
 
     plan: SegmentPlan
@@ -108,24 +114,24 @@ class Stage:
     fused: Mapping[int, Node]
     place: int
     queue: TransferQueue
-    last: list[Value] = field(default_factory=list)
+    last_maps: list[Value] = field(default_factory=list)
     last_reads: dict[int, list[Value]] = field(default_factory=dict)
 
-    def reads(self) -> list[Value]:
+    def maps_read(self) -> list[Value]:
         if self.program is not None:
             return list(self.program.reads)
         return [v for t in self.targets for v in t.node.maps]
 
-    def uses_of(self) -> Iterator[tuple[Use, Sequence[Value]]]:
-        """The uses of a segment, with the vectors that each needs."""
+    def uses(self) -> Iterator[tuple[Use, Sequence[Value]]]:
+        """Iterate over the uses of the segment: (use, the vectors that it reads)."""
         if self.program is not None:
             yield (self.place, -1), self.program.vectors
             return
         for t in self.targets:
-            yield (self.place, t.node.serial), self.needed(t.node)
+            yield (self.place, t.node.serial), self.vectors_of(t.node)
 
-    def needed(self, node: Node) -> Sequence[Value]:
-        """The vectors that a kept node needs: of a normalisation that makes its statistics itself, the others."""
+    def vectors_of(self, node: Node) -> Sequence[Value]:
+        """Return the vectors that a kept node reads; a fused BatchNorm makes its statistics itself."""
         return node.vectors if node.serial not in self.fused else node.vectors[2:]
 
     def run(self, frame: Frame) -> None:
@@ -137,18 +143,18 @@ class Stage:
 
     def run_tiled(self, program: Program, frame: Frame) -> None:
         for v in program.vectors:
-            compute(v, frame)
+            compute_vector(v, frame)
         for v in program.reads:
             assert v.node is not None
             if isinstance(v.node.op, Spread):
-                compute(v.node.inputs[0], frame)
+                compute_vector(v.node.inputs[0], frame)
         if self.plan.halo == "share" and frame.step.team is not None:
             raise PlanError(
                 f"segment {self.place} shares halos, so its tiles run in order and cannot be shared among ranks; use "
                 'halo="recompute"'
             )
         at = Home(self.plan.tier, self.queue)
-        with frame.use((self.place, -1), program.vectors):
+        with frame.fetch_streamed((self.place, -1), program.vectors):
             run_segment(SegmentRun(program, frame, self.plan, at, self.place), frame)
 
     def run_kept(self, nodes: Sequence[Node], frame: Frame) -> None:
@@ -158,30 +164,31 @@ class Stage:
             for v in node.inputs:
                 if v.is_map:
                     if v.node is not None and isinstance(v.node.op, Spread):
-                        compute(v.node.inputs[0], frame)
+                        compute_vector(v.node.inputs[0], frame)
                 elif partner is None or v.node is not partner:
-                    compute(v, frame)
-            with frame.use((self.place, node.serial), self.needed(node)):
+                    compute_vector(v, frame)
+            with frame.fetch_streamed((self.place, node.serial), self.vectors_of(node)):
                 keep(node, frame, self.fused, self.last_reads[node.serial])
-            self.mark(node, frame, place, guard)
+            self.hook_backward(node, frame, place, guard)
 
-    def mark(self, node: Node, frame: Frame, place: int, guard: Guard) -> None:
-        """Let a rehearsal know when backward comes by, or have the budget looked at before."""
-        who, rehearsal = (self.place, "backward"), frame.step.rehearsal
-        for result in frame.made(node.outputs):
+    def hook_backward(self, node: Node, frame: Frame, place: int, guard: Guard) -> None:
+        """Hook the results of a kept node: in backward, begin the segment's turn in a rehearsal, or check the
+        budget."""
+        turn, rehearsal = (self.place, "backward"), frame.step.rehearsal
+        for result in frame.ordinary_tensors(node.outputs):
             if not result.requires_grad:
                 continue
             if rehearsal is not None:
-                result.register_hook(lambda g: rehearsal.enter(who, True))
+                result.register_hook(lambda g: rehearsal.begin_turn(turn, True))
             elif guard.is_needed:
                 result.register_hook(partial(guard, place=place))
-                guard.leaves += leaf_tensors(frame.made(node.inputs))
+                guard.leaves += leaf_tensors(frame.ordinary_tensors(node.inputs))
 
 
-def prepare(plan: Plan, nodes: Sequence[Node], step: Step, first: int = 0) -> list[Stage]:
-    """The segments of a plan, whose places count from ``first``, and after which of them each map may go."""
+def prepare_stages(plan: Plan, nodes: Sequence[Node], step: Step, first: int = 0) -> list[Stage]:
+    """Prepare the segments of a plan, whose places count from ``first``, and find the last reader of each map."""
     stages = []
-    stand = None if step.rehearsal is None else step.rehearsal.away
+    stand = None if step.rehearsal is None else step.rehearsal.make_stand_in
     queue = TransferQueue(any(s.ahead for s in plan.segments), step.folder, step.progress, stand)
     for place, (segment, here, program) in enumerate(programs(plan, nodes), first):
         fused = pairs([t.node for t in here], nodes) if segment.keep else {}
@@ -190,68 +197,68 @@ def prepare(plan: Plan, nodes: Sequence[Node], step: Step, first: int = 0) -> li
     elsewhere = {v for stage in stages if stage.program is not None for v in stage.program.reads}
     elsewhere.update(n.inputs[0] for n in nodes if isinstance(n.op, Gather))
     for stage in reversed(stages):
-        touched = [*stage.reads(), *(v for t in stage.targets for v in t.node.outputs if v.is_map)]
-        stage.last = [v for v in dict.fromkeys(touched) if v not in seen]
+        touched = [*stage.maps_read(), *(v for t in stage.targets for v in t.node.outputs if v.is_map)]
+        stage.last_maps = [v for v in dict.fromkeys(touched) if v not in seen]
         for t in reversed(stage.targets) if stage.program is None else ():
             stage.last_reads[t.node.serial] = [v for v in t.node.maps if v not in seen and v not in elsewhere]
             seen.update(t.node.maps)
-        seen.update(stage.last)
+        seen.update(stage.last_maps)
     return stages
 
 
-def compute(value: Value, frame: Frame) -> None:
-    """Bring a vector about with ordinary autograd; what it needs of maps has been computed by segments."""
+def compute_vector(value: Value, frame: Frame) -> None:
+    """Compute a vector with ordinary autograd, from results of segments that have run."""
     if value.is_map:
         return
     ledger = frame.step.ledger
-    if frame.serves(value):
+    if frame.has_streamed(value):
         return
     for node in ancestors([value], frame):
         op = node.op
-        if any(map(frame.serves, node.outputs)):
+        if any(map(frame.has_streamed, node.outputs)):
             continue
         if isinstance(op, Captured):
             (v,) = node.outputs
-            if v in frame.bindings.captures:  # else a rehearsal has left it out
+            if v in frame.bindings.captures:  # a rehearsal leaves some out
                 frame.vectors[v] = with_requires_grad(frame.bindings.captures[v].tensor, v.requires_grad)
         elif isinstance(op, Gather):
-            gather(node, frame)
+            gather_map(node, frame)
         elif isinstance(op, Chain):
             run_links(node, op, frame)
         elif isinstance(op, (VectorOp, Barrier)):
-            with watched(ledger), frame.use((-1, node.serial), node.inputs):
-                call(node, frame)
+            with watched(ledger), frame.fetch_streamed((-1, node.serial), node.inputs):
+                call_operator(node, frame)
                 if ledger is not None:
                     for v in node.outputs:
                         ledger.hook_gradients(frame.vector(v), {frame.vector(i).grad_fn for i in node.inputs})
 
 
 def run_links(node: Node, op: Chain, frame: Frame) -> None:
-    """Run a chain: what its plan says of a link is prepared once."""
-    plan = frame.chains.get(node.serial) or whole_chain(node, op)
+    """Run a chain; the segments of a link are prepared once."""
+    plan = frame.chains.get(node.serial) or kept_chain(node, op)
     inner, step = Plan(plan.segments), frame.step
     known: dict[Body, list[Stage]] = {}
 
     def run(body: Body, link: Frame) -> None:
         stages = known.get(body)
         if stages is None:
-            stages = prepare(inner, body.nodes, step, FIRST_LINK_PLACE)
+            stages = prepare_stages(inner, body.nodes, step, FIRST_LINK_PLACE)
             if body is op.body:
                 known[body] = stages
-        streams = streams_of(link.bindings.captures, False, body.nodes, stages, link)
+        streams = make_streams(link.bindings.captures, False, body.nodes, stages, link)
         run_stages(stages, body.nodes, replace(link, streams=streams))
 
-    turn = nullcontext() if step.rehearsal is None else step.rehearsal.during((CHAIN, "forward"))
+    turn = nullcontext() if step.rehearsal is None else step.rehearsal.turn((CHAIN, "forward"))
     with turn, watched(None if step.rehearsal is None else step.ledger):
         run_chain(node, frame, plan, run)
 
 
-def whole_chain(node: Node, op: Chain) -> ChainPlan:
-    """A chain of which no plan says anything: all links are kept."""
+def kept_chain(node: Node, op: Chain) -> ChainPlan:
+    """Return a plan that keeps all links of a chain, for a plan that has none for it."""
     return ChainPlan(0, op.count, 0, op.count, kept_segments(op.body.nodes), op.body.path)
 
 
-def call(node: Node, frame: Frame) -> None:
+def call_operator(node: Node, frame: Frame) -> None:
     op = node.op
     assert isinstance(op, (VectorOp, Barrier))
     grad = any(v.requires_grad for v in node.outputs)
@@ -265,11 +272,11 @@ def call(node: Node, frame: Frame) -> None:
             frame.step.watch.see(node, t)
 
 
-def gather(node: Node, frame: Frame) -> None:
+def gather_map(node: Node, frame: Frame) -> None:
     (source,) = node.inputs
     tensor = whole(source, frame)
-    if source in frame.stored:
-        # The user may write into the result; a boundary that others will read must not change under them.
+    if source in frame.boundaries:
+        # A copy: the user may write into the result, and segments read the boundary again.
         with watched(frame.step.ledger):
             tensor = tensor.clone()
     frame.vectors[node.outputs[0]] = tensor

@@ -1,10 +1,10 @@
-"""One segment made ready: its program, its grids, and where its tensors come from.
+"""One segment prepared for a run: its program, its grids, and its input tensors.
 
-Inputs are the tensors that a segment's operators use (parameters among them, so that each gradient reaches its
-parameter once a step), and a *token* for each boundary it reads: a number that carries no data and only tells autograd
-in which order segments have to run backward. `forward` evaluates tile by tile without grad. `backward` evaluates each
-tile again with grad, and pulls back the tile's cotangents: its slice of each stored map's, and the same vector for each
-reduction. Nothing is left of a tile when the next one begins. `function` makes one `autograd.Function` of the two.
+The inputs of a segment are the tensors that its operators use (parameters among them, so that each parameter gets one
+gradient in a step), and a *token* for each boundary that it reads: a scalar without data that makes autograd run the
+segments backward in order. `forward` evaluates tile by tile without grad. `backward` evaluates each tile again with
+grad, and pulls back the tile's cotangents: its slice of each stored map's, and the same vector for each reduction. A
+tile is freed before the next begins. `function` makes one `autograd.Function` of the two.
 """
 
 from __future__ import annotations
@@ -30,75 +30,82 @@ from lightning_plugin.residency.tiers import Home
 
 
 class SegmentRun:
-    """A program with what its segment's plan says, and where its tensors come from.
+    """One run of a segment's program under its plan.
 
-    Backward keeps the run, and so the run keeps nothing of the frame but images: results lead, through autograd, to the
-    run itself.
+    Autograd's graph refers to this object. Therefore it refers to no results in the frame, only to images.
+
+    Attributes:
+        scans: True if tiles run in order, and each hands rows to the next.
+        home: Tier of the stored maps, with the queue of its transfers.
+        stored: The boundaries that the segment makes.
+        boundaries: The boundaries that it reads.
+        spreads: The maps that it reads from ordinary tensors.
+        sources: The images that it reads box by box.
+        images: The images among these that need a gradient.
+        outputs: The vectors that it reduces.
+        recalls: The reductions of each stored map that backward reads back.
+        strips: The boundaries that tiles read piece by piece.
+        known_constants: Constant parts of the maps that it reads; see [Note: background] in `constants`.
+        groups_tiles: Group identical tiles; see [Note: identical tiles] in `tile_pass`.
+        tile_groups: The places of identical tiles on each grid, found once in a step.
+        observe: Observer of each operator's tiles, if there is one.
     """
 
     def __init__(self, program: Program, frame: Frame, plan: SegmentPlan, at: Home, place: int):
         self.plan = plan
         self.step = frame.step
         self.ledger, self.team, self.rehearsal = self.step.ledger, self.step.team, self.step.rehearsal
-        #: Observer of each operator's tiles, if there is one.
-        self.see: Inspect | None = None if self.step.watch is None else self.step.watch.see
-        #: True if tiles hand rows on, one after the other.
+        self.observe: Inspect | None = None if self.step.watch is None else self.step.watch.see
         self.scans = plan.halo == "share"
         self.place = place
         self.backward_grid = plan.backward
-        self.at = at
+        self.home = at
         self.program = program
         self.autocast_type = program.targets[0].map.autocast_type
         self.stored = [t.stored for t in program.targets if t.stored is not None]
-        self.spreads = [v for v in program.reads if frame.ordinary(v) is not None]
-        #: The images that are read box by box. One that a kept segment has made whole is an ordinary tensor: counted
-        #: here too, it would get its gradient twice.
+        self.spreads = [v for v in program.reads if frame.ordinary_tensor(v) is not None]
+        # An image that a kept segment has made whole is an ordinary tensor, and would get its gradient twice.
         images = frame.bindings.images
-        self.sources = {v: images[v] for v in program.reads if v in images and v not in frame.whole}
+        self.sources = {v: images[v] for v in program.reads if v in images and v not in frame.whole_maps}
         self.images = [v for v, image in self.sources.items() if v.requires_grad and image.tensor is not None]
-        self.boundaries = [v for v in program.reads if v in frame.stored and frame.ordinary(v) is None]
+        self.boundaries = [v for v in program.reads if v in frame.boundaries and frame.ordinary_tensor(v) is None]
         self.outputs = [v for t in program.targets if t.stored is None for v in t.node.outputs]
-        #: The reductions of each map that backward reads back.
         self.recalls: Mapping[Target, Sequence[Target]] = recallable(program) if self.plan.recall else {}
-        #: The boundaries that tiles read piece by piece.
         self.strips = uncut_axes(program, self.boundaries) if self.plan.pieces > 1 else {}
         self.trains = any(v.requires_grad for v in (*self.outputs, *self.stored))
-        #: The parts of maps that are read that are known to be constant; see [Note: background] in `constants`.
-        self.known = {v: found for v in program.reads if (found := self.knowledge(v, frame)) is not None}
-        #: True if some tiles may turn out identical: something is known of all that is read, and no operator minds
-        #: where a tile lies; see [Note: identical tiles] in `tile_pass`.
-        known = bool(program.reads) and len(self.known) == len(program.reads)
-        self.alike = known and not self.scans and not self.strips and all(n.op.uniform for n in program.nodes)
-        #: The places of identical tiles on each grid: looked for once in a step.
-        self.grouped: dict[Grid, list[list[int]]] = {}
+        self.known_constants = {v: found for v in program.reads if (found := self.find_constants(v, frame)) is not None}
+        # Tiles can be identical only if all inputs have known parts, and no operator depends on a tile's position.
+        known = bool(program.reads) and len(self.known_constants) == len(program.reads)
+        self.groups_tiles = known and not self.scans and not self.strips and all(n.op.uniform for n in program.nodes)
+        self.tile_groups: dict[Grid, list[list[int]]] = {}
 
-    def knowledge(self, v: Value, frame: Frame) -> Constants | None:
-        """The parts of something that is read that are known to be constant, as far as the plan counts on that. A
-        rehearsal assumes that something is known, so that memory is there where it is."""
-        if self.place >= frame.background:
+    def find_constants(self, v: Value, frame: Frame) -> Constants | None:
+        """Return the known constant parts of an input, if the plan counts on them. A rehearsal assumes that there are
+        some, so that it measures the memory of finding them."""
+        if self.place >= frame.background_segments:
             return None
         if v in self.boundaries:
-            return frame.stored[v].constants
-        image, tensor = self.sources.get(v), frame.ordinary(v)
+            return frame.boundaries[v].constants
+        image, tensor = self.sources.get(v), frame.ordinary_tensor(v)
         if self.rehearsal is not None:
             return Constants(v.space.extent)
         if image is not None:
             return image.background
         return None if tensor is None else Constants.compared(v.space, tensor)
 
-    def near(self, need: Mapping[Value, Box]) -> bool:
-        """True if something that a tile reads is known to be constant in part, so that what it makes may be."""
+    def is_near_constant(self, need: Mapping[Value, Box]) -> bool:
+        """True if an input of a tile is constant in part, so that its results may be."""
         if self.rehearsal is not None:
-            return bool(self.known)
-        return any(found.near(need[key]) for key, found in self.known.items() if key in need)
+            return bool(self.known_constants)
+        return any(found.near(need[key]) for key, found in self.known_constants.items() if key in need)
 
-    def part(self, program: Program, frame: Frame) -> SegmentRun:
-        """The same run of one part of its program; see [Note: parts] in `program.program`."""
-        return SegmentRun(program, frame, self.plan, self.at, self.place)
+    def of_part(self, program: Program, frame: Frame) -> SegmentRun:
+        """Return the run of one part of the program; see [Note: parts] in `program.program`."""
+        return SegmentRun(program, frame, self.plan, self.home, self.place)
 
-    def narrowed(self, targets: Sequence[Target]) -> SegmentRun:
-        """The same run of a program that makes some of the targets; vectors, spread vectors and images are the
-        run's."""
+    def narrow(self, targets: Sequence[Target]) -> SegmentRun:
+        """Return the run of a program that makes some of the targets, with this run's vectors, spread vectors and
+        images."""
         program = self.program.narrow(targets)
         if program is self.program:
             return self
@@ -107,11 +114,11 @@ class SegmentRun:
         run.stored = [t.stored for t in targets if t.stored is not None]
         run.outputs = [v for t in targets if t.stored is None for v in t.node.outputs]
         run.boundaries = [v for v in program.reads if v in self.boundaries]
-        run.grouped = {}  # the tiles of a shorter program have other places
+        run.tile_groups = {}  # a shorter program groups tiles in another way
         return run
 
     def check_images(self) -> None:
-        """Refuse to read an image again that is not the one that forward has read."""
+        """Raise an error if an image was changed since forward."""
         for v, image in self.sources.items():
             if image.changed:
                 raise RecordingError(
@@ -120,16 +127,16 @@ class SegmentRun:
                 )
 
     def inputs(self, frame: Frame) -> list[Tensor]:
-        """The tensors autograd has to know: vectors, spread vectors, images with grad, tokens."""
+        """Return the inputs of the autograd function: vectors, spread vectors, images with grad, tokens."""
         vectors = [frame.vector(v) for v in self.program.vectors]
-        spreads = [t for v in self.spreads if (t := frame.ordinary(v)) is not None]
+        spreads = [t for v in self.spreads if (t := frame.ordinary_tensor(v)) is not None]
         images = [with_requires_grad(t, True) for v in self.images if (t := self.sources[v].tensor) is not None]
         return [*vectors, *spreads, *images, *(frame.tokens[v] for v in self.boundaries)]
 
-    def by_value(
+    def split_inputs(
         self, inputs: Sequence[Tensor]
     ) -> tuple[dict[Value, Tensor], dict[Value, Tensor], dict[Value, Tensor]]:
-        """Vectors, spread vectors and images among the inputs, by their values."""
+        """Split the inputs into vectors, spread vectors and images, each by value."""
         first, second = len(self.program.vectors), len(self.program.vectors) + len(self.spreads)
         return (
             dict(zip(self.program.vectors, inputs, strict=False)),
@@ -145,40 +152,42 @@ class SegmentRun:
         handle: Boundary | None,
         give: Callable[[Box, Tensor], None] | None = None,
     ) -> Tensor | Pieces:
-        """A tile of something that is read: a boundary, a spread vector or an image. Of a boundary that is read in
-        pieces, ``give`` takes their gradients."""
+        """Read a tile of an input: a boundary, a spread vector or an image. If a boundary is read in pieces, ``give``
+        is called with the gradient of each."""
         if handle is not None:
             strip = self.strips.get(v)
-            return handle.read(box) if strip is None else in_pieces(handle, strip, box, self.plan.pieces, give)
+            return handle.read(box) if strip is None else read_pieces(handle, strip, box, self.plan.pieces, give)
         if v in spreads:
             return v.space.narrow(spreads[v], Box.whole(v.space.extent), box)
         with self.step.progress.waiting("input"):
             tile = self.sources[v].read(box)
-        if self.see is not None and v.node is not None:
-            self.see(v.node, tile, [box])
+        if self.observe is not None and v.node is not None:
+            self.observe(v.node, tile, [box])
         return tile
 
-    def inputs_of(self, part: SegmentRun, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """The inputs of a narrowed run, given this one's."""
-        vectors, spreads, _ = self.by_value(inputs)
+    def inputs_of_part(self, part: SegmentRun, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Select the inputs of a narrowed run among this run's."""
+        vectors, spreads, _ = self.split_inputs(inputs)
         return [*(vectors[v] for v in part.program.vectors), *spreads.values()]
 
-    def constants(self, v: Value, frame: Frame) -> Constants | None:
-        """New cells in which a stored map may be noted as constant, where it may be and a later segment asks."""
-        return Constants(v.space.extent) if self.known and self.place + 1 < frame.background else None
+    def new_constants(self, v: Value, frame: Frame) -> Constants | None:
+        """Make cells for the constant parts of a stored map, if it may have some and a later segment uses them."""
+        return (
+            Constants(v.space.extent) if self.known_constants and self.place + 1 < frame.background_segments else None
+        )
 
 
-#: So many pieces tell a rehearsal what all need: the first, which makes sums, one that is added, and one after that.
-TELLING = 3
+#: Pieces that a rehearsal reads: the first, which allocates sums, one that is added, and one after that.
+REHEARSED_PIECES = 3
 
 
-def in_pieces(
+def read_pieces(
     handle: Boundary, strip: UncutAxis, box: Box, count: int, give: Callable[[Box, Tensor], None] | None = None
 ) -> Pieces:
-    """A box of a boundary in so many pieces; ``give`` takes the gradient of each."""
+    """Read a box of a boundary in ``count`` pieces; ``give`` is called with the gradient of each."""
     boxes, ends = strip.boxes(box, count), tuple(end * strip.inner for end in strip.ends(count))
     if handle.home.queue.make_stand_in is not None:
-        ends = ends[: TELLING + 1]
+        ends = ends[: REHEARSED_PIECES + 1]
 
     def read(piece: int) -> Tensor:
         return handle.read(boxes[piece]).detach()

@@ -1,29 +1,29 @@
-"""One direction of a segment, over all its tiles: their order, and the preparations for each.
+"""A tile pass: one direction of a segment over all its tiles, in order, with the preparations for each tile.
 
-A pass goes over a grid, whose tiles are independent, or over a scan, whose tiles hand rows on: in order forward, in
-reverse backward. Of identical tiles one stands for all ([Note: identical tiles]). Several ranks share the tiles of a
-grid. A rehearsal has a few that stand for all.
+A pass goes over a grid, whose tiles are independent, or over a scan, whose tiles hand rows on: in order in forward, in
+reverse in backward. Identical tiles are evaluated once ([Note: identical tiles]). Several ranks share the tiles of a
+grid. A rehearsal evaluates a few representative tiles.
 
-`Forward` and `Backward` say what becomes of a tile. Neither knows in which order tiles come.
+`Forward` and `Backward` evaluate the tiles; their order is decided here.
 
-[Note: identical tiles] Most of a slide is background of one value. Two tiles are *identical* when all they read is the
-same (constant, with the same values; or made by one computation), and all their boxes have the same extents, lie at the
-same borders and are padded alike (a window wider than a tile is padded by another length in each tile near the border):
-then they are the same computation. That is less than being of one kind ([Note: tapes] in `program.tape`), where tiles
-lie between the pixels of what they enlarge. Forward computes one of them, writes it to all of their places and merges
-its share of each reduction as often as there are tiles. Where a stored map comes out constant is noted when it is
-written ([Note: background] in `constants`), and so is which of its tiles one computation has made: kernels do not give
-all positions of a constant tile the same last bits. So the next segment finds identical tiles in it too.
+[Note: identical tiles] Most of a slide is background of one value. Two tiles are *identical* if all their inputs are
+equal (constant with the same values, or made by one computation), and all their boxes have the same extents, touch the
+same borders and are padded alike (a window wider than a tile has another padding in each tile near the border): then
+they are the same computation. Tiles of one kind ([Note: tapes] in `program.tape`) need not be, since the kind also
+depends on positions between the pixels of a map that is enlarged. Forward computes one of the identical tiles, writes
+it to the boxes of all, and merges its share of each reduction once for each tile. When a stored map is written, its
+constant parts are noted ([Note: background] in `constants`), and which of its tiles one computation has made: kernels
+do not give all positions of a constant tile the same last bits. So the next segment finds identical tiles in it too.
 
 Backward is linear in the cotangents: one evaluation, pulled back with the sum of the tiles' cotangents, gives the sum
-of their parameter gradients. Where what is read needs a gradient, each tile has its own, and is evaluated by itself: a
-first segment over images, and segments behind a frozen trunk, share backward; others share forward only, but for
-tiles whose cotangents are equal, too: those have equal gradients. Attribution of a pooled score, nine tenths of whose
-image are background, takes half the time by that.
+of their parameter gradients. If an input needs a gradient, each tile has its own gradient, and is evaluated by itself,
+except tiles with equal cotangents, whose gradients are equal too. So a first segment over images, and segments behind a
+frozen trunk, share backward; the others share forward, and backward for equal cotangents. This halves the time of the
+attribution of a pooled score if nine tenths of the image are background.
 
-It holds for operators that do nothing but what their tiles' values say (`Op.uniform`): a dropout mask or an index of
-a maximum depends on where a tile lies, so that a segment with such an operator computes each tile. Tiles whose shares
-of a reduction land in different slices of it (two images', of a pool over each) are computed each, too.
+All operators have to depend on nothing but their tiles' values (`Op.uniform`): a dropout mask or the index of a maximum
+depends on a tile's position, so that a segment with such an operator computes each tile. Tiles whose shares of a
+reduction belong to different slices of it (those of two images, in a pool over each) are computed each, too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from lightning_plugin.boxes import Box, Grid, on_axis, representative_indices
-from lightning_plugin.execute.gradients import Recalled
+from lightning_plugin.execute.gradients import RecalledCotangent
 from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.graph import Value
 from lightning_plugin.ledger import watched
@@ -50,7 +50,7 @@ from lightning_plugin.residency.boundary import Boundary, Cotangent
 K = TypeVar("K", bound=Hashable)
 #: A tile, and those that are identical to it.
 Tiles = Sequence[Owned]
-NOTHING: Mapping[int, Tensor] = {}
+NO_ROWS: Mapping[int, Tensor] = {}
 
 
 class TilePass:
@@ -59,11 +59,13 @@ class TilePass:
     Attributes:
         segment: The segment.
         stored: The boundaries that tiles read and, in forward, write.
-        cotangents: The cotangents that they read, by the place of the target; None in forward.
-        scan: The tiles of a scan, by what each owns of every target; none where tiles are independent.
-        found: Tiles and tapes that this pass, or an earlier one, has found.
-        watched: True if nothing is known yet of what the pass holds; see [Note: watched] in `ledger`.
-        lasts: True if something of a tile may be there when the next begins.
+        cotangents: The cotangents that tiles read, by the place of the target; None in forward.
+        scan_tiles: The tiles of a scan, by the boxes of the targets that each owns; empty for a grid.
+        findings: Tiles and tapes that this pass, or an earlier one, has found.
+        tapes: The tapes that have run in this pass, bound to its recording, by kind.
+        must_watch: True if the memory of the pass is not known yet; see [Note: watched] in `ledger`.
+        overlaps: True if tensors of a tile may be live when the next begins.
+        live_at_start: Most bytes that were live when a watched tile of a kind began.
     """
 
     def __init__(
@@ -71,54 +73,51 @@ class TilePass:
         segment: SegmentRun,
         grid: Grid,
         stored: Mapping[Value, Boundary],
-        cotangents: Mapping[int, Cotangent | Recalled] | None = None,
+        cotangents: Mapping[int, Cotangent | RecalledCotangent] | None = None,
     ) -> None:
         program, compiler, scans = segment.program, segment.step.compiler, segment.scans
         self.segment = segment
         self.grid = grid
-        self.stored = stored  # no copy: the maps of a run that has failed go with its frame
+        self.stored = stored  # no copy: the frame of a failed run clears it
         self.cotangents = cotangents
-        self.scan = {tile.owned: tile for tile in scan_tiles(program, grid)} if scans else {}
-        self.found = segment.step.library.find(program, grid, scans)
-        takes = compiler is not None and compiler.can_compile(program, scans, self.found.lasting)
+        self.scan_tiles = {tile.owned: tile for tile in scan_tiles(program, grid)} if scans else {}
+        self.findings = segment.step.library.find(program, grid, scans)
+        takes = compiler is not None and compiler.can_compile(program, scans, self.findings.lasting)
         self.compiler = compiler if takes else None
-        self.watched = True
-        self.lasts = bool(segment.plan.ahead or segment.team is not None or program.prefetched)
-        #: The tapes that have run in this pass, bound to its recording.
-        self.bound: dict[Hashable, Tape] = {}
-        #: The most that was live when a tile of a kind began.
-        self.beside: dict[Hashable, int] = {}
+        self.must_watch = True
+        self.overlaps = bool(segment.plan.ahead or segment.team is not None or program.prefetched)
+        self.tapes: dict[Hashable, Tape] = {}
+        self.live_at_start: dict[Hashable, int] = {}
 
     # The tiles, in order
 
     def __iter__(self) -> Iterator[Tiles]:
-        """The tiles that this process evaluates, each with those that are identical to it."""
-        work, team = self.work(), self.segment.team
-        return self.announced(work if team is None else team.own_share(work))
+        """Iterate over the tiles that this process evaluates, each with those identical to it."""
+        work, team = self.all_tiles(), self.segment.team
+        return self.prefetching(work if team is None else team.own_share(work))
 
-    def work(self) -> Iterator[Tiles]:
-        """The tiles of all ranks, each with those that are identical to it."""
+    def all_tiles(self) -> Iterator[Tiles]:
+        """Iterate over the tiles of all ranks, each with those identical to it."""
         segment, grid = self.segment, self.grid
-        if self.scan:
-            return ([owned] for owned in (self.scan if self.cotangents is None else reversed(self.scan)))
+        if self.scan_tiles:
+            return ([owned] for owned in (self.scan_tiles if self.cotangents is None else reversed(self.scan_tiles)))
         ahead = segment.plan.ahead or bool(segment.program.prefetched)
-        found = self.owned() if segment.rehearsal is None else segment.rehearsal.tiles(segment.program, grid, ahead)
-        if not segment.alike:
+        found = self.all_owned() if segment.rehearsal is None else segment.rehearsal.tiles(segment.program, grid, ahead)
+        if not segment.groups_tiles:
             return ([owned] for owned in found)
-        tiles, grouped = list(found), segment.grouped if segment.rehearsal is None else {}
+        tiles, grouped = list(found), segment.tile_groups if segment.rehearsal is None else {}
         if grid not in grouped:
-            grouped[grid] = self.groups(tiles)
+            grouped[grid] = self.group_identical(tiles)
         return ([tiles[place] for place in places] for places in grouped[grid])
 
-    def owned(self) -> Iterable[Owned]:
-        """The boxes of every target that each tile owns."""
-        return self.scan or self.found.all_owned(self.segment.program, self.grid)
+    def all_owned(self) -> Iterable[Owned]:
+        """Iterate over the tiles: the boxes of all targets that each owns."""
+        return self.scan_tiles or self.findings.all_owned(self.segment.program, self.grid)
 
     # Identical tiles
 
-    def groups(self, tiles: Sequence[Owned]) -> list[list[int]]:
-        """The places of tiles that are the same computation, together; the others by themselves, all in the order of
-        the grid."""
+    def group_identical(self, tiles: Sequence[Owned]) -> list[list[int]]:
+        """Group the places of identical tiles, in the order of the grid."""
         found: dict[object, list[int]] = {}
         for place, owned in enumerate(tiles):
             key = self.tile_key(owned)
@@ -126,11 +125,11 @@ class TilePass:
         return list(found.values())
 
     def tile_key(self, owned: Owned) -> object | None:
-        """Equal for two tiles that are the same computation; None for a tile of its own."""
+        """Return a key that is equal for identical tiles; None for a tile that is like no other."""
         program = self.segment.program
         contents = []
         for v, box in self.reads(owned).items():
-            key = self.content(v, box)
+            key = self.content_key(v, box)
             if key is None:
                 return None
             contents.append(key)
@@ -138,35 +137,35 @@ class TilePass:
         lands = tuple(
             t.op.lands(box) for t, box in zip(program.targets, owned, strict=True) if t.stored is None and not box.empty
         )
-        lie = [lying(box, t.map.space.extent) for t, box in zip(program.targets, owned, strict=True)]
-        lie += [lying(box, v.space.extent) for v, box in need.items()]
-        return tuple(contents), tuple(lie), tuple(padding(program, need)), lands
+        lie = [extents_and_borders(box, t.map.space.extent) for t, box in zip(program.targets, owned, strict=True)]
+        lie += [extents_and_borders(box, v.space.extent) for v, box in need.items()]
+        return tuple(contents), tuple(lie), tuple(paddings(program, need)), lands
 
-    def content(self, v: Value, box: Box) -> Hashable | None:
-        """Key of the contents of a box that is read: equal contents are those of a constant, or made by one
-        computation. None where the box is like no other."""
+    def content_key(self, v: Value, box: Box) -> Hashable | None:
+        """Return the key of the contents of an input's box: of its constant, or of the computation that made it. None
+        for a box that is like no other."""
         found, segment = self.stored.get(v), self.segment
         if found is None:
-            return segment.sources[v].constant_key(box) if v in segment.sources else segment.known[v].at(box)
+            return segment.sources[v].constant_key(box) if v in segment.sources else segment.known_constants[v].at(box)
         key = None if found.constants is None else found.constants.at(box)
         return key if key is not None or found.numbered is None else found.numbered.signature(box)
 
     # One tile
 
-    def tile(self, owned: Owned) -> FoundTile:
-        """The kind of a tile, and its boxes of what it reads."""
-        found = self.found.tiles.get(owned)
+    def find_tile(self, owned: Owned) -> FoundTile:
+        """Find the kind of a tile, and the boxes of its inputs."""
+        found = self.findings.tiles.get(owned)
         if found is not None:
             return found
         program = self.segment.program
-        if owned in self.scan:  # each is of a kind of its own
-            reads = self.scan[owned].reads
-            return self.found.store(owned, owned, [reads.get(v) for v in program.reads])
-        return self.found.tile(program, owned)
+        if owned in self.scan_tiles:  # each tile of a scan is a kind of its own
+            reads = self.scan_tiles[owned].reads
+            return self.findings.store(owned, owned, [reads.get(v) for v in program.reads])
+        return self.findings.tile(program, owned)
 
     def reads(self, owned: Owned) -> dict[Value, Box]:
-        """The boxes of the maps that a tile reads."""
-        found = zip(self.segment.program.reads, self.tile(owned).reads, strict=True)
+        """Return the boxes of the maps that a tile reads."""
+        found = zip(self.segment.program.reads, self.find_tile(owned).reads, strict=True)
         return {v: box for v, box in found if box is not None}
 
     def evaluate(
@@ -176,59 +175,67 @@ class TilePass:
         vectors: Sequence[Any],
         emit: Emit,
         grad: bool,
-        carried: Mapping[int, Tensor] = NOTHING,
+        carried: Mapping[int, Tensor] = NO_ROWS,
     ) -> dict[int, Tensor]:
-        """Evaluate a tile; see `Tape.run`. A scan's tile is given the rows that the one before handed on (``carried``);
-        those that it hands on itself are returned. Both are by the serial of the node that makes the map."""
-        program, kind = self.segment.program, self.tile(owned).kind
-        known = kind in self.bound  # the ledger sees the operators of the first
+        """Evaluate a tile; see `Tape.run`.
+
+        Args:
+            owned: The tile. read: Reads an input's box. vectors: The vectors of the program. emit: Called with each
+            target's results. grad: Evaluate with grad. carried: In a scan, the rows that the tile before handed on, by
+            the serial number of the node that made them.
+
+        Returns:
+            The rows that a tile of a scan hands on, likewise.
+        """
+        program, kind = self.segment.program, self.find_tile(owned).kind
+        known = kind in self.tapes  # the ledger sees the operators of the first
         tape = self.tape(owned, kind)
         tiles = [read(v, box) for v, box in self.reads(owned).items()]
         if self.compiler is not None and known:
-            compiled = self.found.compiled, kind, tape, program, tiles, vectors, grad, self.segment.ledger
+            compiled = self.findings.compiled, kind, tape, program, tiles, vectors, grad, self.segment.ledger
             give = self.compiler.run(*compiled)
             if give is not None:
                 give(owned, emit)
                 return {}
-        if owned not in self.scan:
-            tape.run(tiles, owned, vectors, emit, grad, self.seeing(owned))
+        if owned not in self.scan_tiles:
+            tape.run(tiles, owned, vectors, emit, grad, self.observer(owned))
             return {}
-        scanned, handed, targets = self.scan[owned], dict[int, Tensor](), len(program.targets)
+        scanned, handed, targets = self.scan_tiles[owned], dict[int, Tensor](), len(program.targets)
         kept = list(scanned.kept)
 
         def take(i: int, box: Box, made: Sequence[Tensor]) -> None:
             if i < targets:
                 emit(i, box, made)
-            else:  # without grad a copy, or the rows that are handed on would hold the whole tile in memory
+            else:  # without grad a copy: a view would keep the whole tile in memory
                 handed[kept[i - targets]] = made[0] if grad else made[0].clone()
 
         tiles += [carried[serial] for serial in scanned.carried]
-        tape.run(tiles, (*owned, *scanned.kept.values()), vectors, take, grad, self.seeing(owned))
+        tape.run(tiles, (*owned, *scanned.kept.values()), vectors, take, grad, self.observer(owned))
         return handed
 
     def tape(self, owned: Owned, kind: Hashable) -> Tape:
-        """The tape of a kind, of which a tile is given, bound to this pass's recording."""
-        tape = self.bound.get(kind)
+        """Return the tape of a kind, bound to this pass's recording; record it from a tile of the kind if needed."""
+        tape = self.tapes.get(kind)
         if tape is None:
-            program, found, scanned = self.segment.program, self.found.tapes.get(kind), self.scan.get(owned)
+            program, found, scanned = self.segment.program, self.findings.tapes.get(kind), self.scan_tiles.get(owned)
             if found is not None:
                 tape = found.rebound(program)
             else:
                 need = program.boxes(owned) if scanned is None else scanned.boxes(program)
-                tape = self.found.tapes[kind] = make_tape(program, owned, need, scanned)
-            self.bound[kind] = tape
+                tape = self.findings.tapes[kind] = make_tape(program, owned, need, scanned)
+            self.tapes[kind] = tape
         return tape
 
-    def seeing(self, owned: Owned) -> Callable[[int, Tensor], None] | None:
-        """Observer of a tile's results, by the places of their operators; None where there is none."""
-        see, steps = self.segment.see, self.segment.program.nodes
-        return None if see is None else lambda place, tile: see(steps[place], tile, owned)
+    def observer(self, owned: Owned) -> Callable[[int, Tensor], None] | None:
+        """Return the observer of a tile's results, called with the place of the operator; None if there is none."""
+        observe, nodes = self.segment.observe, self.segment.program.nodes
+        return None if observe is None else lambda place, tile: observe(nodes[place], tile, owned)
 
     # Before a tile
 
-    def announced(self, work: Iterator[Tiles]) -> Iterator[Tiles]:
-        """The same tiles; while one is computed, the next is announced: to sources that can prefetch, and to lower
-        tiers if the segment transfers ahead."""
+    def prefetching(self, work: Iterator[Tiles]) -> Iterator[Tiles]:
+        """Iterate over tiles, and before each prefetch the next: from sources that can, and from lower tiers if the
+        segment transfers ahead."""
         segment = self.segment
         sources = [] if segment.scans else segment.program.prefetched
         if segment.scans or not (sources or segment.plan.ahead):
@@ -239,17 +246,17 @@ class TilePass:
             after = next(work, None)
             if after is not None:
                 need = self.reads(after[0])
-                with self.counting():
+                with self.watch():
                     for v in sources:
                         if v in need:
                             segment.sources[v].prefetch(need[v])
                     if segment.plan.ahead:
-                        self.fetch(need, after[0])
+                        self.prefetch(need, after[0])
             yield now
             now = after
 
-    def fetch(self, need: Mapping[Value, Box], owned: Owned) -> None:
-        """Begin to read a tile's part of boundaries and cotangents from lower tiers."""
+    def prefetch(self, need: Mapping[Value, Box], owned: Owned) -> None:
+        """Start to read a tile's boundaries and cotangents from lower tiers."""
         for v in self.segment.boundaries:
             if v in need and v not in self.segment.strips:
                 self.stored[v].prefetch(need[v])
@@ -257,11 +264,11 @@ class TilePass:
             if not owned[i].empty:
                 cotangent.prefetch(owned[i])
 
-    def expect(self) -> None:
-        """Let maps on lower tiers know of the largest tiles to come, before the first."""
+    def set_largest_tiles(self) -> None:
+        """Tell maps on lower tiers, before the first tile, how large their tiles are."""
         segment = self.segment
         reads = {v: self.stored[v] for v in segment.boundaries}
-        maps: Mapping[int, Boundary | Cotangent | Recalled] = (
+        maps: Mapping[int, Boundary | Cotangent | RecalledCotangent] = (
             {i: self.stored[t.stored] for i, t in enumerate(segment.program.targets) if t.stored is not None}
             if self.cotangents is None
             else self.cotangents
@@ -269,72 +276,74 @@ class TilePass:
         if all(kept.home.tier == "device" for kept in (*reads.values(), *maps.values())):
             return
         tiles: Sequence[tuple[Mapping[Value, Box], Owned]] = (
-            [(self.reads(owned), owned) for owned in self.scan] if self.scan else outline(segment.program, self.grid)
+            [(self.reads(owned), owned) for owned in self.scan_tiles]
+            if self.scan_tiles
+            else extreme_tiles(segment.program, self.grid)
         )
-        needed = largest([{**need, **self.first_pieces(need)} for need, _ in tiles])
-        owned = largest([dict(enumerate(boxes)) for _, boxes in tiles])
+        needed = largest_positions([{**need, **self.first_pieces(need)} for need, _ in tiles])
+        owned = largest_positions([dict(enumerate(boxes)) for _, boxes in tiles])
         for v, boundary in reads.items():
             boundary.set_largest_tile(needed.get(v, 0))
         for i, kept in maps.items():
             kept.set_largest_tile(owned.get(i, 0))
 
     def first_pieces(self, need: Mapping[Value, Box]) -> dict[Value, Box]:
-        """The first piece of each boundary that is read in pieces, than which none is larger."""
+        """Return the first piece, the largest, of each boundary that is read in pieces."""
         segment = self.segment
         return {k: strip.boxes(need[k], segment.plan.pieces)[0] for k, strip in segment.strips.items() if k in need}
 
     # What the ledger counts
 
-    def key(self, tensors: Sequence[Tensor], direction: str, *more: Hashable) -> Hashable | None:
-        """Key of passes on the same tapes that hold the same, so that one of them is watched, or run in a rehearsal;
-        None where each has to be. See [Note: watched] in `ledger`."""
+    def memory_key(self, tensors: Sequence[Tensor], direction: str, *more: Hashable) -> Hashable | None:
+        """Return a key that is equal for passes on the same tapes that hold the same bytes, so that one of them is
+        watched, or run in a rehearsal. None if each has to be. See [Note: watched] in `ledger`."""
         segment, plan, ledger = self.segment, self.segment.plan, self.segment.ledger
         if ledger is None or segment.scans:
             return None
         images = [image.tensor for image in segment.sources.values()]
-        differs = ledger.uses_allocator or ledger.watch_all or segment.alike or self.lasts
+        differs = ledger.uses_allocator or ledger.watch_all or segment.groups_tiles or self.overlaps
         if segment.rehearsal is None and (differs or any(t is None for t in images)):
             return None
         lie = tuple(t.stride() if t.dim() < 3 else strides_order(t) for t in tensors)
         lie += tuple(strides_order(t) for t in images if t is not None)
-        where = tuple(read_from(v, self.stored.get(v)) for v in segment.program.reads)
+        where = tuple(location_of(v, self.stored.get(v)) for v in segment.program.reads)
         decided = plan.tier, plan.half, plan.ahead, plan.drop > 0, plan.pieces, plan.alike
-        return decided, (segment.alike, bool(segment.known)), lie, where, direction, more
+        return decided, (segment.groups_tiles, bool(segment.known_constants)), lie, where, direction, more
 
     @contextmanager
-    def counted(self, key: Hashable | None) -> Iterator[bool]:
-        """A pass over the tiles: true if the ledger knows from another one what it holds."""
-        ledger, passes = self.segment.ledger, self.found.pass_bytes
+    def count_memory(self, key: Hashable | None) -> Iterator[bool]:
+        """Measure the bytes of a block that goes over the tiles; yield True if they are known from an equal pass."""
+        ledger, passes = self.segment.ledger, self.findings.pass_bytes
         if ledger is None or key is None:
             yield False
         elif key in passes:
             ledger.add_unwatched(passes[key])
-            self.watched = False
+            self.must_watch = False
             yield True
         else:
             with ledger.measure() as most:
                 yield False
             passes[key] = most.bytes
 
-    def watching(self, owned: Owned) -> AbstractContextManager[None]:
-        """A block of a tile, whose operators the ledger counts if this may be the worst of its kind until now."""
-        ledger, kind = self.segment.ledger, self.tile(owned).kind
-        worse = self.watched and ledger is not None and ledger.live > self.beside.get(kind, -1)
+    def watch_tile(self, owned: Owned) -> AbstractContextManager[None]:
+        """Return a context for a tile; the ledger watches it if more is live than before other tiles of its kind."""
+        ledger, kind = self.segment.ledger, self.find_tile(owned).kind
+        worse = self.must_watch and ledger is not None and ledger.live > self.live_at_start.get(kind, -1)
         if worse:
-            self.beside[kind] = ledger.live  # type: ignore[union-attr]
-        return self.counting(worse)
+            self.live_at_start[kind] = ledger.live  # type: ignore[union-attr]
+        return self.watch(worse)
 
-    def counting(self, fresh: bool = True) -> AbstractContextManager[None]:
-        """A block whose operators the ledger counts, if they are ``fresh`` or their results may outlive a tile."""
+    def watch(self, fresh: bool = True) -> AbstractContextManager[None]:
+        """Return a context that the ledger watches if the tile is ``fresh`` or its tensors may outlive it."""
         ledger = self.segment.ledger
         if ledger is None or ledger.uses_allocator:
             return nullcontext()
-        return watched(ledger if fresh or self.lasts else None)
+        return watched(ledger if fresh or self.overlaps else None)
 
 
-def outline(program: Program, grid: Grid) -> list[tuple[Mapping[Value, Box], Owned]]:
-    """Tiles among which are those of the longest boxes on every axis, each with all its boxes: what a box is on one
-    axis depends on nothing but the tile's index there."""
+def extreme_tiles(program: Program, grid: Grid) -> list[tuple[Mapping[Value, Box], Owned]]:
+    """Return tiles with the longest boxes along every axis, each with (boxes of all maps, boxes of targets): a box's
+    interval on an axis depends on the tile's index there only."""
     ends = program.cuts(grid)
     axes = len(grid.counts)
     indices = {on_axis(i, axis, axes) for axis, count in enumerate(grid.counts) for i in representative_indices(count)}
@@ -342,8 +351,8 @@ def outline(program: Program, grid: Grid) -> list[tuple[Mapping[Value, Box], Own
     return [(program.boxes(owned), owned) for owned in tiles]
 
 
-def largest(tiles: Sequence[Mapping[K, Box]]) -> dict[K, int]:
-    """The positions of each map's largest tile, given some that are the longest on every axis."""
+def largest_positions(tiles: Sequence[Mapping[K, Box]]) -> dict[K, int]:
+    """Return the positions of each map's largest tile, given tiles with the longest boxes along every axis."""
     extents: dict[K, list[tuple[int, ...]]] = {}
     for boxes in tiles:
         for key, box in boxes.items():
@@ -352,25 +361,25 @@ def largest(tiles: Sequence[Mapping[K, Box]]) -> dict[K, int]:
 
 
 def strides_order(t: Tensor) -> tuple[int, ...]:
-    """The dimensions of a tensor as they lie in memory, from the outermost."""
+    """Return the dimensions of a tensor in memory order, outermost first."""
     return tuple(sorted(range(t.dim()), key=t.stride, reverse=True))
 
 
-def read_from(v: Value, handle: Boundary | None) -> tuple[str, Any]:
-    """The place that a pass over tiles reads a map from."""
+def location_of(v: Value, handle: Boundary | None) -> tuple[str, Any]:
+    """Return the kind of memory that a tile pass reads a map from."""
     if handle is not None:
         return handle.home.tier, handle.half
     op = v.node.op if v.node is not None else None
     return (op.lies, (op.prefetches, op.together)) if isinstance(op, Source) else ("here", None)
 
 
-def padding(program: Program, need: Mapping[Value, Box]) -> Iterator[tuple[int, ...]]:
-    """Padding of a tile by each window."""
+def paddings(program: Program, need: Mapping[Value, Box]) -> Iterator[tuple[int, ...]]:
+    """Iterate over the paddings of a tile by each window."""
     for node in program.nodes:
         if isinstance(node.op, TileOp) and node.outputs[0] in need:
             yield tuple(node.op.pads(need[node.outputs[0]]))
 
 
-def lying(box: Box, extent: Sequence[int]) -> tuple[tuple[int, bool, bool], ...]:
-    """A box's extents, and at which borders of its map it lies."""
+def extents_and_borders(box: Box, extent: Sequence[int]) -> tuple[tuple[int, bool, bool], ...]:
+    """Return a box's extent along each axis, and if it touches the lower and the upper border of its map."""
     return tuple((hi - lo, lo == 0, hi == size) for (lo, hi), size in zip(box.intervals(), extent, strict=True))

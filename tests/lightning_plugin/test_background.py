@@ -16,7 +16,7 @@ from lightning_plugin import LazyImage, TiledModule, make_plan, materialize
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.constants import Constants
 from lightning_plugin.execute.backward import Backward
-from lightning_plugin.execute.gradients import Recalled
+from lightning_plugin.execute.gradients import RecalledCotangent
 from lightning_plugin.execute.tile_pass import TilePass
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.planner.analysis.background import parts_of_background
@@ -142,13 +142,13 @@ class Skips(nn.Module):
 def pulls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many identical tiles each evaluation of backward pulled back together, from now on."""
     found: list[int] = []
-    before = Backward.summed
+    before = Backward.sum_cotangents
 
     def noted(self: Backward, members: list[object]) -> object:
         found.append(len(members))
         return before(self, members)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Backward, "summed", noted)
+    monkeypatch.setattr(Backward, "sum_cotangents", noted)
     return found
 
 
@@ -215,8 +215,8 @@ class Centred(nn.Module):
 def test_tiles_for_which_another_stands_are_read_back_once(norm: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a map's statistics add to its cotangent is the same in all of them."""
     shares: list[Box] = []
-    before = Recalled.share
-    monkeypatch.setattr(Recalled, "share", lambda self, box: shares.append(box) or before(self, box))
+    before = RecalledCotangent.reduction_share
+    monkeypatch.setattr(RecalledCotangent, "reduction_share", lambda self, box: shares.append(box) or before(self, box))
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, bias=False), norm, nn.ReLU()).double()
     source = slide((256, 256), Box((0, 0), (16, 256)))
@@ -276,15 +276,15 @@ def test_nobody_looks_at_background_behind_the_last_segment_that_shares(monkeypa
     assert tiled.plan is not None and all(s.alike for s in tiled.plan.segments)
     for last in range(len(tiled.plan.segments) + 1):
         looked: set[int] = set()
-        before = TilePass.work
+        before = TilePass.all_tiles
 
         def work(self: TilePass, looked: set[int] = looked, before: object = before) -> object:
-            if self.segment.rehearsal is None and self.segment.known:
+            if self.segment.rehearsal is None and self.segment.known_constants:
                 looked.add(self.segment.place)
             return before(self)  # type: ignore[operator]
 
         with monkeypatch.context() as patch:
-            patch.setattr(TilePass, "work", work)
+            patch.setattr(TilePass, "all_tiles", work)
             segments = tuple(replace(s, alike=i < last) for i, s in enumerate(tiled.plan.segments))
             once = TiledModule(net, plan=replace(tiled.plan, segments=segments))
             once(LazyImage(source))[0].sum().backward()

@@ -405,7 +405,7 @@ def test_a_plan_for_pixels_that_lie_there_is_not_used_for_others():
 def test_a_rehearsal_remembers_that_it_is_one(monkeypatch):
     """On CUDA backward runs in a thread with a context of its own."""
     run, tiles = Backward.run, []
-    tile = Backward.tile
+    tile = Backward.pull_back_tile
 
     def in_a_fresh_context(self):
         return Context().run(run, self)
@@ -413,7 +413,7 @@ def test_a_rehearsal_remembers_that_it_is_one(monkeypatch):
     net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1))
     expected = make_plan(net, (1, 3, 96, 96), budget="250KiB")
     monkeypatch.setattr(Backward, "run", in_a_fresh_context)
-    monkeypatch.setattr(Backward, "tile", lambda self, *args: tiles.append(1) or tile(self, *args))
+    monkeypatch.setattr(Backward, "pull_back_tile", lambda self, *args: tiles.append(1) or tile(self, *args))
     assert make_plan(net, (1, 3, 96, 96), budget="250KiB") == expected
     assert tiles
 

@@ -42,13 +42,13 @@ LOSSES: dict[str, Loss] = {"drawn": drawn, "largest": largest, "top": top, "noth
 def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A number for each tile that backward evaluates."""
     found: list[int] = []
-    before = Backward.tile
+    before = Backward.pull_back_tile
 
     def noted(self: Backward, evaluation: Evaluation) -> None:
         found.append(1)
         before(self, evaluation)
 
-    monkeypatch.setattr(Backward, "tile", noted)
+    monkeypatch.setattr(Backward, "pull_back_tile", noted)
     return found
 
 

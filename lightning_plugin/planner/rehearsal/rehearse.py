@@ -144,16 +144,16 @@ class RehearsalLedger(Ledger):
         super().add_unwatched(size)
         self.now.see(self.live + size)
 
-    def enter(self, who: Any, goes_on: bool = False) -> None:
+    def begin_turn(self, who: Any, goes_on: bool = False) -> None:
         self.now = Turn() if who is None else self.turns.setdefault(who, Turn(self.live))
         if not goes_on:
             self.now.began, self.now.released = self.live, 0
         self.now.see(self.live)
 
     @contextmanager
-    def during(self, who: Any) -> Iterator[None]:
+    def turn(self, who: Any) -> Iterator[None]:
         former = self.now
-        self.enter(who)
+        self.begin_turn(who)
         try:
             yield
         finally:
@@ -204,7 +204,7 @@ def rehearse(plan: Plan, network: Network) -> RehearsedMemory:
     def away(layout: Layout, dtype: torch.dtype, device: torch.device, tier: str) -> Any:
         return FakeHostMap(layout, dtype, device) if tier == "host" else FakeDiskFile(layout, dtype, device)
 
-    step = Step(ledger, rehearsal=Rehearsal(tiles, away, ledger.enter, ledger.during), library=network.library)
+    step = Step(ledger, rehearsal=Rehearsal(tiles, away, ledger.begin_turn, ledger.turn), library=network.library)
     # A step may be planned while the user's code has hooks on saved tensors, as in `torch.utils.checkpoint`.
     own = torch.autograd.graph.saved_tensors_hooks(identity_hook, identity_hook)
     with without_gc(), torch.inference_mode(False), MODES.planning, own:
