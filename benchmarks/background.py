@@ -29,7 +29,7 @@ from benchmarks.keep import keep_case
 from benchmarks.peers.works import VALUE, background_image, tissue
 from lightning_plugin import LazyImage, TiledModule
 from lightning_plugin.boxes import Box
-from lightning_plugin.constants import SHORTEST, Constants
+from lightning_plugin.constants import MIN_CELL_SIDE, Constants
 from lightning_plugin.layout import Layout
 from lightning_plugin.residency.disk import DiskFile, UnnamedFile
 from tests.lightning_plugin.background import Background
@@ -132,7 +132,7 @@ def padded(side: int, budget: str, shares: list[float], pairs: int) -> dict[str,
     layout = Layout.channels_first((1, 3, side, side), 1)
     names = {way: f"{1 - way[0]:.0%} background{'' if way[1] else ', not looked at'}" for way in ways}
     begin = time.process_time()
-    Constants.compared(layout, images[shares[0]], [SHORTEST] * 2)
+    Constants.from_tensor(layout, images[shares[0]], [MIN_CELL_SIDE] * 2)
     return {
         "side": side,
         "budget": budget,

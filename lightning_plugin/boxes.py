@@ -1,9 +1,8 @@
 """N-dimensional half-open boxes and the grids that cut an extent into them.
 
-A *box* is a product of half-open integer intervals, one for each spatial axis. Everything that the engine knows about
-geometry is said in boxes: which part of a map a tile owns, which part of an input it needs, where a map ends. They are
-small immutable values without any tensor in them, so that planning for a gigapixel image costs what planning for a
-thumbnail costs.
+A *box* is a product of half-open integer intervals, one for each axis. All geometry is expressed in boxes: the part of
+a map that a tile owns, the part of an input that it needs, the extent of a map. Boxes are small immutable values
+without tensors, so that planning for a gigapixel image takes as long as for a thumbnail.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, order=True)
 class Box:
-    """The positions ``lo <= p < hi``, axis by axis."""
+    """Positions ``lo <= p < hi``, axis by axis."""
 
     lo: tuple[int, ...]
     hi: tuple[int, ...]
@@ -26,12 +25,12 @@ class Box:
 
     @staticmethod
     def whole(extent: Sequence[int]) -> Box:
-        """The box that covers a map of this extent."""
+        """Return the box of a whole map."""
         return Box((0,) * len(extent), tuple(extent))
 
     @staticmethod
     def of(intervals: Iterable[tuple[int, int]]) -> Box:
-        """A box from one ``(lo, hi)`` pair for each axis."""
+        """Make a box from one ``(lo, hi)`` pair for each axis."""
         pairs = tuple(intervals)
         return Box(*zip(*pairs, strict=True)) if pairs else Box((), ())
 
@@ -41,9 +40,8 @@ class Box:
 
     @property
     def positions(self) -> int:
-        """The number of positions in the box. A search for a plan asks a million times, hence no generator, here and
-        below."""
-        count = 1
+        """Number of positions in the box."""
+        count = 1  # a search for a plan asks a million times: plain loops are faster than generators, here and below
         for lo, hi in zip(self.lo, self.hi):
             if hi <= lo:
                 return 0
@@ -65,14 +63,14 @@ class Box:
         return zip(self.lo, self.hi, strict=True)
 
     def replace(self, axis: int, lo: int, hi: int) -> Box:
-        """The same box with another interval on one axis."""
+        """Return the box with another interval on one axis."""
         return Box((*self.lo[:axis], lo, *self.lo[axis + 1 :]), (*self.hi[:axis], hi, *self.hi[axis + 1 :]))
 
     def shift(self, offset: Sequence[int]) -> Box:
         return Box.of((lo + o, hi + o) for (lo, hi), o in zip(self.intervals(), offset, strict=True))
 
     def broadcast(self, extent: Sequence[int]) -> Box:
-        """The box of a map that is broadcast: on an axis where that has one position, that one."""
+        """Return the box of a map of this extent that is broadcast to the box: on axes of size one, all of it."""
         if len(extent) == len(self.lo):
             for size, lo, hi in zip(extent, self.lo, self.hi):
                 if size == 1 and (lo or hi != 1):
@@ -82,7 +80,7 @@ class Box:
         return Box.of((0, 1) if size == 1 else i for i, size in zip(self.intervals(), extent, strict=True))
 
     def hull(self, other: Box) -> Box:
-        """The smallest box that holds both; an empty box adds nothing."""
+        """Return the smallest box that contains both; an empty box adds nothing."""
         if self.empty:
             return other
         if other.empty:
@@ -110,7 +108,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One axis of a window operator: output ``o`` looks at inputs ``o*stride - before + dilation*[0, kernel)``."""
+    """Window along one axis: output ``o`` reads inputs ``o*stride - before + dilation*[0, kernel)``."""
 
     kernel: int
     stride: int = 1
@@ -118,14 +116,14 @@ class Window:
     before: int = 0
 
     def need(self, lo: int, hi: int) -> tuple[int, int]:
-        """The inputs, inside the map or not, that the outputs ``[lo, hi)`` look at."""
+        """Return the interval of inputs that the outputs ``[lo, hi)`` read; it may extend beyond the map."""
         start = lo * self.stride - self.before
         return start, start + (hi - lo - 1) * self.stride + self.dilation * (self.kernel - 1) + 1
 
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """A required interval cut at the borders of a map: what to read, and how much to pad on either side."""
+    """Interval clipped to a map: ``[lo, hi)`` is read, ``before`` and ``after`` are the padding."""
 
     lo: int
     hi: int
@@ -140,10 +138,10 @@ class Clip:
 
 
 def clip_interval(lo: int, hi: int, size: int) -> tuple[int, int]:
-    """The part of ``[lo, hi)`` in ``[0, size)``; of an interval that lies outside one position.
+    """Clip ``[lo, hi)`` to ``[0, size)``; an interval outside is replaced by the position next to it.
 
-    Reading one position keeps every tile non-empty, so that operators that refuse empty tensors need no special case;
-    the caller drops it again through negative padding.
+    So no tile is empty, and operators that refuse empty tensors need no special case. The caller removes the position
+    by negative padding.
     """
     first, last = max(lo, 0), min(hi, size)
     if last > first:
@@ -153,22 +151,24 @@ def clip_interval(lo: int, hi: int, size: int) -> tuple[int, int]:
 
 
 def cuts(size: int, pieces: int, step: int = 0) -> tuple[int, ...]:
-    """The bounds at which ``pieces`` intervals of one length (the last may be shorter, later ones empty) cut ``[0,
-    size)``; the length is ``step``, or as short as it can be."""
+    """Return the bounds of ``pieces`` intervals of one length in ``[0, size)``.
+
+    The last intervals may be shorter or empty. The length is ``step``; by default the smallest that covers the size.
+    """
     step = step or -(-size // max(1, pieces))
     return (*(min(size, step * i) for i in range(pieces)), size)
 
 
-def pieces_of(size: int, pieces: int) -> int:
-    """The number of intervals, of so many, that have a part of ``[0, size)``: as few long ones are enough."""
+def nonempty_pieces(size: int, pieces: int) -> int:
+    """Count the intervals of `cuts` that are not empty."""
     return -(-size // -(-size // pieces)) if size else 1
 
 
 def scaled_cuts(reference: Sequence[int], size: int) -> tuple[int, ...]:
-    """The cuts of another map that keeps step with a reference: the same pieces, scaled to ``size``.
+    """Scale the cuts of a reference map to another map's size.
 
-    Where the two sizes differ by a stride (possibly after rounding), the scale is that integer, so that tiles of both
-    maps start at the same image positions; else it is their ratio.
+    If the two sizes differ by a stride (possibly after rounding), the scale is that integer, so that tiles of both maps
+    start at the same image positions; else it is their ratio.
     """
     full = reference[-1]
     if full <= 0 or size == full:
@@ -180,35 +180,43 @@ def scaled_cuts(reference: Sequence[int], size: int) -> tuple[int, ...]:
 
 
 def reference_of(extents: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """The map whose cuts the others follow: of those with the most axes, the smallest."""
+    """Return the extent whose cuts the others follow: of those with the most axes, the smallest."""
     return min(extents, key=lambda extent: (-len(extent), Box.whole(extent).positions))
 
 
-def share(axes: Sequence[tuple[int, ...]], index: Sequence[int]) -> Box:
-    """The box at a grid index of a map that is cut at these ends; empty beyond the axes that the map has."""
+def box_at(axes: Sequence[tuple[int, ...]], index: Sequence[int]) -> Box:
+    """Return the box of a map at a grid index.
+
+    Args:
+        axes: The cuts of the map on each axis.
+        index: The grid index. On further axes than the map's, the map belongs to the first tiles, and others get an
+            empty box.
+    """
     here = (*index, *(0 for _ in axes[len(index) :]))
     if any(index[len(axes) :]):
         return Box.of((axis[0], axis[0]) for axis in axes)
     return Box.of((axis[i], axis[i + 1]) for axis, i in zip(axes, here, strict=False))
 
 
-def on_axis(index: int, axis: int, axes: int) -> tuple[int, ...]:
-    """The place of a tile with an index on one axis, the first on others."""
+def index_on_axis(index: int, axis: int, axes: int) -> tuple[int, ...]:
+    """Return the grid index with ``index`` on one axis and 0 on the others."""
     return tuple(index if a == axis else 0 for a in range(axes))
 
 
 def representative_indices(count: int) -> list[int]:
-    """Tiles on one axis that may differ from the others: next to the borders, and two in the middle, as sizes may
-    differ by one."""
+    """Return indices of tiles on one axis that stand for all: two next to each border, and two in the middle, whose
+    sizes may differ by one."""
     middle = count // 2
     return sorted({i for i in (0, 1, middle - 1, middle, count - 2, count - 1) if 0 <= i < count})
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A tile grid: into how many tiles each spatial axis is cut.
+    """Tile grid.
 
-    ``sides`` are how long tiles are on each axis of the smallest map, where that is given: else as short as can be.
+    Attributes:
+        counts: Number of tiles along each axis.
+        sides: Length of tiles along each axis of the smallest map; by default the smallest that covers it.
     """
 
     counts: tuple[int, ...]
@@ -228,17 +236,17 @@ class Grid:
         return count
 
     def indices(self) -> Iterator[tuple[int, ...]]:
-        """Tile indices in row-major order."""
+        """Yield the tile indices in row-major order."""
         return itertools.product(*(range(c) for c in self.counts))
 
     def partition(
         self, extents: Sequence[tuple[int, ...]], reference: tuple[int, ...] = ()
     ) -> Iterator[tuple[Box, ...]]:
-        """For each tile, the box it owns in each of several maps; the boxes of one map partition it.
+        """Yield for each tile the box that it owns of each of several maps; the boxes of one map partition it.
 
-        The smallest map is the reference, where none is given, and the others follow it (`scaled_cuts`): a position has
-        exactly one owner, also where tiles overlap in what they compute, and also where a later stride skips it. A map
-        with more axes than the grid is not cut along the others; one with fewer has no share in most tiles.
+        The reference is by default the smallest map. It is cut evenly, the others in proportion (`scaled_cuts`). Each
+        position has one owner, also if computed tiles overlap, or if a later stride skips it. A map with more axes than
+        the grid is not cut along these; a map with fewer axes belongs to some tiles only.
         """
         ends = self.ends(extents, reference)
         for index in self.indices():
@@ -247,7 +255,7 @@ class Grid:
                 yield boxes
 
     def ends(self, extents: Sequence[tuple[int, ...]], reference: tuple[int, ...] = ()) -> list[list[tuple[int, ...]]]:
-        """The cuts of the grid on each axis of each map."""
+        """Return the cuts of the grid on each axis of each map."""
         reference = reference or reference_of(extents)
         sides = self.sides or (0,) * len(self.counts)
         first = [cuts(*axis) for axis in zip(reference, self.counts, sides, strict=False)]
@@ -258,8 +266,8 @@ class Grid:
 
     @staticmethod
     def owned(ends: list[list[tuple[int, ...]]], index: Sequence[int]) -> tuple[Box, ...]:
-        """The box of each map that the tile at a grid index owns."""
-        return tuple(share(axes, index) for axes in ends)
+        """Return the box that the tile at a grid index owns of each map."""
+        return tuple(box_at(axes, index) for axes in ends)
 
     def __str__(self) -> str:
         return "x".join(map(str, self.counts))

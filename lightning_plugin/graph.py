@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
-from lightning_plugin.constants import LEAST, SHORTEST, Constants, value_key
+from lightning_plugin.constants import MIN_CELL_SIDE, MIN_CONSTANT_SHARE, Constants, constant_key
 from lightning_plugin.layout import Layout
 from lightning_plugin.ops import Gather, Op
 from lightning_plugin.private import BatchNormBase, Version, version
@@ -221,8 +221,8 @@ class Image:
     def constant_key(self, box: Box) -> bytes | None:
         """Return a key of the value of a box that is known to be constant."""
         if self.tensor is not None:
-            return None if self.background is None else self.background.at(box)
-        return value_key(self.constant(box))
+            return None if self.background is None else self.background.key_of_box(box)
+        return constant_key(self.constant(box))
 
     @cached_property
     def background(self) -> Constants | None:
@@ -232,8 +232,8 @@ class Image:
             space = len(self.source.shape) - self.instances - 1
             if self.version is None:
                 return None
-            return Constants.compared(self.layout, self.tensor, [SHORTEST] * space, LEAST)
-        return Constants.asked(self.layout.extent, self.constant, MAX_CELLS_ON_AXIS, MAX_CELLS)
+            return Constants.from_tensor(self.layout, self.tensor, [MIN_CELL_SIDE] * space, MIN_CONSTANT_SHARE)
+        return Constants.from_source(self.layout.extent, self.constant, MAX_CELLS_ON_AXIS, MAX_CELLS)
 
     def prefetch(self, box: Box) -> None:
         """Announce to the source that a box is read next."""
@@ -250,7 +250,7 @@ class Image:
 def background_of(images: Iterable[Image]) -> list[Constants | None]:
     """Return the constant parts of images; none if all are constant tensors, which stand for other images in plans."""
     found = [(image.background, image.tensor is not None) for image in images]
-    examples = all(tensor and (known is None or known.blank) for known, tensor in found)
+    examples = all(tensor and (known is None or known.is_constant) for known, tensor in found)
     return [None if examples else known for known, _ in found]
 
 

@@ -1,10 +1,10 @@
-"""Layouts: the dimensions of a map that are space.
+"""Layouts: the axes in the dimensions of a map.
 
-A tensor dimension is an ordered list of *factors*: plain numbers (batch, channels, heads) and spatial axes, major
-first. One image ``(N, C, H, W)`` is ``((N,), (C,), (axis 0,), (axis 1,))``; after ``flatten(2)`` it is
+A tensor dimension is an ordered list of *factors*: plain numbers (batch, channels, heads) and axes, major first. One
+image ``(N, C, H, W)`` is ``((N,), (C,), (axis 0,), (axis 1,))``; after ``flatten(2)`` it is
 ``((N,), (C,), (axis 0, axis 1))``; a linear layer that flattens ``(N, H, W, C)`` to rows makes
-``((N, axis 0, axis 1), (C,))``. A view regroups factors and a permutation reorders dimensions, so a tile keeps its
-box, which is always said in axes, whatever the user does to the shape.
+``((N, axis 0, axis 1), (C,))``. A view regroups factors and a permutation reorders dimensions. The box of a tile is
+given in axes, so views and permutations do not change it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lightning_plugin.boxes import Box
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A spatial axis as a factor of a dimension."""
+    """Axis as a factor of a dimension."""
 
     index: int
 
@@ -32,7 +32,7 @@ Dim = tuple[Factor, ...]
 
 
 def canonical(dim: Dim, extent: Sequence[int]) -> Dim:
-    """A dimension's factors, plain neighbours multiplied and factors of size one dropped: equal if they act alike."""
+    """Normalize a dimension: multiply neighbouring plain factors, and drop factors of size one."""
     merged: list[Factor] = []
     for f in dim:
         if isinstance(f, int) and merged and isinstance(merged[-1], int):
@@ -44,16 +44,16 @@ def canonical(dim: Dim, extent: Sequence[int]) -> Dim:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The factors of every dimension, and the extent of the map on each axis."""
+    """Factors of every dimension (``dims``), and extent of the map on each axis."""
 
     dims: tuple[Dim, ...]
     extent: tuple[int, ...]
 
     @staticmethod
     def channels_first(shape: Sequence[int], instances: int = 1) -> Layout:
-        """The layout of an image: dimensions of instances (a batch, patches of a bag), channels, and space.
+        """Return the layout of an image: dimensions of instances (a batch, patches of a bag), channels, and space.
 
-        Space has the first axes. Instances have those after it, one for each dimension that counts more than one.
+        Spatial axes come first. Each dimension of more than one instance has an axis after them.
         """
         lead, channels, space = shape[:instances], shape[instances], tuple(shape[instances + 1 :])
         counts = tuple(count for count in lead if count > 1)
@@ -66,29 +66,30 @@ class Layout:
         return self.tile_shape(Box.whole(self.extent))
 
     def tile_shape(self, box: Box) -> tuple[int, ...]:
-        """The shape of the tile that holds ``box``."""
+        """Return the shape of the tile of a box."""
         return tuple(math.prod(self.sizes(dim, box)) for dim in self.dims)
 
     def sizes(self, dim: Dim, box: Box) -> list[int]:
+        """Return the size of each factor of a dimension in the tile of a box."""
         sizes = box.extent
         return [sizes[f.index] if isinstance(f, Axis) else f for f in dim]
 
-    def is_space(self, dim: int) -> bool:
+    def has_axis(self, dim: int) -> bool:
         return any(isinstance(f, Axis) for f in self.dims[dim])
 
     @property
-    def space(self) -> tuple[int, ...]:
-        """The dimensions that have a spatial axis among their factors."""
-        return tuple(d for d in range(len(self.dims)) if self.is_space(d))
+    def axis_dims(self) -> tuple[int, ...]:
+        """Dimensions that have an axis among their factors."""
+        return tuple(d for d in range(len(self.dims)) if self.has_axis(d))
 
     def axis_of(self, dim: int) -> int | None:
-        """The axis that alone makes up a dimension, if one does."""
+        """Return the axis that is the only factor of a dimension; None for other dimensions."""
         factors = [f for f in self.dims[dim] if f != 1]
         return factors[0].index if len(factors) == 1 and isinstance(factors[0], Axis) else None
 
     @property
-    def tidy(self) -> Layout:
-        """The same layout without its axes of extent one, which views may have left anywhere."""
+    def normalized(self) -> Layout:
+        """The layout without axes of extent one, which may be anywhere after views."""
         return Layout(
             tuple(canonical(dim, self.extent) or (1,) for dim in self.dims),
             self.extent,
@@ -104,10 +105,12 @@ class Layout:
         return Layout(tuple(self.dims[d] for d in order), self.extent)
 
     def regroup(self, shape: Sequence[int], blocks: dict[int, int] | None = None) -> Layout | None:
-        """The layout after a view to ``shape``, or None where it would cut through an axis, or nothing is left.
+        """Return the layout after a view; None for an empty map, or if the view would cut an axis.
 
-        With ``blocks`` it may cut axes, and they get the size of a block of each that is cut: that is a plain factor
-        then, inside each position of the axis, which has fewer.
+        Args:
+            shape: The shape of the view.
+            blocks: If given, the view may cut an axis into blocks. The axis then counts blocks, the positions in a
+                block are a plain factor, and their number is added here by axis.
         """
         extent = list(self.extent)
         factors: list[Factor] = [f for dim in self.dims for f in dim if f != 1]
@@ -138,17 +141,18 @@ class Layout:
                 else:
                     return None
             dims.append(tuple(dim) or (1,))
-        # Axes of extent one vanish in `shape`; they must live somewhere so that every box keeps all its axes.
+        # Axes of extent one are not in `shape`; the last dimension gets them, so that boxes keep all axes.
         while dims and factors and sizes[0] == 1:
             dims[-1] = (*dims[-1], factors.pop(0))
             sizes.pop(0)
         return None if factors else Layout(tuple(dims), tuple(extent))
 
-    def part(self, held: Box, wanted: Box) -> Part | None:
-        """`narrow` for all tiles whose boxes lie like these to each other; None where the part is all of it."""
+    def slicer(self, held: Box, wanted: Box) -> Slicer | None:
+        """Return `narrow` as a function of the tile, for all tiles with these relative positions; None if the wanted
+        box is the held one."""
         if held == wanted:
             return None
-        cuts: list[Cut] = []
+        cuts: list[DimSlice] = []
         for d, dim in enumerate(self.dims):
             some = []
             for i, f in enumerate(dim):
@@ -158,27 +162,27 @@ class Layout:
                         some.append((i, lo - held.lo[f.index], hi - lo))
             if some:
                 cuts.append((d, tuple(self.sizes(dim, held)), tuple(some)))
-        return partial(cut, tuple(cuts))
+        return partial(slice_tile, tuple(cuts))
 
     def narrow(self, tile: Tensor, held: Box, wanted: Box) -> Tensor:
-        """The part ``wanted`` of a tile that holds ``held``."""
-        part = self.part(held, wanted)
-        return tile if part is None else part(tile)
+        """Return the part of a tile, which holds the box ``held``, on the box ``wanted``."""
+        slicer = self.slicer(held, wanted)
+        return tile if slicer is None else slicer(tile)
 
     def add_into(self, whole: Tensor, held: Box, part: Tensor, box: Box) -> None:
-        """Add a tile's values at its box of ``whole``, which holds ``held``, in place."""
-        self._writable(whole, held, box).add_(self.spread(part, box))
+        """Add the values of a tile to ``whole``, which holds the box ``held``, in place."""
+        self._view_of_box(whole, held, box).add_(self.unflatten_factors(part, box))
 
     def write_into(self, whole: Tensor, held: Box, part: Tensor, box: Box) -> None:
-        self._writable(whole, held, box).copy_(self.spread(part, box))
+        self._view_of_box(whole, held, box).copy_(self.unflatten_factors(part, box))
 
-    def spread(self, tile: Tensor, box: Box) -> Tensor:
-        """A tile with every factor in a dimension of its own."""
+    def unflatten_factors(self, tile: Tensor, box: Box) -> Tensor:
+        """Reshape a tile so that each factor has a dimension of its own."""
         if all(len(dim) == 1 for dim in self.dims):
             return tile
         return tile.reshape([size for dim in self.dims for size in self.sizes(dim, box)])
 
-    def _writable(self, whole: Tensor, held: Box, box: Box) -> Tensor:
+    def _view_of_box(self, whole: Tensor, held: Box, box: Box) -> Tensor:
         view = (
             whole.view([size for dim in self.dims for size in self.sizes(dim, held)])
             if any(len(dim) > 1 for dim in self.dims)
@@ -194,16 +198,16 @@ class Layout:
         return torch.empty(self.tile_shape(box), dtype=dtype, device=device)
 
 
-#: Gives a part of a tile.
-Part = Callable[[Tensor], Tensor]
+#: Returns a part of a tile.
+Slicer = Callable[[Tensor], Tensor]
 
 
-#: A dimension that is cut: the sizes of its factors, and for some of them from where and how long.
-Cut = tuple[int, tuple[int, ...], tuple[tuple[int, int, int], ...]]
+#: Slice of a dimension: the dimension, the sizes of its factors, and (factor, start, length) for some of them.
+DimSlice = tuple[int, tuple[int, ...], tuple[tuple[int, int, int], ...]]
 
 
-def cut(cuts: tuple[Cut, ...], tile: Tensor) -> Tensor:
-    """A part of a tile."""
+def slice_tile(cuts: tuple[DimSlice, ...], tile: Tensor) -> Tensor:
+    """Return a part of a tile."""
     for d, sizes, some in cuts:
         if len(sizes) > 1:
             tile = tile.unflatten(d, sizes)
@@ -214,36 +218,37 @@ def cut(cuts: tuple[Cut, ...], tile: Tensor) -> Tensor:
     return plain_strides(tile)
 
 
-#: PyTorch's memory formats of tensors of these ranks whose channels lie last in memory.
+#: PyTorch's memory formats with channels last, by the number of dimensions.
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def plain_strides(tile: Tensor) -> Tensor:
-    """A tile without gaps in memory, with the strides that PyTorch gives such a tensor itself.
+    """Give a dense tile the strides that PyTorch gives a new tensor.
 
-    A dimension of size one may have any stride, that of the tensor it was cut from, say. PyTorch 2.13's BatchNorm on a
-    CPU takes such a tensor for what it is not, and its backward is wrong (tests/lightning_plugin/test_store.py).
+    A dimension of size one may have any stride, such as that of a tensor from which the tile was cut. With such strides
+    PyTorch 2.13's BatchNorm on a CPU takes the tile for another memory format, and its backward is wrong
+    (tests/lightning_plugin/test_store.py).
     """
-    usual = usual_strides(tile.shape, tile.stride())
+    usual = default_strides(tile.shape, tile.stride())
     return tile if usual is None else tile.as_strided(tile.shape, usual)
 
 
 @lru_cache(maxsize=4096)
-def usual_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The strides that PyTorch would give a tensor that lies in memory like one of these, where they are others. Every
-    tile of a kind asks again, of each BatchNorm."""
+def default_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return the strides that PyTorch gives a new tensor of the same memory format; None if they are these, or if the
+    tensor is not dense. Cached, since every tile of a kind asks for the same."""
     if len(shape) not in CHANNELS_LAST:
         return None
     plain = tuple(range(len(shape)))
     for order in (plain, (0, *plain[2:], 1)):
-        usual = strides_in(order, shape)
+        usual = contiguous_strides(order, shape)
         if 0 in shape or all(a == b for a, b, size in zip(strides, usual, shape, strict=True) if size != 1):
             return None if strides == usual else usual
     return None
 
 
-def strides_in(order: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a tensor without gaps whose dimensions lie in this order."""
+def contiguous_strides(order: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a dense tensor whose dimensions have this order in memory."""
     found, step = [0] * len(shape), 1
     for d in reversed(order):
         found[d] = step

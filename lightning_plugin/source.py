@@ -1,4 +1,4 @@
-"""Sources of pixels: the base class in which the engine and an application meet."""
+"""Sources of pixels: the interface between the engine and an application."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightning_plugin.private import FakeTensor, Version, dense_bytes, version
 
 
 class TileSource:
-    """An image that is read region by region and is nowhere held whole. Subclass it and write ``read``.
+    """Image that is read box by box and never held whole. Subclass it and write ``read``.
 
     ``shape`` is ``(N, C, *spatial)``. ``read`` returns the tensor ``(N, C, *box.extent)`` of a box inside the image, in
     the order of memory that ``memory_format`` says, the same for all boxes; it may be called from several threads.
@@ -23,12 +23,12 @@ class TileSource:
     Attributes:
         shape: The shape of the image.
         dtype: The type of its pixels.
-        instances: How many of the first dimensions count images, where the source can read some of its images: 1 for a
+        instances: Number of first dimensions that count images, if the source can read some of its images: 1 for a
             batch or a bag of patches ``(K, C, *spatial)``, 2 for a batch of bags ``(N, K, C, *spatial)``. Its boxes
             begin with an axis for each of these dimensions: ``read`` of ``[3:5 x 0:64 x 0:64]`` returns images 3 and 4.
-            None where its boxes are of space alone.
-        memory_format: How pixels lie in memory.
-        reads_ahead: Whether ``prefetch`` does anything; a plan then has room for what it reads.
+            None if its boxes have spatial axes only.
+        memory_format: Memory format of the pixels.
+        reads_ahead: True if ``prefetch`` reads; a plan then has room for the pixels.
     """
 
     shape: tuple[int, ...]
@@ -38,68 +38,65 @@ class TileSource:
     reads_ahead: bool = False
 
     def read(self, box: Box) -> Tensor:
-        """The pixels of a box."""
+        """Return the pixels of a box."""
         raise NotImplementedError
 
     def constant(self, box: Box) -> Tensor | None:
-        """The value of each channel, where it is known without reading that the box holds nothing else."""
+        """Return the value of each channel if the box is known, without reading, to be constant; else None."""
         return None
 
     def prefetch(self, boxes: Iterable[Box]) -> None:
-        """Hears of the boxes of the next tile while the engine works on this one, and may begin to read them."""
+        """Begin to read the boxes of the next tile, while the engine computes this one."""
 
     def close(self) -> None:
-        """Lets go of files and memory. A source that is read again opens them again."""
+        """Close files and free memory. A source that is read again opens them again."""
 
     @property
     def version(self) -> Any:
-        """Anything that is equal as long as pixels are the same; a step that would mix two versions is refused.
-
-        None where nothing is known of it, and nothing is checked.
-        """
+        """Version of the pixels, compared by ``==``: a step that would mix two versions is refused. None is not
+        checked."""
         return None
 
 
-#: Of each dimension of a tensor so many elements are looked at, to see whether it was filled anew.
+#: Number of elements in each dimension of a tensor that are compared, to detect that it was overwritten.
 SAMPLED = 4
 
 #: Most channels of an image that is recognised with its channels elsewhere than in dimension 1.
 COLOURS = (1, 3, 4)
-#: No image has so many channels and so few columns: then they are positions, and the last dimension is the channels.
+#: Smallest number of positions along each other dimension of a tensor whose last dimension is taken for channels.
 MANY = 64
 
 
 def likely_instances(shape: Sequence[int]) -> int:
-    """The number of first dimensions that count images: ``(N, K, C, H, W)`` is told from ``(N, C, D, H, W)`` by the
+    """Guess the number of first dimensions that count images: ``(N, K, C, H, W)`` and ``(N, C, D, H, W)`` differ in the
     number of channels. A wrong guess costs tiling, never exactness."""
     return 2 if len(shape) == 5 and shape[2] in COLOURS and not {shape[1], shape[4]} & set(COLOURS) else 1
 
 
 def channels_lie_last(shape: Sequence[int]) -> bool:
-    """True if channels are the last dimension, as the coordinates of points ``(N, P, 2)`` are: told by their number. A
-    wrong guess costs tiling, never exactness."""
+    """Guess from the shape if channels are the last dimension, as the coordinates of points ``(N, P, 2)`` are. A wrong
+    guess costs tiling, never exactness."""
     return shape[-1] <= max(COLOURS) < MANY <= min(shape[1:-1])
 
 
 def instances_of(image: TileSource) -> int:
-    """The number of a source's first dimensions that count images."""
+    """Return the number of a source's first dimensions that count images."""
     return likely_instances(image.shape) if image.instances is None else image.instances
 
 
 def together(image: TileSource) -> bool:
-    """True if a source reads a box of all of its images, where there are several."""
+    """True if a source of several images reads each box of all of them."""
     return image.instances is None and any(n > 1 for n in image.shape[: instances_of(image)])
 
 
 def understood(image: TileSource, box: Box) -> Box:
-    """A box that begins with an axis for each dimension of images, as a source wants it."""
+    """Convert a box that begins with the axes of images to the axes of a source's boxes."""
     lead = instances_of(image) if image.instances is None else 0
     return Box(box.lo[lead:], box.hi[lead:])
 
 
 def read_part(image: TileSource, box: Box) -> Tensor:
-    """The pixels of a box that begins with an axis for each dimension of images, whether or not the source can read
-    some of its images."""
+    """Read a box that begins with the axes of images; from a source that reads all images, it is cut out."""
     pixels = image.read(understood(image, box))
     if image.instances is None:
         for d in range(instances_of(image)):
@@ -108,8 +105,7 @@ def read_part(image: TileSource, box: Box) -> Tensor:
 
 
 def sampled(tensor: Tensor) -> bytes:
-    """Some elements of a tensor in a processor's memory: they show that others have filled it anew, NumPy say, of which
-    PyTorch knows nothing."""
+    """Return some elements of a tensor on the CPU: they detect writes that PyTorch does not count, such as NumPy's."""
     if tensor.device.type != "cpu" or isinstance(tensor, FakeTensor):
         return b""
     steps = [max(1, -(-size // SAMPLED)) for size in tensor.shape]
@@ -118,7 +114,7 @@ def sampled(tensor: Tensor) -> bytes:
 
 
 class TensorSource(TileSource):
-    """A tensor that is already in memory, read where it lies; a box of space alone is read of all its images."""
+    """Tensor in memory; a box with spatial axes only is read of all its images."""
 
     instances: int
 
@@ -140,7 +136,7 @@ class TensorSource(TileSource):
 
 
 class BatchSource(TileSource):
-    """Images of one size, side by side in a batch."""
+    """Batch of images of one size."""
 
     def __init__(self, images: Sequence[TileSource]) -> None:
         self.images = tuple(images)
@@ -161,7 +157,7 @@ class BatchSource(TileSource):
         return tuple(image.version for image in self.images)
 
     def among(self, box: Box) -> Iterator[tuple[TileSource, Box]]:
-        """The images of a box, each with its own part of it."""
+        """Yield the images in a box, each with its part of the box."""
         start = 0
         for image in self.images:
             lo, hi = max(box.lo[0] - start, 0), min(box.hi[0] - start, image.shape[0])
@@ -190,5 +186,5 @@ class BatchSource(TileSource):
 
 
 def batch(images: Sequence[TileSource]) -> TileSource:
-    """Some images side by side; one alone is itself."""
+    """Make a batch of images; a single one is returned as it is."""
     return images[0] if len(images) == 1 else BatchSource(images)

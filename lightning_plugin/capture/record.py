@@ -250,9 +250,9 @@ class Recorder:
         """Make a map of a barrier's result that has the spatial dimensions of one of its inputs' layouts."""
         for layout in layouts:
             dims = layout.dims
-            if len(dims) == len(value.shape) and all(value.shape[d] == layout.shape[d] > 1 for d in layout.space):
+            if len(dims) == len(value.shape) and all(value.shape[d] == layout.shape[d] > 1 for d in layout.axis_dims):
                 new = Layout(
-                    tuple(dim if layout.is_space(d) else (value.shape[d],) for d, dim in enumerate(dims)), layout.extent
+                    tuple(dim if layout.has_axis(d) else (value.shape[d],) for d, dim in enumerate(dims)), layout.extent
                 )
                 return self.spread(value, new)
         return value

@@ -120,16 +120,16 @@ class Forward:
             return
         constants, numbered = self.stored[v].constants, self.stored[v].numbered
         if numbered is not None:
-            numbered.number(boxes, self.evaluated)
+            numbered.assign(boxes, self.evaluated)
         self.evaluated += 1
         if constants is None:
             return
-        key = constants.compare(v.space, tile, boxes[0]) if near else None
+        key = constants.mark_tile(v.space, tile, boxes[0]) if near else None
         for box in boxes[1:] if near else boxes:
             if near and key is None:
-                constants.compare(v.space, tile, box)
+                constants.mark_tile(v.space, tile, box)
             else:
-                constants.note(box, key)
+                constants.mark_box(box, key)
 
     # Several ranks
 

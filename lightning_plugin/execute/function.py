@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_plugin.constants import Numbered
+from lightning_plugin.constants import TileNumbers
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.backward import Backward
 from lightning_plugin.execute.forward import Forward
@@ -64,7 +64,7 @@ def run_segment(run: SegmentRun, frame: Frame) -> None:
     ends = run.program.cuts(run.plan.forward)
     for t, at in zip(run.program.targets, ends, strict=True):
         if (v := t.stored) is not None:
-            numbered = Numbered.empty(at) if run.known_constants and run.rehearsal is None else None
+            numbered = TileNumbers.empty(at) if run.known_constants and run.rehearsal is None else None
             frame.boundaries[v] = Boundary(
                 v.space, v.dtype, v.device, run.home, run.ledger, run.plan.half, run.new_constants(v, frame), numbered
             )

@@ -91,13 +91,13 @@ class SegmentRun:
             return Constants(v.space.extent)
         if image is not None:
             return image.background
-        return None if tensor is None else Constants.compared(v.space, tensor)
+        return None if tensor is None else Constants.from_tensor(v.space, tensor)
 
     def is_near_constant(self, need: Mapping[Value, Box]) -> bool:
         """True if an input of a tile is constant in part, so that its results may be."""
         if self.rehearsal is not None:
             return bool(self.known_constants)
-        return any(found.near(need[key]) for key, found in self.known_constants.items() if key in need)
+        return any(found.has_constant(need[key]) for key, found in self.known_constants.items() if key in need)
 
     def of_part(self, program: Program, frame: Frame) -> SegmentRun:
         """Return the run of one part of the program; see [Note: parts] in `program.program`."""

@@ -35,7 +35,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from lightning_plugin.boxes import Box, Grid, on_axis, representative_indices
+from lightning_plugin.boxes import Box, Grid, index_on_axis, representative_indices
 from lightning_plugin.execute.gradients import RecalledCotangent
 from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.graph import Value
@@ -146,8 +146,12 @@ class TilePass:
         for a box that is like no other."""
         found, segment = self.stored.get(v), self.segment
         if found is None:
-            return segment.sources[v].constant_key(box) if v in segment.sources else segment.known_constants[v].at(box)
-        key = None if found.constants is None else found.constants.at(box)
+            return (
+                segment.sources[v].constant_key(box)
+                if v in segment.sources
+                else segment.known_constants[v].key_of_box(box)
+            )
+        key = None if found.constants is None else found.constants.key_of_box(box)
         return key if key is not None or found.numbered is None else found.numbered.signature(box)
 
     # One tile
@@ -346,7 +350,9 @@ def extreme_tiles(program: Program, grid: Grid) -> list[tuple[Mapping[Value, Box
     interval on an axis depends on the tile's index there only."""
     ends = program.cuts(grid)
     axes = len(grid.counts)
-    indices = {on_axis(i, axis, axes) for axis, count in enumerate(grid.counts) for i in representative_indices(count)}
+    indices = {
+        index_on_axis(i, axis, axes) for axis, count in enumerate(grid.counts) for i in representative_indices(count)
+    }
     tiles = [grid.owned(ends, index) for index in sorted(indices)]
     return [(program.boxes(owned), owned) for owned in tiles]
 

@@ -41,7 +41,7 @@ class UncutAxis:
     def of(node: Node) -> UncutAxis | None:
         """Return the axis that an `Uncut` holds whole, if it is the outermost factor of one dimension."""
         assert isinstance(node.op, Uncut)
-        layout = node.inputs[0].space.tidy
+        layout = node.inputs[0].space.normalized
         dims = [d for d in layout.dims if any(isinstance(f, Axis) and f.index in node.op.axes for f in d)]
         if len(dims) != 1:
             return None

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Node, Value
-from lightning_plugin.layout import Axis, Layout, Part
+from lightning_plugin.layout import Axis, Layout, Slicer
 from lightning_plugin.ops import Kernel, Pieces, ReduceOp, TileOp
 from lightning_plugin.program.key import has_unkeyed_fields
 from lightning_plugin.program.program import Program
@@ -86,12 +86,12 @@ class Instruction(NamedTuple):
 
     kernel: Kernel | None
     place: int
-    inputs: tuple[tuple[int, Part | None], ...]
+    inputs: tuple[tuple[int, Slicer | None], ...]
     vectors: tuple[int, ...]
     output: int
     grad: bool
     target: int
-    share: Part | None
+    share: Slicer | None
     drops: tuple[int, ...]
     rebound: Box | None = None
     unread: Kernel | None = None
@@ -212,7 +212,7 @@ def make_tape(program: Program, owned: Sequence[Box], need: Mapping[Value, Box],
     steps: list[Instruction] = []
     drops: tuple[int, ...] = ()
 
-    def emit(i: int, inputs: tuple[tuple[int, Part | None], ...]) -> None:
+    def emit(i: int, inputs: tuple[tuple[int, Slicer | None], ...]) -> None:
         steps.append(Instruction(None, place, inputs, (), -1, False, i, None, ()))
 
     for place, node in enumerate(program.nodes):
@@ -229,7 +229,7 @@ def make_tape(program: Program, owned: Sequence[Box], need: Mapping[Value, Box],
             i = stored.get(serial, -1)
             if i >= 0 and owned[i].empty:
                 i = -1
-            share = None if i < 0 else out.space.part(box, owned[i])
+            share = None if i < 0 else out.space.slicer(box, owned[i])
             lasts = program.last_use.get(out, -1) > place
             apart = joins or serial in kept  # the result is joined or emitted by instructions of their own
             if fresh is not None:
@@ -258,7 +258,7 @@ def make_tape(program: Program, owned: Sequence[Box], need: Mapping[Value, Box],
                 if i >= 0:
                     emit(i, ((slot, share),))
                 if scan is not None and serial in kept:
-                    emit(kept[serial], ((slot, out.space.part(box, scan.kept[serial])),))
+                    emit(kept[serial], ((slot, out.space.slicer(box, scan.kept[serial])),))
                 drops += () if lasts else (slot,)
         drops += tuple({slots[v] for v in node.inputs if program.last_use.get(v) == place and v in need})
         if steps:
@@ -276,11 +276,11 @@ def join_tiles(
     axis = next(i for i, (x, y) in enumerate(zip(before.lo, after.lo, strict=True)) if x != y)
     factors = [f for dim in layout.dims for f in dim]
     dim = next(i for i, f in enumerate(factors) if isinstance(f, Axis) and f.index == axis)
-    whole = torch.cat([layout.spread(t, box) for t, box in zip(tiles, (before, after), strict=True)], dim)
+    whole = torch.cat([layout.unflatten_factors(t, box) for t, box in zip(tiles, (before, after), strict=True)], dim)
     return whole.reshape(layout.tile_shape(before.hull(after)))
 
 
 def input_parts(
     program: Program, node: Node, wanted: Sequence[Box], need: Mapping[Value, Box]
-) -> tuple[tuple[int, Part | None], ...]:
-    return tuple((program.map_slots[v], v.space.part(need[v], box)) for v, box in zip(node.maps, wanted, strict=True))
+) -> tuple[tuple[int, Slicer | None], ...]:
+    return tuple((program.map_slots[v], v.space.slicer(need[v], box)) for v, box in zip(node.maps, wanted, strict=True))

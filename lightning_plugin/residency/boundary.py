@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
-from lightning_plugin.constants import Constants, Numbered
+from lightning_plugin.constants import Constants, TileNumbers
 from lightning_plugin.layout import Layout
 from lightning_plugin.ledger import Ledger, watched
 from lightning_plugin.ops import accumulation_dtype
@@ -139,7 +139,7 @@ class Boundary(StoredMap):
         ledger: Ledger | None = None,
         half: bool = False,
         constants: Constants | None = None,
-        numbered: Numbered | None = None,
+        numbered: TileNumbers | None = None,
     ):
         super().__init__(layout, dtype, device, home or Home(), ledger)
         self.half = half and dtype.is_floating_point and dtype.itemsize > 2

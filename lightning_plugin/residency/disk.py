@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
-from lightning_plugin.constants import Numbered, parts_of
+from lightning_plugin.constants import TileNumbers, stored_parts
 from lightning_plugin.errors import DiskError, EngineError
 from lightning_plugin.layout import Axis, Layout, plain_strides
 from lightning_plugin.residency.transfer import Lend, Transfer
@@ -183,7 +183,7 @@ class DiskFile:
         dtype: torch.dtype,
         device: torch.device,
         folder: str | None = None,
-        numbered: Numbered | None = None,
+        numbered: TileNumbers | None = None,
     ) -> None:
         self.layout = layout
         self.numbered = numbered
@@ -220,7 +220,7 @@ class DiskFile:
     @property
     def unallocated_bytes(self) -> int:
         """Bytes of the file that writes may still allocate on the disk; tiles equal to others are never written."""
-        spared = 0 if self.numbered is None else self.position_bytes * self.numbered.spared
+        spared = 0 if self.numbered is None else self.position_bytes * self.numbered.shared_positions
         return max(0, self.size - spared - self.file.allocated_bytes)
 
     def prepare_write(self, box: Box, tile: Tensor, lend: Lend) -> Transfer:
@@ -228,7 +228,7 @@ class DiskFile:
         return Transfer(held, lambda: self._move_rows(box, self.bytes_by_position(box, held[0]), write=True))
 
     def prepare_read(self, box: Box, lend: Lend) -> Transfer:
-        held, parts = [self.lend_tile(box, lend)], parts_of(self.numbered, box)
+        held, parts = [self.lend_tile(box, lend)], stored_parts(self.numbered, box)
 
         def result() -> Tensor:
             return plain_strides(
@@ -260,7 +260,7 @@ class DiskFile:
 
     def to_file_order(self, box: Box, tile: Tensor, lend: Lend) -> Tensor:
         """Return a tile in the file's order and type; without a copy if it has them."""
-        part = self.layout.spread(tile, box).permute(self.order)
+        part = self.layout.unflatten_factors(tile, box).permute(self.order)
         if part.device.type != "cpu":
             part = copy_to_host(part, lend)
         if part.dtype == self.dtype and part.is_contiguous():

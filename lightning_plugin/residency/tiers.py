@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
-from lightning_plugin.constants import Numbered, parts_of
+from lightning_plugin.constants import TileNumbers, stored_parts
 from lightning_plugin.layout import Layout
 from lightning_plugin.residency.disk import DiskFile
 from lightning_plugin.residency.transfer import (
@@ -79,7 +79,7 @@ class HostMemory:
         dtype: torch.dtype,
         device: torch.device,
         zero: bool = False,
-        numbered: Numbered | None = None,
+        numbered: TileNumbers | None = None,
     ) -> None:
         self.layout = layout
         self.whole = Box.whole(layout.extent)
@@ -115,7 +115,7 @@ class HostMemory:
             held: list[Tensor] = []
             return Transfer(held, lambda: held.append(self._slice(box)), lambda: held[0])
         room = torch.empty(self.layout.tile_shape(box), dtype=self.data.dtype, device=self.device)
-        parts = parts_of(self.numbered, box)
+        parts = stored_parts(self.numbered, box)
 
         def work(here: Tensor) -> None:
             for part, there in parts:
@@ -234,7 +234,7 @@ class Home:
         dtype: torch.dtype,
         device: torch.device,
         zero: bool = False,
-        numbered: Numbered | None = None,
+        numbered: TileNumbers | None = None,
     ) -> DeviceMemory | LowerMap:
         """Allocate memory for a map; a lower tier stores tiles with equal numbers once."""
         if self.tier == "device":

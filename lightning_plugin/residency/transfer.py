@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
-from lightning_plugin.constants import Numbered
+from lightning_plugin.constants import TileNumbers
 from lightning_plugin.layout import Layout
 from lightning_plugin.progress import Progress, profiler_range
 
@@ -202,7 +202,7 @@ class Lower(Protocol):
         numbered: Tiles that are not stored, since another tile has the same contents.
     """
 
-    numbered: Numbered | None
+    numbered: TileNumbers | None
 
     def prepare_write(self, box: Box, tile: Tensor, lend: Lend) -> Transfer: ...
 

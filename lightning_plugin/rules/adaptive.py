@@ -206,7 +206,7 @@ def record_adaptive(
     dims = tuple(rank - count + i for i in used)
     bins = tuple(Bins(x.shape[d], outs[0].shape[d]) for d in dims)
     layout = with_window_sizes(x, axes, outs[0].shape)
-    if is_small(bins) and set(dims) == set(x.space.space):
+    if is_small(bins) and set(dims) == set(x.space.axis_dims):
         op = (BinMax if maximum else BinMean)(bins, axes, dims, outs[0].dtype)
         return rec.emit(Binned(op, layout, layout, op.neutral, bins, axes), [x], outs, None, name)
     if not maximum:

@@ -41,15 +41,15 @@ def arguments(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 
 def is_plain(value: Value, dim: int) -> bool:
     """True of a dimension that has no axis of a map."""
-    return not value.space.tidy.is_space(dim % len(value.shape))
+    return not value.space.normalized.has_axis(dim % len(value.shape))
 
 
 def resized(layout: Layout, shape: Sequence[int]) -> Layout:
     """A layout with its plain dimensions set to a result's sizes."""
-    before, tidy = layout.shape, layout.tidy
+    before, tidy = layout.shape, layout.normalized
     return Layout(
         tuple(
-            dim if tidy.is_space(d) or (layout.is_space(d) and before[d] == shape[d]) else (shape[d],)
+            dim if tidy.has_axis(d) or (layout.has_axis(d) and before[d] == shape[d]) else (shape[d],)
             for d, dim in enumerate(layout.dims)
         ),
         layout.extent,

@@ -77,12 +77,12 @@ def cat(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]
     if dim == 0 and (found := stack_images(rec, values, outs[0], 1)) is not NotImplemented:
         return found
     first = next(v for v in values if v.is_map)
-    if first.space.is_space(dim):
+    if first.space.has_axis(dim):
         return concat_along_axis(rec, values, first.space, dim, outs)
     layout = resized(first.space, outs[0].shape)
-    space = set(layout.space)
+    space = set(layout.axis_dims)
     values = [v if v.is_map else spread(rec, v, resized(first.space, v.shape), space) for v in values]
-    if any(not v.is_map or resized(v.space, outs[0].shape).tidy != layout.tidy for v in values):
+    if any(not v.is_map or resized(v.space, outs[0].shape).normalized != layout.normalized for v in values):
         return NotImplemented
     return local(rec, func, [values, dim], {}, outs[0], layout, name="cat")
 
@@ -126,7 +126,7 @@ def stack_images(rec: Recorder, values: Sequence[Value], out: Tensor, lead: int)
     if any(v.space != first.space or v.dtype != out.dtype for v in values):
         return NotImplemented
     extent = first.space.extent
-    layout = Layout(((Axis(len(extent)),), *first.space.tidy.dims[lead:]), (*extent, 1))
+    layout = Layout(((Axis(len(extent)),), *first.space.normalized.dims[lead:]), (*extent, 1))
     if (lead and first.shape[0] != 1) or layout.shape != (1, *out.shape[1:]):
         return NotImplemented
     fakes = [rec.fake(layout.shape, v.dtype, v.device) for v in values]

@@ -108,7 +108,7 @@ def without_single_axes(rec: Recorder, value: Value) -> Value:
 
 
 def is_cut(value: Value, dim: int) -> bool:
-    return value.is_map and value.space.tidy.is_space(dim)
+    return value.is_map and value.space.normalized.has_axis(dim)
 
 
 def sum_over_positions(rec: Recorder, form: str, left: Value, right: Value, outs: Sequence[Tensor]) -> Any:
@@ -117,15 +117,15 @@ def sum_over_positions(rec: Recorder, form: str, left: Value, right: Value, outs
     first = left if left.is_map else right
     extent = first.space.extent
     names = at if first is left else bt
-    shared = {n: first.space.tidy.dims[names.index(n)] for n in names if n in "bk"}
+    shared = {n: first.space.normalized.dims[names.index(n)] for n in names if n in "bk"}
     shared = {n: dim for n, dim in shared.items() if any(isinstance(f, Axis) for f in dim)}
     operands = []
     for value, names in ((left, at), (right, bt)):
         if not value.is_map:
             dims = tuple(shared.get(n, (size,)) for n, size in zip(names, value.shape, strict=True))
             value = rec.spread(value, Layout(dims, extent))
-        tidy = value.space.tidy
-        mine = {n: tidy.dims[d] for d, n in enumerate(names) if tidy.is_space(d)}
+        tidy = value.space.normalized
+        mine = {n: tidy.dims[d] for d, n in enumerate(names) if tidy.has_axis(d)}
         if tidy.extent != extent or mine != shared:
             return NotImplemented
         operands.append(value)
@@ -147,7 +147,7 @@ def local_product(
     for value, letters in ((left, names[0]), (right, names[1])):
         for d, letter in enumerate(letters):
             if is_cut(value, d):
-                dim = value.space.tidy.dims[d]
+                dim = value.space.normalized.dims[d]
                 if dims.setdefault(letter, dim) != dim:
                     return NotImplemented
     maps = [v for v in (left, right) if v.is_map]

@@ -82,7 +82,7 @@ class Convolution(SlidingOp):
 def convolution(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, weight, bias, stride, padding, dilation, transposed, _, groups = args
     count = len(weight.shape) - 2
-    if not x.is_map or weight.is_map or len(x.shape) != count + 2 or x.space.tidy.is_space(1):
+    if not x.is_map or weight.is_map or len(x.shape) != count + 2 or x.space.normalized.has_axis(1):
         return NotImplemented
     stride, padding, dilation = per_dim(stride, count), per_dim(padding, count), per_dim(dilation, count)
     if transposed:

@@ -81,7 +81,7 @@ def class_loss(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[
     if a["size_average"] is not None or a["reduce"] is not None:
         reduction = legacy_reduction(a["size_average"], a["reduce"])
     channel = min(1, len(x.shape) - 1)
-    if not x.is_map or x.space.tidy.is_space(channel) or (weight is not None and weight.is_map):
+    if not x.is_map or x.space.normalized.has_axis(channel) or (weight is not None and weight.is_map):
         return NotImplemented
     layout = Layout((*x.space.dims[:channel], *x.space.dims[channel + 1 :]), x.space.extent)
     indices = not target.dtype.is_floating_point

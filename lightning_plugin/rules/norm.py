@@ -305,7 +305,7 @@ def normalize_groups(
 def has_plain_channels(x: Value) -> bool:
     """True if dimensions 0 and 1 are images and channels, and there is space in the rest."""
     layout = x.space
-    return not layout.is_space(1) and any(layout.is_space(d) for d in range(2, len(layout.dims)))
+    return not layout.has_axis(1) and any(layout.has_axis(d) for d in range(2, len(layout.dims)))
 
 
 @API.rule(F.group_norm, torch.group_norm, kind="reduce + broadcast")

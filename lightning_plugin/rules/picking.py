@@ -193,7 +193,7 @@ def pick_by_index(rec: Recorder, x: Value, dim: int, index: Value, out: Tensor) 
 def align_but_for(rec: Recorder, operands: Sequence[Value], dim: int) -> list[Value] | None:
     """Operands of one rank as maps that lie alike but for ``dim``; None where they do not."""
     first = next(v for v in operands if v.is_map)
-    space = first.space.space
+    space = first.space.axis_dims
     if dim in space:
         return None
     if any(len(v.shape) != len(first.shape) or any(v.shape[d] != first.shape[d] for d in space) for v in operands):

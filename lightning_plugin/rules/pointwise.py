@@ -74,7 +74,7 @@ def broadcast(rec: Recorder, operands: Sequence[Value], shape: Sequence[int]) ->
             return None
         offset = len(shape) - len(m.shape)
         for d, dim in enumerate(m.space.dims):
-            if m.space.tidy.is_space(d):
+            if m.space.normalized.has_axis(d):
                 seen = dims[d + offset]
                 if seen is not None and canonical(seen, extent) != canonical(dim, extent):
                     return None
@@ -82,7 +82,7 @@ def broadcast(rec: Recorder, operands: Sequence[Value], shape: Sequence[int]) ->
     for m in maps:  # axes of extent one keep their dimension where nothing else claims it
         offset = len(shape) - len(m.shape)
         for d, dim in enumerate(m.space.dims):
-            if m.space.is_space(d) and dims[d + offset] is None and shape[d + offset] == 1:
+            if m.space.has_axis(d) and dims[d + offset] is None and shape[d + offset] == 1:
                 dims[d + offset] = dim
     space = {d for d, dim in enumerate(dims) if dim is not None}
     layout = Layout(tuple(dim if dim is not None else (shape[d],) for d, dim in enumerate(dims)), extent)
@@ -90,7 +90,7 @@ def broadcast(rec: Recorder, operands: Sequence[Value], shape: Sequence[int]) ->
         return None
     for m in maps:  # a plain dimension of one map must not lie under a spatial one of another
         offset = len(shape) - len(m.shape)
-        if any(d + offset in space and not m.space.is_space(d) and size > 1 for d, size in enumerate(m.shape)):
+        if any(d + offset in space and not m.space.has_axis(d) and size > 1 for d, size in enumerate(m.shape)):
             return None
     return [v if v.is_map else spread(rec, v, layout, space) for v in operands], layout
 
@@ -119,7 +119,7 @@ def spread(rec: Recorder, vector: Value, layout: Layout, space: set[int]) -> Val
 
 def align(rec: Recorder, value: Value, layout: Layout) -> Value | None:
     """A value that is broadcast to a layout: a vector cut as that is, or a map that is cut like it."""
-    space = set(layout.space)
+    space = set(layout.axis_dims)
     if not value.is_map:
         return spread(rec, value, layout, space)
     if len(value.space.extent) != len(layout.extent):

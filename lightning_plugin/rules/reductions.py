@@ -360,7 +360,7 @@ def squeeze_dims(x: Tensor, dims: Sequence[int]) -> Tensor:
 
 def covers_space(value: Value, dims: Sequence[int]) -> bool:
     """True if reducing these dimensions reduces all of space."""
-    return all(d in dims for d in value.space.tidy.space)
+    return all(d in dims for d in value.space.normalized.axis_dims)
 
 
 def reduced_size(value: Value, dims: Sequence[int]) -> int:

@@ -307,7 +307,7 @@ def expand(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tens
         if x.shape[d] != shape[d + new] and has_axis(x, d)
     }
     found = remap(rec, x, maps, "expand")
-    if found is None or any(found.shape[d] != shape[d + new] for d in found.space.space):
+    if found is None or any(found.shape[d] != shape[d + new] for d in found.space.axis_dims):
         return NotImplemented
     layout = resized(Layout((*((1,) for _ in range(new)), *found.space.dims), found.space.extent), shape)
     return found if layout == found.space else rec.emit(Expand(layout), [found], outs, layout, "expand")

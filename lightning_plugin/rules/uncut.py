@@ -173,7 +173,7 @@ def alternatives(rec: Recorder, values: Sequence[Value], whole_call: bool) -> It
 
 def inner_axes(value: Value) -> set[int]:
     """The axes of more than one position that follow another factor of their dimension."""
-    return {f.index for dim in value.space.tidy.dims for f in dim[1:] if isinstance(f, Axis)}
+    return {f.index for dim in value.space.normalized.dims for f in dim[1:] if isinstance(f, Axis)}
 
 
 def flatten_dims(rec: Recorder, value: Value, axes: int) -> Value:

@@ -186,7 +186,7 @@ def axes_of_last(value: Value, count: int, plain: bool = False) -> tuple[tuple[i
     found = {i: layout.axis_of(rank - count + i) for i in range(count)}
     used = tuple(i for i, axis in found.items() if axis is not None)
     others = [rank - count + i for i in range(count) if i not in used]
-    if not used or any(layout.is_space(d) or (value.shape[d] != 1 and not plain) for d in others):
+    if not used or any(layout.has_axis(d) or (value.shape[d] != 1 and not plain) for d in others):
         return None
     return tuple(axis for axis in found.values() if axis is not None), used
 

@@ -79,15 +79,15 @@ def test_what_was_written_is_known_where_it_is_constant_and_nowhere_else(
     constants = Constants(extent, on_axis)
     for (box,) in Grid(counts).partition([extent]):
         if not box.empty:
-            key = constants.compare(layout, layout.narrow(whole, all_of_it, box), box)
+            key = constants.mark_tile(layout, layout.narrow(whole, all_of_it, box), box)
             values = at_positions(layout, whole, box)
             assert (key is not None) == all(v == values[0] for v in values)
     for _ in range(4):
         box = random_box(extent)
-        cells = constants.positions(Box.of((s.start, s.stop) for s in constants.over(box)))
+        cells = constants.positions(Box.of((s.start, s.stop) for s in constants.cells_of(box)))
         values = at_positions(layout, whole, cells)
-        assert (constants.at(box) is not None) == all(v == values[0] for v in values)
-        assert constants.near(box) >= (constants.at(box) is not None)
+        assert (constants.key_of_box(box) is not None) == all(v == values[0] for v in values)
+        assert constants.has_constant(box) >= (constants.key_of_box(box) is not None)
 
 
 @given(
@@ -96,11 +96,11 @@ def test_what_was_written_is_known_where_it_is_constant_and_nowhere_else(
 def test_an_image_is_asked_until_all_is_known(size: tuple[int, int], seed: int, on_axis: int) -> None:
     torch.manual_seed(seed)
     source = slide(size, random_box(size))
-    found = Constants.asked(size, source.constant, on_axis, 1 << 13)
+    found = Constants.from_source(size, source.constant, on_axis, 1 << 13)
     cells = Constants(size, on_axis, 1 << 13)
     for index in Grid(cells.cells.shape).indices():
         box = cells.positions(Box(index, tuple(i + 1 for i in index)))
-        known = found is not None and found.at(box) is not None
+        known = found is not None and found.key_of_box(box) is not None
         assert known == (source.constant(box) is not None)
 
 
@@ -110,7 +110,7 @@ def test_a_source_that_knows_nothing_is_not_asked_for_ever() -> None:
     def constant(box: Box) -> None:
         asked.append(box)
 
-    assert Constants.asked((100_000, 80_000), constant, 64, 1 << 13) is None
+    assert Constants.from_source((100_000, 80_000), constant, 64, 1 << 13) is None
     assert len(asked) < 600
 
 
@@ -335,7 +335,7 @@ def test_a_padded_batch_is_planned_as_background() -> None:
 def test_slides_of_as_much_background_share_a_plan() -> None:
     def known(share: float) -> Constants | None:
         side = round(512 * (1 - share) ** 0.5)
-        return Constants.asked((512, 512), slide((512, 512), Box((0, 0), (side, side))).constant, 64, 1 << 13)
+        return Constants.from_source((512, 512), slide((512, 512), Box((0, 0), (side, side))).constant, 64, 1 << 13)
 
     parts: Callable[[float], tuple[int, ...]] = lambda share: parts_of_background([known(share)])  # noqa: E731
     assert parts(0.84) == parts(0.86) != parts(0.6)

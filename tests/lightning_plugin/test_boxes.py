@@ -12,13 +12,13 @@ from lightning_plugin.boxes import (
     Clip,
     Grid,
     Window,
+    box_at,
     clip_interval,
     cuts,
-    pieces_of,
+    nonempty_pieces,
     reference_of,
     representative_indices,
     scaled_cuts,
-    share,
 )
 
 sizes = st.integers(1, 60)
@@ -143,7 +143,7 @@ def test_cuts_of_a_given_length(size: int, pieces: int, step: int) -> None:
     ends = cuts(size, pieces, step)
     length = step or -(-size // pieces)
     assert ends == (*(min(size, i * length) for i in range(pieces)), size)
-    few = pieces_of(size, pieces)
+    few = nonempty_pieces(size, pieces)
     assert few == max(1, sum(a < b for a, b in pairwise(cuts(size, pieces))))
 
 
@@ -159,10 +159,10 @@ def test_maps_that_are_not_strided_are_cut_in_proportion() -> None:
 
 def test_what_a_tile_owns_of_maps_of_fewer_axes() -> None:
     axes = [(0, 2, 5), (0, 3, 4)]
-    assert share(axes, (1, 0)) == Box((2, 0), (5, 3))
-    assert share(axes, (1,)) == Box((2, 0), (5, 3))
-    assert share(axes[:1], (1, 0)) == Box((2,), (5,))
-    assert share(axes[:1], (1, 1)).empty, "what has no such axis belongs to the first tile along it"
+    assert box_at(axes, (1, 0)) == Box((2, 0), (5, 3))
+    assert box_at(axes, (1,)) == Box((2, 0), (5, 3))
+    assert box_at(axes[:1], (1, 0)) == Box((2,), (5,))
+    assert box_at(axes[:1], (1, 1)).empty, "what has no such axis belongs to the first tile along it"
 
 
 @pytest.mark.parametrize(

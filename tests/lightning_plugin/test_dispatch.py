@@ -67,9 +67,9 @@ def test_it_says_what_pytorch_says_at_first_and_again(name: str) -> None:
 
 def test_what_was_worked_out_once_is_not_worked_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
     mode, worked = CachingFakeMode(allow_non_fake_inputs=True), []
-    made = CachingFakeMode.made
+    made = CachingFakeMode.run_uncached
     monkeypatch.setattr(
-        CachingFakeMode, "made", lambda self, func, *rest: worked.append(func) or made(self, func, *rest)
+        CachingFakeMode, "run_uncached", lambda self, func, *rest: worked.append(func) or made(self, func, *rest)
     )
     for name in ("pointwise", "convolution", "norm in training"):
         run(mode, CASES[name])
@@ -82,7 +82,7 @@ def test_what_was_worked_out_once_is_not_worked_out_again(monkeypatch: pytest.Mo
 
 def test_what_is_remembered_has_a_bound_and_shares_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps at thousands of sizes remember as much as there is room for, and a tensor that many read once."""
-    monkeypatch.setattr(lightning_plugin.fakes, "MOST", 50)
+    monkeypatch.setattr(lightning_plugin.fakes, "MAX_RESULTS", 50)
     mode = CachingFakeMode(allow_non_fake_inputs=True)
     with mode:
         for size in range(1, 60):
@@ -90,7 +90,7 @@ def test_what_is_remembered_has_a_bound_and_shares_its_parts(monkeypatch: pytest
             x.relu(), x.sigmoid(), x.tanh(), x.exp()
             parts = {id(key[2][0]) for key in mode.results if key[2] and key[2][0][0] == x.shape}
             assert len(parts) <= 1
-            assert len(mode.results) <= 50 and len(mode.parts) <= 100
+            assert len(mode.results) <= 50 and len(mode.interned) <= 100
 
 
 def test_errors_are_errors() -> None:

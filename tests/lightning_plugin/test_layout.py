@@ -69,7 +69,7 @@ def test_writing_and_adding_put_a_tile_at_its_box(
     layout.add_into(whole, held, tile, box)
     assert torch.equal(layout.narrow(whole, held, box), 2 * tile)
     assert torch.isclose(whole.sum(), 2 * tile.sum(), atol=1e-4)
-    part = layout.part(held, box)
+    part = layout.slicer(held, box)
     assert (part is None) == (held == box)
     assert part is None or torch.equal(part(whole), layout.narrow(whole, held, box))
     assert layout.empty(box, torch.float16, torch.device("cpu")).shape == tile.shape
@@ -104,10 +104,10 @@ def test_a_view_takes_factors_as_they_come() -> None:
 def test_what_a_layout_says_of_its_dimensions() -> None:
     layout = Layout(((2, 3, Axis(1)), (1, Axis(0)), (4,), (Axis(2),)), (5, 6, 1))
     assert layout.shape == (36, 5, 4, 1)
-    assert [layout.is_space(d) for d in range(4)] == [True, True, False, True]
-    assert layout.space == (0, 1, 3)
+    assert [layout.has_axis(d) for d in range(4)] == [True, True, False, True]
+    assert layout.axis_dims == (0, 1, 3)
     assert [layout.axis_of(d) for d in range(4)] == [None, 0, None, 2]
-    assert layout.tidy == Layout(((6, Axis(1)), (Axis(0),), (4,), (1,)), (5, 6, 1))
+    assert layout.normalized == Layout(((6, Axis(1)), (Axis(0),), (4,), (1,)), (5, 6, 1))
     assert layout.permute((3, 0, 2, 1)).shape == (1, 36, 4, 5)
     assert layout.with_dim(2, (7,)).shape == (36, 5, 7, 1)
     assert layout.with_extent((2, 2, 2)).shape == (12, 2, 4, 2)

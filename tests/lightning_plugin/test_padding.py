@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lightning_plugin import LazyImage, Plan, TiledModule, materialize
 from lightning_plugin.boxes import Box, Grid
-from lightning_plugin.constants import Constants, Numbered
+from lightning_plugin.constants import Constants, TileNumbers
 from lightning_plugin.engine import Engine
 from lightning_plugin.graph import Image, Recording, background_of
 from lightning_plugin.layout import Layout
@@ -147,7 +147,7 @@ def test_tissue_and_blank_examples_are_not_taken_for_background() -> None:
     blank[0, :, :40] = torch.randn(3, 40, 96)
     found, all_of_it = known(blank, gate)
     assert found is not None and found.cells.shape == (10, 12, 2)
-    assert all_of_it is not None and all_of_it.blank
+    assert all_of_it is not None and all_of_it.is_constant
     assert (found.cells[..., 1] > 0).all() and (found.cells[:5, :, 0] <= 0).all() and (found.cells[5:, :, 0] > 0).all()
 
 
@@ -257,7 +257,7 @@ def test_tiles_for_which_another_stands_are_read_from_it(
     layout = Layout.channels_first((1, 2, *extent))
     grid = Grid(counts)
     boxes = [box for (box,) in grid.partition([extent]) if not box.empty]
-    numbered = Numbered.empty(grid.ends([extent])[0])
+    numbered = TileNumbers.empty(grid.ends([extent])[0])
     boundary = Boundary(layout, torch.float32, torch.device("cpu"), Home(tier, TransferQueue(ahead)), numbered=numbered)
     whole = torch.zeros(layout.shape)
     left = list(boxes)
@@ -265,7 +265,7 @@ def test_tiles_for_which_another_stands_are_read_from_it(
         alike = [b for b in left if b.extent == left[0].extent and torch.rand(()) < 0.6] or left[:1]
         tile = torch.randn(layout.tile_shape(alike[0]))
         boundary.write(alike, tile, ahead)
-        numbered.number(alike, len(left))
+        numbered.assign(alike, len(left))
         for b in alike:
             layout.write_into(whole, boundary.whole, tile, b)
             left.remove(b)

@@ -17,7 +17,7 @@ from torch import nn
 
 from lightning_plugin import LazyImage
 from lightning_plugin.boxes import Box, Grid
-from lightning_plugin.constants import Numbered
+from lightning_plugin.constants import TileNumbers
 from lightning_plugin.engine import Engine
 from lightning_plugin.errors import EngineError
 from lightning_plugin.layout import Axis, Layout
@@ -238,12 +238,12 @@ def test_what_is_stored_once_is_promised_once(tmp_path: Path, monkeypatch: pytes
     layout = Layout.channels_first((1, 8, 100, 100))
     size = 4 * 8 * 100 * 100
     monkeypatch.setattr("shutil.disk_usage", lambda where: type("Usage", (), {"free": int(1.5 * size)})())
-    made = Numbered.empty([[0, 50, 100], [0, 25, 50, 75, 100]])
+    made = TileNumbers.empty([[0, 50, 100], [0, 25, 50, 75, 100]])
     first = DiskFile(layout, torch.float32, CPU, str(tmp_path), made)
     assert first.unallocated_bytes == size
-    made.number([Box((0, 25 * x), (50, 25 * x + 25)) for x in range(4)], 1)
-    made.number([Box((50, 0), (100, 25)), Box((50, 75), (100, 100))], 2)
-    assert made.spared == 4 * 50 * 25
+    made.assign([Box((0, 25 * x), (50, 25 * x + 25)) for x in range(4)], 1)
+    made.assign([Box((50, 0), (100, 25)), Box((50, 75), (100, 100))], 2)
+    assert made.shared_positions == 4 * 50 * 25
     assert first.unallocated_bytes == size // 2
     DiskFile(layout, torch.float32, CPU, str(tmp_path))
 

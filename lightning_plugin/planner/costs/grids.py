@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_plugin.boxes import Box, Grid, pieces_of
+from lightning_plugin.boxes import Box, Grid, nonempty_pieces
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import ReduceOp
 from lightning_plugin.program.program import Program
@@ -40,7 +40,7 @@ def image_counts(images: tuple[int, ...]) -> list[tuple[int, ...]]:
     alone, then the next."""
     found = [tuple(1 for _ in images)]
     for axis, size in enumerate(images):
-        counts = sorted({pieces_of(size, c) for c in COUNTS if 1 < c <= size})
+        counts = sorted({nonempty_pieces(size, c) for c in COUNTS if 1 < c <= size})
         while (counts or [1])[-1] < size:
             counts.append(min(size, 2 * (counts or [1])[-1]))
         found += [(*images[:axis], c, *(1 for _ in images[axis + 1 :])) for c in counts]
@@ -49,7 +49,7 @@ def image_counts(images: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 def row_grid(like: tuple[int, ...], count: int) -> Grid:
     """A grid that cuts the first axis only."""
-    return Grid((pieces_of(like[0], count), *(1 for _ in like[1:])))
+    return Grid((nonempty_pieces(like[0], count), *(1 for _ in like[1:])))
 
 
 def sample_indices(count: int) -> list[tuple[int, int]]:

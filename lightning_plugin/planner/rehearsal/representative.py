@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from lightning_plugin.boxes import Box, Grid, on_axis, representative_indices
+from lightning_plugin.boxes import Box, Grid, index_on_axis, representative_indices
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import TileOp
 from lightning_plugin.planner.analysis.network import Network
@@ -144,7 +144,7 @@ class DistinctTiles:
 
     def touches_border(self, index: int, axis: int, low: bool) -> bool:
         """True if some box of the tile at an index on an axis reaches the first position of that axis, or the last."""
-        boxes = self.program.boxes(self.grid.owned(self.ends, on_axis(index, axis, len(self.grid.counts))))
+        boxes = self.program.boxes(self.grid.owned(self.ends, index_on_axis(index, axis, len(self.grid.counts))))
         found = ((v.space.extent, boxes[v]) for v in self.maps if v in boxes)
         return any(
             len(extent) > axis and not box.empty and (box.lo[axis] == 0 if low else box.hi[axis] == extent[axis])

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Hashable, Mapping
 from functools import cached_property
 
-from lightning_plugin.boxes import Grid, pieces_of
+from lightning_plugin.boxes import Grid, nonempty_pieces
 from lightning_plugin.errors import PlanError
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import ReduceOp
@@ -123,7 +123,7 @@ class Intervals:
             if count > longest:
                 break
             side = longest / count
-            counts = tuple(pieces_of(size, max(1, round(size / side))) for size in inner)
+            counts = tuple(nonempty_pieces(size, max(1, round(size / side))) for size in inner)
             rows = (counts[0], *(1 for _ in counts[1:])) if counts else ()
             for cut in (rows, counts) if count in (2, 3) else (counts,):
                 grid = Grid((*cut, *among[-1]))

@@ -12,7 +12,7 @@ from torch import nn
 
 from lightning_plugin import Plan, TiledModule, make_plan
 from lightning_plugin.boxes import Box, Grid
-from lightning_plugin.constants import Numbered
+from lightning_plugin.constants import TileNumbers
 from tests.exactness import TOLERANCE, difference
 from tests.lightning_plugin.streams import MAIN, SIDE, Recorder, recorded_device
 
@@ -63,14 +63,14 @@ def test_a_whole_step_has_no_race(monkeypatch: pytest.MonkeyPatch, plan: Plan) -
 def test_a_step_on_background_has_no_race(monkeypatch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Tiles for which others stand are not sent, and come from where those lie."""
     found: list[bool] = []
-    before = Numbered.parts
+    before = TileNumbers.parts
 
-    def parts(self: Numbered, box: Box) -> list[tuple[Box, Box]]:
+    def parts(self: TileNumbers, box: Box) -> list[tuple[Box, Box]]:
         here = list(before(self, box))
         found.append(any(part != there for part, there in here))
         return here
 
-    monkeypatch.setattr(Numbered, "parts", parts)
+    monkeypatch.setattr(TileNumbers, "parts", parts)
     small = [(s, Grid((8, 1))) for s in plan.segments if not s.keep]
     alike = [
         replace(s, forward=g, backward=g, alike=True, tier="host", ahead=i % 2 == 0) for i, (s, g) in enumerate(small)

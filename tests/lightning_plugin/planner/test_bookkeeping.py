@@ -394,7 +394,7 @@ def test_a_processor_is_known_by_its_model(tmp_path: Path, monkeypatch: pytest.M
 
 @given(st.data())
 def test_a_box_of_equal_cells_is_known_to_be_constant(data: st.DataObject) -> None:
-    known = Constants((13, 9), on_axis=data.draw(st.integers(2, 9)))
+    known = Constants((13, 9), max_on_axis=data.draw(st.integers(2, 9)))
     values = data.draw(st.lists(st.sampled_from([VARIED, 1, 1, 1, 2]), min_size=known.cells.size,
                                 max_size=known.cells.size))  # fmt: skip
     known.cells[:] = np.reshape(values, known.cells.shape)
@@ -406,7 +406,7 @@ def test_a_box_of_equal_cells_is_known_to_be_constant(data: st.DataObject) -> No
     background.known = known
     ends = [(np.array([float(lo)]), np.array([float(hi)])) for lo, hi in box.intervals()]
     found = background.constant([lo for lo, _ in ends], [hi for _, hi in ends])
-    assert bool(found[0, 0]) == (known.at(box) is not None)
+    assert bool(found[0, 0]) == (known.key_of_box(box) is not None)
 
 
 @given(st.data())
