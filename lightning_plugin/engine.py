@@ -82,7 +82,7 @@ class Engine:
     optimizer_bytes: dict[int, int] = field(default_factory=dict, init=False)
     listener: PlanListener | None = field(default=None, init=False)
     _non_finite: finite.NonFinite | None = field(default=None, init=False)
-    _pending_looks: WeakSet[finite.Look] = field(default_factory=WeakSet, init=False)
+    _pending_checks: WeakSet[finite.FiniteCheck] = field(default_factory=WeakSet, init=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the constructor's arguments: all other state is about tensors that a copy does not have."""
@@ -198,34 +198,34 @@ class Engine:
 
     def watch_loss(self, recording: Recording, values: Sequence[Value], vectors: Mapping[Value, Tensor]) -> None:
         """Hook losses, to check in backward that they are finite; see [Note: non-finite] in `execute.finite`."""
-        results = finite.followed(values, vectors)
+        results = finite.differentiable_results(values, vectors)
         if self._non_finite is not None or not results:
             return
-        look = finite.Look(results, recording, vectors)
-        self._pending_looks.add(look)
+        check = finite.FiniteCheck(results, recording, vectors)
+        self._pending_checks.add(check)
         for t in results:
-            t.register_hook(lambda _: self._check_loss(look))
+            t.register_hook(lambda _: self._check_loss(check))
 
     @property
     def non_finite(self) -> finite.NonFinite | None:
         """The first operator with a non-finite result, in the first step whose loss was not finite."""
-        for look in list(self._pending_looks):
-            self._check_loss(look)
+        for check in list(self._pending_checks):
+            self._check_loss(check)
         return self._non_finite
 
-    def _check_loss(self, look: finite.Look) -> None:
+    def _check_loss(self, check: finite.FiniteCheck) -> None:
         """If the loss is not finite, find the first operator with a non-finite result, and log it."""
-        if look not in self._pending_looks:
+        if check not in self._pending_checks:
             return
-        self._pending_looks.discard(look)
-        recording, known = look.taken()
+        self._pending_checks.discard(check)
+        recording, known = check.take_known()
         first = None
-        if self._non_finite is None and look.non_finite():
+        if self._non_finite is None and check.is_non_finite():
             first = finite.first_vector(recording.nodes, known)
         if first is None:
             return
         node, value, how = first
-        found, note = finite.at_once(recording.nodes, node, value, how), ""
+        found, note = finite.find_untiled(recording.nodes, node, value, how), ""
         if found is None and self.planner.team is not None:
             note = " (its tiles were computed by several ranks and are not searched)"
         elif found is None:
@@ -233,14 +233,14 @@ class Engine:
                 found = self._search_tiles(recording, value, known)
             except EngineError as error:
                 note = f" (its tiles are not searched: {error})"
-        self._non_finite = found or finite.NonFinite(how, finite.named(node))
+        self._non_finite = found or finite.NonFinite(how, finite.describe(node))
         log.warning("the loss is not finite: %s%s", self._non_finite, note)
 
     def _search_tiles(
         self, recording: Recording, value: Value, vectors: Mapping[Value, Tensor]
     ) -> finite.NonFinite | None:
         """Recompute a non-finite vector within the rest of the step's budget, and check each operator on each tile."""
-        rerun, known = finite.in_tiles(recording, value, vectors)
+        rerun, known = finite.recording_of(recording, value, vectors)
         watch, user_plan = finite.Watch(), self.options.plan
         budget = self.options.budget if user_plan is None else user_plan.budget or user_plan.peak_bytes
         if budget is None:

@@ -124,11 +124,11 @@ class Frame:
 
     def has_streamed(self, v: Value) -> bool:
         """True for a streamed vector, which is on the device during its uses only."""
-        return self.streams is not None and v in self.streams.served
+        return self.streams is not None and v in self.streams.streamed
 
     def fetch_streamed(self, use: Use, needed: Sequence[Value]) -> AbstractContextManager[None]:
         """Return a context in which these vectors, if streamed, are on the device."""
-        return nullcontext() if self.streams is None else self.streams.use(use, needed, self.vectors)
+        return nullcontext() if self.streams is None else self.streams.during_use(use, needed, self.vectors)
 
     def ordinary_tensor(self, v: Value) -> Tensor | None:
         """Return a map as an ordinary tensor, if it is a spread vector or was made whole; else None."""

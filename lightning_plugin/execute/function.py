@@ -86,9 +86,10 @@ def run_segment(run: SegmentRun, frame: Frame) -> None:
 
 def count_results(ledger: Ledger | None, results: Iterable[Tensor | None]) -> None:
     """Count the results of a segment whose tiles the ledger may not have watched."""
-    for t in results if ledger is not None else ():
-        if t is not None:
-            ledger.count(t)  # type: ignore[union-attr]
+    if ledger is not None:
+        for t in results:
+            if t is not None:
+                ledger.count(t)
 
 
 def connect_to_autograd(
@@ -183,7 +184,7 @@ class Inputs:
 
     def restore(self) -> list[Tensor]:
         """Return the tensors; raise an error if one of them was changed."""
-        found = [t if isinstance(t, Tensor) else t.fetch() for t in self.kept]
+        found = [t if isinstance(t, Tensor) else t.restore() for t in self.kept]
         for t, before in zip(found, self.versions, strict=True):
             if before not in (version(t), write_count(t)):
                 raise RecordingError(

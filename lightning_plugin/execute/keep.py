@@ -1,9 +1,9 @@
-"""Running nodes whole, with ordinary autograd: what a plan says of the part of a network that fits.
+"""Run nodes of kept segments whole, with ordinary autograd.
 
-A kept map is an ordinary tensor, one of its frame's ``whole``. It is let go when the last node that reads it has run;
-autograd keeps what backward needs, as in plain PyTorch.
+A kept map is an ordinary tensor in the frame's ``whole_maps``. It is dropped when its last reader has run; autograd
+saves what backward needs, as in plain PyTorch.
 
-BatchNorm is one call of PyTorch's own kernel here, where a tiled run needs a statistic and its application.
+BatchNorm is one call of PyTorch's kernel here; tiled, it is a statistic and a normalisation.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from lightning_plugin.team import Team
 
 
 class GatherFunction(torch.autograd.Function):
-    """A boundary as one ordinary tensor; its gradient joins the boundary's cotangent. ``team`` are the ranks that have
-    all made it."""
+    """A boundary as one ordinary tensor, whose gradient is added to the boundary's cotangent.
+
+    All ranks of a ``team`` have the same gradient, and cotangents are summed over ranks: only the first one adds it.
+    """
 
     @staticmethod
     def forward(ctx: Any, value: Value, handle: Boundary, token: Tensor, team: Team | None) -> Tensor:
@@ -45,23 +47,22 @@ class GatherFunction(torch.autograd.Function):
     @staticmethod
     @first_order
     def backward(ctx: Any, grad: Tensor) -> Any:
-        if ctx.team is None or ctx.team.is_first:  # all ranks have the gradient, and the cotangent is summed over ranks
+        if ctx.team is None or ctx.team.is_first:
             with watched(ctx.ledger):
                 ctx.cotangent.add(ctx.whole, grad)
         return None, None, torch.zeros((), device=grad.device), None
 
 
-def keep(node: Node, frame: Frame, fused: Mapping[int, Node], last_reads: Collection[Value]) -> None:
-    """Run a node whole, and let go of the maps that it is the last to read (``last_reads``). A statistic that only its
-    normalisation needs is left to that (see `pairs`)."""
+def run_kept(node: Node, frame: Frame, fused: Mapping[int, Node], last_reads: Collection[Value]) -> None:
+    """Run a node whole, and drop the maps that it is the last to read (``last_reads``). A statistic that is fused with
+    its normalisation is computed there (see `find_batch_norms`)."""
     partner = fused.get(node.serial)
     if partner is not None and isinstance(node.op, ReduceOp):
         return
     ledger = frame.step.ledger
-    tiles = [whole(v, frame) for v in node.maps]
-    before = {
-        t.grad_fn for t in (*tiles, *frame.ordinary_tensors(node.vectors))
-    }  # what is written in place gets another one
+    tiles = [whole_map(v, frame) for v in node.maps]
+    # Before the node runs: an input that is written in place gets another one.
+    before = {t.grad_fn for t in (*tiles, *frame.ordinary_tensors(node.vectors))}
     with torch.set_grad_enabled(any(v.requires_grad for v in node.outputs)):
         if partner is not None:
             vectors = [frame.vector(v) for v in node.vectors[2:]]
@@ -82,7 +83,7 @@ def keep(node: Node, frame: Frame, fused: Mapping[int, Node], last_reads: Collec
         if ledger is not None:
             ledger.hook_gradients(result, before)
         if frame.step.watch is not None:
-            frame.step.watch.see(node, result)
+            frame.step.watch.check(node, result)
     del tiles
     for v in last_reads:
         frame.whole_maps.pop(v, None)
@@ -100,7 +101,7 @@ def run_whole(
         and source not in frame.boundaries
         and source in last_reads
         and node.maps.count(source) == 1
-        and not _given(source)
+        and not _is_users_tensor(source)
         and not source.node.op.views  # type: ignore[union-attr]
     ):
         return op.in_place(node.inplace, tiles, vectors)  # type: ignore[attr-defined,no-any-return]
@@ -112,13 +113,13 @@ def run_whole(
     return op.apply(box, tiles, vectors)
 
 
-def _given(v: Value) -> bool:
-    """True of a map that is the user's own tensor, which nothing may write to."""
+def _is_users_tensor(v: Value) -> bool:
+    """True if a map is a tensor of the user, which must not be written to."""
     return v.node is None or isinstance(v.node.op, (Source, Spread))
 
 
-def whole(v: Value, frame: Frame) -> Tensor:
-    """A map as one tensor, wherever it is."""
+def whole_map(v: Value, frame: Frame) -> Tensor:
+    """Return a map as one tensor: an ordinary one, a boundary read whole, or an image."""
     found = frame.ordinary_tensor(v)
     if found is not None:
         return found
@@ -133,7 +134,7 @@ def whole(v: Value, frame: Frame) -> Tensor:
             with frame.step.progress.waiting("input"):
                 found = image.read(Box.whole(v.space.extent))
         if frame.step.watch is not None and v.node is not None:
-            frame.step.watch.see(v.node, found)
+            frame.step.watch.check(v.node, found)
     else:
         raise AssertionError(f"{v.label} is neither stored nor kept")
     frame.whole_maps[v] = found
@@ -178,11 +179,9 @@ class ReduceFunction(torch.autograd.Function):
         return [next(found) if t.requires_grad else None for t in inputs]
 
 
-def pairs(nodes: Sequence[Node], among: Sequence[Node]) -> dict[int, Node]:
-    """The statistics nodes among ``nodes`` that only one normalisation, also among them, uses.
-
-    By the serial number of either node; ``among`` are all nodes of the run, which tell who else reads a statistic.
-    """
+def find_batch_norms(nodes: Sequence[Node], among: Sequence[Node]) -> dict[int, Node]:
+    """Find the pairs of a statistic and a normalisation among ``nodes`` that are a BatchNorm: no other node among all
+    nodes of the run, ``among``, reads the statistic. Each node's partner by its serial number."""
     readers: dict[Value, list[Node]] = {}
     for n in among:
         for v in n.vectors:
@@ -213,7 +212,7 @@ def is_batch_norm(statistics: Node, user: Node) -> bool:
 
 
 def batch_norm(statistics: Node, user: Node, x: Tensor, vectors: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """(result, variance, mean); ``vectors`` are the weight and bias that the normalisation has."""
+    """Run a BatchNorm, and return (result, variance, mean); ``vectors`` are its weight and bias, if it has them."""
     op, size = user.op, statistics.op.size  # type: ignore[attr-defined]
     assert isinstance(op, Normalize)
     rest = list(vectors)
@@ -221,10 +220,10 @@ def batch_norm(statistics: Node, user: Node, x: Tensor, vectors: Sequence[Tensor
     bias = rest.pop(0) if op.bias else None
     if weight is None and bias is not None:
         weight = torch.ones_like(bias)
-    # With a momentum of one, running statistics are this batch's own.
+    # With a momentum of one, the kernel returns this batch's statistics as running statistics.
     mean = torch.zeros(x.shape[1], dtype=accumulation_dtype(x.dtype), device=x.device)
     unbiased = torch.zeros_like(mean)
-    # Kernels want all vectors in one type, the statistics'; a module in half precision has its weight in half.
+    # The kernel needs all vectors in the type of the statistics; in half precision the weight has another one.
     weight, bias = (None if v is None else v.to(mean.dtype) for v in (weight, bias))
     out = torch.batch_norm(x, weight, bias, mean, unbiased, True, 1.0, op.eps, torch.backends.cudnn.enabled)
     out = register_layout_hook(out, is_channels_last(x))

@@ -15,7 +15,7 @@ from lightning_plugin.errors import PlanError
 from lightning_plugin.execute.chain import CHAIN, FIRST_LINK_PLACE, run_chain
 from lightning_plugin.execute.frame import Frame, Step
 from lightning_plugin.execute.function import run_segment
-from lightning_plugin.execute.keep import keep, pairs, whole
+from lightning_plugin.execute.keep import find_batch_norms, run_kept, whole_map
 from lightning_plugin.execute.room import Guard, leaf_tensors
 from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.execute.streams import Streams, Use
@@ -63,7 +63,7 @@ def run_stages(stages: Sequence[Stage], nodes: Sequence[Node], frame: Frame) -> 
                 if not v.is_map:
                     compute_vector(v, frame)
         if frame.streams is not None:
-            frame.streams.rest()
+            frame.streams.wait()
         if rehearsal is not None:
             rehearsal.begin_turn(None, False)
     finally:
@@ -101,7 +101,7 @@ class Stage:
         plan: Its plan.
         targets: The results that it makes.
         program: The program of its tiles; None if it is kept.
-        fused: The pairs of nodes that run as one BatchNorm; see `keep.pairs`.
+        fused: The pairs of nodes that run as one BatchNorm; see `keep.find_batch_norms`.
         place: Its number in the plan.
         queue: Transfers of its maps.
         last_maps: The maps that no later segment reads.
@@ -168,7 +168,7 @@ class Stage:
                 elif partner is None or v.node is not partner:
                     compute_vector(v, frame)
             with frame.fetch_streamed((self.place, node.serial), self.vectors_of(node)):
-                keep(node, frame, self.fused, self.last_reads[node.serial])
+                run_kept(node, frame, self.fused, self.last_reads[node.serial])
             self.hook_backward(node, frame, place, guard)
 
     def hook_backward(self, node: Node, frame: Frame, place: int, guard: Guard) -> None:
@@ -191,7 +191,7 @@ def prepare_stages(plan: Plan, nodes: Sequence[Node], step: Step, first: int = 0
     stand = None if step.rehearsal is None else step.rehearsal.make_stand_in
     queue = TransferQueue(any(s.ahead for s in plan.segments), step.folder, step.progress, stand)
     for place, (segment, here, program) in enumerate(programs(plan, nodes), first):
-        fused = pairs([t.node for t in here], nodes) if segment.keep else {}
+        fused = find_batch_norms([t.node for t in here], nodes) if segment.keep else {}
         stages.append(Stage(segment, here, program, fused, place, queue))
     seen: set[Value] = set()
     elsewhere = {v for stage in stages if stage.program is not None for v in stage.program.reads}
@@ -269,12 +269,12 @@ def call_operator(node: Node, frame: Frame) -> None:
     for v, t in zip(node.outputs, tensors, strict=True):
         frame.vectors[v] = t
         if frame.step.watch is not None:
-            frame.step.watch.see(node, t)
+            frame.step.watch.check(node, t)
 
 
 def gather_map(node: Node, frame: Frame) -> None:
     (source,) = node.inputs
-    tensor = whole(source, frame)
+    tensor = whole_map(source, frame)
     if source in frame.boundaries:
         # A copy: the user may write into the result, and segments read the boundary again.
         with watched(frame.step.ledger):

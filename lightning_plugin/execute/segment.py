@@ -55,7 +55,7 @@ class SegmentRun:
         self.plan = plan
         self.step = frame.step
         self.ledger, self.team, self.rehearsal = self.step.ledger, self.step.team, self.step.rehearsal
-        self.observe: Inspect | None = None if self.step.watch is None else self.step.watch.see
+        self.observe: Inspect | None = None if self.step.watch is None else self.step.watch.check
         self.scans = plan.halo == "share"
         self.place = place
         self.backward_grid = plan.backward

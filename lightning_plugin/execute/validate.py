@@ -1,4 +1,4 @@
-"""Checks of a plan that somebody gave against the network: what it names is there, and is known when it is needed."""
+"""Check a plan of the user against a network: its nodes exist, and are computed before they are read."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def validate(plan: Plan, recording: Recording) -> None:
             f"the plan is for an image of shape {tuple(plan.shape)}, this one is {images[0]}; make a new plan"
         )
     check_chains(plan, recording)
-    check = Check(recording)
+    check = PlanCheck(recording)
     for place, segment in enumerate(plan.segments):
-        check.segment(place, segment)
-    check.complete()
+        check.check_segment(place, segment)
+    check.check_complete()
 
 
 def check_chains(plan: Plan, recording: Recording) -> None:
-    """That the plan says of each chain how it runs, and of no other node."""
-    there = {place: op for place, _, op in chains(recording.nodes)}
+    """Check that the plan has an entry for each chain of the network, and for no other node."""
+    missing = {place: op for place, _, op in chains(recording.nodes)}
     for i, chain in enumerate(plan.chains):
-        op = there.pop(chain.node, None)
+        op = missing.pop(chain.node, None)
         if op is None or op.count != chain.count:
             known = f"a chain of {op.count} links" if op is not None else "no chain"
             raise PlanError(
@@ -41,48 +41,53 @@ def check_chains(plan: Plan, recording: Recording) -> None:
                 "it is another network's plan"
             )
         try:
-            check = Check(Recording(op.body.nodes, Bindings()))
+            check = PlanCheck(Recording(op.body.nodes, Bindings()))
             for place, segment in enumerate(chain.segments):
-                check.segment(place, segment)
-            check.complete()
+                check.check_segment(place, segment)
+            check.check_complete()
         except PlanError as error:
             raise PlanError(f"in a link of chain {i} of the plan: {error}") from error
-    if there:
-        raise PlanError(f"the plan says nothing of the chain that is node {min(there)}: it is another network's plan")
+    if missing:
+        raise PlanError(f"the plan says nothing of the chain that is node {min(missing)}: it is another network's plan")
 
 
-class Check:
-    """Values that are there after each segment, as a run would make them."""
+class PlanCheck:
+    """Check of segments in order.
+
+    Attributes:
+        maps: The maps that the segments so far have made.
+        reductions: The serial numbers of the reductions that they have made.
+    """
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
         self.nodes = recording.nodes
         self.maps: set[Value] = set()
-        self.reduced: set[int] = set()
+        self.reductions: set[int] = set()
 
-    def segment(self, place: int, segment: SegmentPlan) -> None:
+    def check_segment(self, place: int, segment: SegmentPlan) -> None:
         where = f"segment {place} of the plan ({segment.path or 'nodes ' + ', '.join(map(str, segment.targets))})"
         if not segment.targets:
             raise PlanError(f"{where} makes nothing: give it targets or remove it")
-        targets = [self.target(where, place) for place in segment.targets]
+        targets = [self.find_target(where, place) for place in segment.targets]
         if segment.keep:
             for t in targets:
-                self.kept(where, t.node)
+                self.check_kept(where, t.node)
         else:
-            program = self.tiled(where, targets, segment.forward, segment.backward)
+            program = self.check_tiled(where, targets, segment.forward, segment.backward)
             if segment.pieces > 1 and not uncut_axes(program):
                 raise PlanError(f"{where} reads keys in {segment.pieces} pieces, and reads none that it can cut")
             if segment.halo == "share":
-                self.shares(where, program, segment)
+                self.check_scan(where, program, segment)
 
-    def shares(self, where: str, program: Program, segment: SegmentPlan) -> None:
+    def check_scan(self, where: str, program: Program, segment: SegmentPlan) -> None:
         for part in scan_programs(program):
             try:
                 scan_tiles(part, segment.forward)
             except PlanError as error:
                 raise PlanError(f"{where} cannot hand rows on: {error}") from error
 
-    def target(self, where: str, place: int) -> Target:
+    def find_target(self, where: str, place: int) -> Target:
         if not 0 <= place < len(self.nodes):
             raise PlanError(
                 f"{where} names node {place}, the network has nodes 0 to {len(self.nodes) - 1}: "
@@ -91,7 +96,7 @@ class Check:
         node = self.nodes[place]
         if not isinstance(node.op, (TileOp, ReduceOp)):
             raise PlanError(f"{where} names node {place} ({node.label}), which is no operator on a map{self.hint()}")
-        if node.serial in self.reduced or any(v in self.maps for v in node.outputs):
+        if node.serial in self.reductions or any(v in self.maps for v in node.outputs):
             raise PlanError(f"{where} makes node {place} ({node.label}) a second time")
         return Target(node) if isinstance(node.op, ReduceOp) else Target(node, node.outputs[0])
 
@@ -105,14 +110,14 @@ class Check:
             "TiledModule the budget instead of the plan and use its .plan"
         )
 
-    def kept(self, where: str, node: Node) -> None:
+    def check_kept(self, where: str, node: Node) -> None:
         for v in node.maps:
             if v not in self.maps and not isinstance(v.node.op, (Source, Spread)):  # type: ignore[union-attr]
                 raise PlanError(f"{where} keeps {node.label}, whose input from {v.label} no earlier segment has made")
-        self.known(where, node.label, node.vectors)
-        self.note(node)
+        self.check_vectors(where, node.label, node.vectors)
+        self.add_result(node)
 
-    def tiled(self, where: str, targets: list[Target], *grids: Grid) -> Program:
+    def check_tiled(self, where: str, targets: list[Target], *grids: Grid) -> Program:
         if len({t.node.serial for t in targets}) < len(targets):
             raise PlanError(f"{where} names a node twice")
         for t in targets:
@@ -125,19 +130,19 @@ class Check:
         for node in program.nodes:
             if isinstance(node.op, ReduceOp) and node.serial not in inside:
                 raise PlanError(f"{where} needs {node.label}, which no earlier segment has made")
-            self.known(where, node.label, node.vectors)
+            self.check_vectors(where, node.label, node.vectors)
         for t in targets:
-            self.note(t.node)
+            self.add_result(t.node)
         return program
 
-    def note(self, node: Node) -> None:
+    def add_result(self, node: Node) -> None:
         if isinstance(node.op, ReduceOp):
-            self.reduced.add(node.serial)
+            self.reductions.add(node.serial)
         else:
             self.maps.add(node.outputs[0])
 
-    def known(self, where: str, user: str, vectors: Sequence[Value]) -> None:
-        """That vectors can be computed now."""
+    def check_vectors(self, where: str, user: str, vectors: Sequence[Value]) -> None:
+        """Check that vectors can be computed from the results so far."""
         stack, seen = list(vectors), set()
         while stack:
             v = stack.pop()
@@ -146,22 +151,22 @@ class Check:
                 continue
             seen.add(node.serial)
             if isinstance(node.op, ReduceOp):
-                if node.serial not in self.reduced:
+                if node.serial not in self.reductions:
                     raise PlanError(f"{where} uses {node.label} in {user} before any segment has made it")
             elif isinstance(node.op, Gather):
-                self.gathered(where, node)
+                self.check_gathered(where, node)
             else:
                 stack += node.inputs
 
-    def gathered(self, where: str, node: Node) -> None:
+    def check_gathered(self, where: str, node: Node) -> None:
         source = node.inputs[0]
         if source not in self.maps and not isinstance(source.node.op, (Source, Spread)):  # type: ignore[union-attr]
             raise PlanError(f"{where} needs the whole result of {source.label}, which no earlier segment stores")
 
-    def complete(self) -> None:
-        """That nothing is missing after the last segment."""
+    def check_complete(self) -> None:
+        """Check that nothing is missing after the last segment."""
         for node in self.nodes:
-            if isinstance(node.op, ReduceOp) and node.serial not in self.reduced:
+            if isinstance(node.op, ReduceOp) and node.serial not in self.reductions:
                 raise PlanError(f"no segment of the plan makes {node.label}{self.hint()}")
             if isinstance(node.op, Gather):
-                self.gathered("the end of the plan", node)
+                self.check_gathered("the end of the plan", node)

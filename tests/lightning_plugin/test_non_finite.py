@@ -206,8 +206,8 @@ def test_a_loss_that_is_finite_is_not_looked_into() -> None:
 def test_a_loss_is_read_in_backward_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device is not waited for after each forward; a loss that is dropped is never read, and leaves nothing."""
     read: list[bool] = []
-    lost = finite.Look.non_finite
-    monkeypatch.setattr(finite.Look, "non_finite", lambda look: read.append(lost(look)) or read[-1])
+    lost = finite.FiniteCheck.is_non_finite
+    monkeypatch.setattr(finite.FiniteCheck, "is_non_finite", lambda look: read.append(lost(look)) or read[-1])
     tiled = TiledModule(Small(""), tiles=(2, 2))
     x = torch.randn(1, 3, 24, 36)
     tiled(x)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from lightning_plugin.execute.keep import pairs
+from lightning_plugin.execute.keep import find_batch_norms
 from lightning_plugin.graph import Node, Recording, Value, background_of
 from lightning_plugin.ops import Barrier, Gather, ReduceOp, Source, Spread, TileOp, accumulation_dtype
 from lightning_plugin.planner.analysis.background import Scene, scene
@@ -124,7 +124,7 @@ class Network:
     @cached_property
     def fused(self) -> dict[int, Node]:
         """Statistics and normalisations that run in one kernel where they are kept (see `execute.keep`)."""
-        return pairs(self.order, self.nodes)
+        return find_batch_norms(self.order, self.nodes)
 
     @cached_property
     def key_cuts(self) -> set[int]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from lightning_plugin.chain import chains
-from lightning_plugin.execute.streams import derived
+from lightning_plugin.execute.streams import find_derived
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import Captured, Spread, VectorOp, accumulation_dtype
 from lightning_plugin.planner.analysis.network import Network
@@ -113,7 +113,7 @@ class Copies:
     def of_node(self) -> dict[int, frozenset[Value]]:
         """Streamed tensors that each node needs, and vectors that are made of them."""
         tensors = {v: self.network.recording.bindings.captures[v].tensor for v in self.tiers}
-        served = {*tensors, *derived(tensors, self.network.nodes)}
+        served = {*tensors, *find_derived(tensors, self.network.nodes)}
         return {n.serial: frozenset(closure(n.vectors, served)) for n in self.network.order}
 
     @memoized
