@@ -74,42 +74,43 @@ class TileOp(Op):
         on: by default its position. See [Note: tapes] in `program.tape`."""
         return lo, hi
 
-    def pads(self, box: Box) -> Sequence[int]:
-        """Return the padding of a box's input tile; empty for an operator without padding."""
+    def tile_padding(self, box: Box) -> Sequence[int]:
+        """Return the padding of the input tile of a box; empty for an operator without padding."""
         return ()
 
-    def pads_by_hand(self, box: Box) -> bool:
+    def makes_padded_copy(self, box: Box) -> bool:
         """True if computing a box makes a padded copy of its input."""
         return False
 
-    def joins(self, box: Box) -> bool:
+    def is_concatenation(self, box: Box) -> bool:
         """True if the result on a box is a concatenation, whereas on other boxes it may be a view of its input."""
         return False
 
-    def joints(self, axis: int) -> Sequence[int]:
-        """Return the positions on an axis of the result between parts that are computed one by one."""
+    def part_bounds(self, axis: int) -> Sequence[int]:
+        """Return the positions on an axis of the result at which one part, computed by itself, ends and the next
+        begins."""
         return ()
 
     @property
-    def in_pieces(self) -> tuple[int, ...]:
+    def inputs_in_pieces(self) -> tuple[int, ...]:
         """Indices of the input maps that `apply` can read as `Pieces`, either all of them or none."""
         return ()
 
     @property
-    def views(self) -> bool:
+    def returns_view(self) -> bool:
         """True if `apply` returns a view of a new tensor: autograd then copies on a write in place."""
         return False
 
-    def bound(self, box: Box) -> Kernel:
-        """Return `apply` for a box. The kernel is used for all boxes with the same sizes and marks."""
+    def kernel_for(self, box: Box) -> Kernel:
+        """Return `apply` for a box, as a kernel for all boxes with the same sizes and marks."""
         return partial(self.apply, box)
 
     def unread(self, box: Box) -> Kernel | None:
-        """Return a kernel with the gradients of `apply` that computes no result, for backward if no operator reads it;
-        None if there is no such kernel. See [Note: unread] in `rules.unread`."""
+        """Return a kernel that has the gradients of `apply` and computes no result, for results that backward does not
+        read; None if there is no such kernel. See [Note: unread] in `rules.unread`."""
         return None
 
-    def whole(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor | None:
+    def apply_whole(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor | None:
         """Compute the whole output from whole maps by PyTorch's own operator; None if `apply` does the same."""
         return None
 
@@ -125,7 +126,7 @@ class AxisMap(Protocol):
 
 
 @dataclass(frozen=True)
-class Along(TileOp):
+class SeparableOp(TileOp):
     """Operator that is separable in its axes.
 
     Attributes:
@@ -157,13 +158,13 @@ class Pieces:
     Attributes:
         ends: Positions between the pieces along their dimension, both ends included.
         read: Reads a piece by its index.
-        give: Takes the gradient of a piece; None if no gradient is needed.
+        add_gradient: Adds the gradient of a piece; None if no gradient is needed.
         token: Tensor without data that stands for the tile in autograd; it requires grad if gradients are needed.
     """
 
     ends: tuple[int, ...]
     read: Callable[[int], Tensor]
-    give: Callable[[int, Tensor], None] | None
+    add_gradient: Callable[[int, Tensor], None] | None
     token: Tensor
 
     @property
@@ -196,17 +197,19 @@ class ReduceOp(Op):
         return (box,)
 
     @abstractmethod
-    def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction: ...
+    def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
+        """Reduce a tile."""
 
     @abstractmethod
-    def merge(self, left: Reduction, right: Reduction) -> Reduction: ...
+    def merge(self, left: Reduction, right: Reduction) -> Reduction:
+        """Combine the reductions of two sets of tiles."""
 
-    def lands(self, box: Box) -> Hashable:
-        """Return the slice of the results that a tile's share is added to; None is all of them."""
+    def result_slice(self, box: Box) -> Hashable:
+        """Return a key of the slice of the results to which a tile contributes; None is all of them."""
         return None
 
     def repeat(self, part: Reduction, times: int) -> Reduction:
-        """Merge a tile's share with itself, by doubling: the share of ``times`` identical tiles."""
+        """Return the contribution of ``times`` identical tiles: merge a tile's with itself, by doubling."""
         total: Reduction | None = None
         while True:
             if times % 2:
@@ -218,15 +221,17 @@ class ReduceOp(Op):
             part = self.merge(part, part)
 
     @abstractmethod
-    def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]: ...
+    def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return the results from the reduction of all tiles."""
 
     @property
-    def seeks(self) -> bool:
-        """True if backward compares its tiles with the results for equality (as for a maximum)."""
+    def compares_results(self) -> bool:
+        """True if backward compares tiles with the results for equality, as for a maximum."""
         return False
 
-    def uncertain(self, outputs: Sequence[Tensor], shared: bool) -> bool:
-        """True if `pull` needs results computed on the tiles of backward, since forward's may differ in the last bits.
+    def needs_backward_results(self, outputs: Sequence[Tensor], shared: bool) -> bool:
+        """True if `pull` needs results that are computed on the tiles of backward: those of forward may differ in the
+        last bits.
 
         Args:
             outputs: The results of forward.
@@ -240,7 +245,7 @@ class ReduceOp(Op):
     ) -> tuple[Tensor | None, ...]:
         """Return a differentiable tensor for each output; None for an output without gradient."""
 
-    def pulled(
+    def pull_with_grad(
         self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor], outputs: Sequence[Tensor]
     ) -> tuple[Tensor | None, ...]:
         """Run `pull` with grad enabled, and make expanded gradients of the tiles contiguous.
@@ -303,17 +308,17 @@ class Source(Op):
     """Image that is read box by box.
 
     Attributes:
-        lies: A tensor on the device ("here"), a tensor elsewhere in memory ("memory"), or a `TileSource` ("elsewhere").
-        prefetches: The source is told of boxes before they are read.
+        location: "here" is a tensor on the device, "memory" a tensor on another one, "elsewhere" a `TileSource`.
+        prefetches: The source prefetches boxes.
         instances: Number of last axes that count images.
-        together: The source reads a box of all images at once.
+        reads_all_images: The source reads a box of all images at once.
     """
 
     kind: ClassVar[str] = "source"
-    lies: Literal["here", "memory", "elsewhere"]
+    location: Literal["here", "memory", "elsewhere"]
     prefetches: bool = False
     instances: int = 0
-    together: bool = False
+    reads_all_images: bool = False
 
 
 @dataclass(frozen=True)
@@ -347,12 +352,12 @@ class Autocast:
     enabled: bool
 
     @staticmethod
-    def now(device: torch.device) -> Autocast:
+    def current(device: torch.device) -> Autocast:
         kind = device.type if torch.amp.is_autocast_available(device.type) else "cpu"
         return Autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
 
     @property
-    def idle(self) -> bool:
+    def is_noop(self) -> bool:
         """True if replaying the state changes nothing."""
         return not self.enabled and not torch.is_autocast_enabled(self.device_type)
 
@@ -377,13 +382,13 @@ class Call:
     autocast: Autocast | None = None
 
     def __call__(self, tensors: Sequence[Tensor]) -> Any:
-        if self.autocast is None or self.autocast.idle:
-            return self.filled(tensors)
+        if self.autocast is None or self.autocast.is_noop:
+            return self.fill_and_run(tensors)
         with self.autocast.replay():
-            return self.filled(tensors)
+            return self.fill_and_run(tensors)
 
     @cached_property
-    def filled(self) -> Callable[[Sequence[Tensor]], Any]:
+    def fill_and_run(self) -> Callable[[Sequence[Tensor]], Any]:
         """The call as a function of its tensors. If each tensor is an argument by itself, no structure is traversed."""
         func, args, kwargs = self.func, self.args, dict(self.kwargs)
         slots = [(i, a.index) for i, a in enumerate(args) if isinstance(a, Slot)]
@@ -402,7 +407,7 @@ class Call:
         return run
 
     @cached_property
-    def on_tiles(self) -> Kernel:
+    def as_kernel(self) -> Kernel:
         """The call as a kernel; fast if its tensors are the first arguments, as in most calls."""
         func, autocast, kwargs = self.func, self.autocast, dict(self.kwargs)
         count = next((i for i, a in enumerate(self.args) if not isinstance(a, Slot)), len(self.args))
@@ -413,7 +418,7 @@ class Call:
             return lambda tiles, vectors: func(*tiles, *vectors, *rest, **kwargs)
 
         def run(tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Any:
-            if autocast.idle:
+            if autocast.is_noop:
                 return func(*tiles, *vectors, *rest, **kwargs)
             with autocast.replay():
                 return func(*tiles, *vectors, *rest, **kwargs)

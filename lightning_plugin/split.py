@@ -192,7 +192,7 @@ class Split(TileOp):
     def drawn(self) -> bool:
         return self.splitting.wobble is not None
 
-    def joints(self, axis: int) -> list[int]:
+    def part_bounds(self, axis: int) -> list[int]:
         return [c for s, a in zip(self.seams, self.inner.axes, strict=True) if a == axis for c in s.output_cuts[1:-1]]
 
     def op_on_split(self, splits: Sequence[int]) -> SlidingOp:
@@ -235,9 +235,9 @@ class Split(TileOp):
         return (box,)
 
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
-        return self.bound(box)(tiles, vectors)
+        return self.kernel_for(box)(tiles, vectors)
 
-    def bound(self, box: Box) -> Kernel:
+    def kernel_for(self, box: Box) -> Kernel:
         (input_box,) = self.need(box)
         parts_by_dim = self.parts_of(box)
         dims = [seam.dim for seam in self.seams]
@@ -251,7 +251,7 @@ class Split(TileOp):
                 (dim, clip.lo - input_box.lo[a], clip.hi - clip.lo)
                 for dim, clip, a in zip(dims, clips, self.inner.axes, strict=True)
             ]
-            kernels.append((slices, op.bound(split_box)))
+            kernels.append((slices, op.kernel_for(split_box)))
 
         def kernel(tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
             results = []
@@ -277,7 +277,7 @@ class Split(TileOp):
                     marks.append((clip.lo - start, clip.hi - start, op.mark(axis, part.lo, part.hi)))
         return tuple(marks)
 
-    def pads(self, box: Box) -> list[int]:
+    def tile_padding(self, box: Box) -> list[int]:
         """Return the interval and the padding of each split's part of a tile."""
         pads = []
         for d, parts in enumerate(self.parts_of(box)):
@@ -286,7 +286,7 @@ class Split(TileOp):
                 pads += [clip.lo - clips[0].lo, clip.hi - clip.lo, clip.before, clip.after]
         return pads
 
-    def pads_by_hand(self, box: Box) -> bool:
+    def makes_padded_copy(self, box: Box) -> bool:
         """True for a tile across several splits too: joining their results takes as much memory as padding one."""
         parts_by_dim = self.parts_of(box)
         if any(len(parts) > 1 for parts in parts_by_dim):
@@ -294,7 +294,7 @@ class Split(TileOp):
         split_box = box
         for (part,), a in zip(parts_by_dim, self.inner.axes, strict=True):
             split_box = split_box.replace(a, part.lo, part.hi)
-        return self.op_on_split([part.split for (part,) in parts_by_dim]).pads_by_hand(split_box)
+        return self.op_on_split([part.split for (part,) in parts_by_dim]).makes_padded_copy(split_box)
 
 
 def join_tiles(tiles: Sequence[Tensor], counts: Sequence[int], dims: Sequence[int]) -> Tensor:

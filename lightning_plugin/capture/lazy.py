@@ -54,7 +54,7 @@ class LazyTensor(Tensor):
         state = binding_of(self._fake)
         if isinstance(state, Value):
             return state
-        return current_value(self._fake, Recorder(self._session.root(), func, Autocast.now(self._fake.device)))
+        return current_value(self._fake, Recorder(self._session.root(), func, Autocast.current(self._fake.device)))
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]

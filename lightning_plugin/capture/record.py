@@ -276,7 +276,7 @@ def try_record(session: Session, func: Callable[..., Any], args: Any, kwargs: di
     """
     flat = tree_leaves((args, kwargs))
     fakes = [a for a in flat if isinstance(a, Tensor)]
-    recorder = Recorder(session, func, Autocast.now(fakes[0].device))
+    recorder = Recorder(session, func, Autocast.current(fakes[0].device))
     before = {id(f): current_value(f, recorder) for f in fakes}
     for f in fakes:
         register_storage(session, f)

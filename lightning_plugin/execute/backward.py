@@ -246,7 +246,7 @@ class Backward:
         if segment.plan.forward == grid and not segment.groups_tiles:
             return  # forward had the same tiles
         reducing = [t for t in self.live_targets if t in self.reductions]
-        doubtful = [t for t in reducing if t.op.uncertain(self.reductions[t][1], segment.groups_tiles)]
+        doubtful = [t for t in reducing if t.op.needs_backward_results(self.reductions[t][1], segment.groups_tiles)]
         if not doubtful:
             return
         part = segment.narrow(doubtful)
@@ -337,7 +337,9 @@ class Backward:
             )
         elif target in self.reductions:
             grads, results = self.reductions[target]
-            yield from zip(target.op.pulled(box, made, target.operands(self.vectors), results), grads, strict=True)
+            yield from zip(
+                target.op.pull_with_grad(box, made, target.operands(self.vectors), results), grads, strict=True
+            )
 
     def piece_receiver(self, v: Value) -> Callable[[Box, Tensor], None]:
         """Return a function that adds the gradients of a boundary's pieces. They come in a nested pass of autograd, so

@@ -175,7 +175,7 @@ class RecalledCotangent:
         outputs: list[Tensor] = []
         cotangents: list[Tensor] = []
         for r in self.reductions:
-            made = r.target.op.pulled(box, [tile], r.operands, r.results)
+            made = r.target.op.pull_with_grad(box, [tile], r.operands, r.results)
             for value, gradient in zip(made, r.gradients, strict=True):
                 if value is not None and gradient is not None and value.requires_grad:
                     outputs.append(value)

@@ -102,10 +102,10 @@ def run_whole(
         and source in last_reads
         and node.maps.count(source) == 1
         and not _is_users_tensor(source)
-        and not source.node.op.views  # type: ignore[union-attr]
+        and not source.node.op.returns_view  # type: ignore[union-attr]
     ):
         return op.in_place(node.inplace, tiles, vectors)  # type: ignore[attr-defined,no-any-return]
-    found = op.whole(box, tiles, vectors)
+    found = op.apply_whole(box, tiles, vectors)
     if found is not None:
         return found
     boxes = op.need(box)
@@ -168,7 +168,7 @@ class ReduceFunction(torch.autograd.Function):
 
     @staticmethod
     def pull(ctx: Any, inputs: Sequence[Tensor], grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-        pulls = ctx.op.pulled(ctx.box, inputs[: ctx.maps], inputs[ctx.maps :], ctx.results)
+        pulls = ctx.op.pull_with_grad(ctx.box, inputs[: ctx.maps], inputs[ctx.maps :], ctx.results)
         live = [
             (p, g) for p, g in zip(pulls, grads, strict=True) if p is not None and g is not None and p.requires_grad
         ]

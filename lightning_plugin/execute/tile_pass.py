@@ -135,7 +135,9 @@ class TilePass:
             contents.append(key)
         need = program.boxes(owned)
         lands = tuple(
-            t.op.lands(box) for t, box in zip(program.targets, owned, strict=True) if t.stored is None and not box.empty
+            t.op.result_slice(box)
+            for t, box in zip(program.targets, owned, strict=True)
+            if t.stored is None and not box.empty
         )
         lie = [extents_and_borders(box, t.map.space.extent) for t, box in zip(program.targets, owned, strict=True)]
         lie += [extents_and_borders(box, v.space.extent) for v, box in need.items()]
@@ -376,14 +378,14 @@ def location_of(v: Value, handle: Boundary | None) -> tuple[str, Any]:
     if handle is not None:
         return handle.home.tier, handle.half
     op = v.node.op if v.node is not None else None
-    return (op.lies, (op.prefetches, op.together)) if isinstance(op, Source) else ("here", None)
+    return (op.location, (op.prefetches, op.reads_all_images)) if isinstance(op, Source) else ("here", None)
 
 
 def paddings(program: Program, need: Mapping[Value, Box]) -> Iterator[tuple[int, ...]]:
     """Iterate over the paddings of a tile by each window."""
     for node in program.nodes:
         if isinstance(node.op, TileOp) and node.outputs[0] in need:
-            yield tuple(node.op.pads(need[node.outputs[0]]))
+            yield tuple(node.op.tile_padding(need[node.outputs[0]]))
 
 
 def extents_and_borders(box: Box, extent: Sequence[int]) -> tuple[tuple[int, bool, bool], ...]:

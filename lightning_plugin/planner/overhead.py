@@ -108,4 +108,4 @@ def operator_key(node: Node) -> Hashable:
 def source_key(v: Value) -> Hashable:
     """The facts about the source of a map that change its cost."""
     op = v.node.op if v.node is not None else None
-    return (op.lies, op.prefetches, op.together) if isinstance(op, Source) else None
+    return (op.location, op.prefetches, op.reads_all_images) if isinstance(op, Source) else None

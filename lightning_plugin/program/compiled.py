@@ -221,6 +221,6 @@ def obstacle(program: Program) -> str | None:
     for node in program.nodes:
         if not node.op.uniform:
             return f"{node.label} depends on the position of a tile"
-        if isinstance(node.op, ReduceOp) and node.op.seeks:
+        if isinstance(node.op, ReduceOp) and node.op.compares_results:
             return f"{node.label} compares values with its result for equality"
     return None

@@ -130,7 +130,7 @@ def plan_of_stages(
         groups[when].append(place)
         axes[when] = max(axes.get(when, 0), len(space.extent))
     segments = []
-    alike |= any(isinstance(n.op, Source) and n.op.lies == "elsewhere" for n in nodes)  # it may know its background
+    alike |= any(isinstance(n.op, Source) and n.op.location == "elsewhere" for n in nodes)  # it may know its background
     for when in sorted(groups):
         forward = fit_grid(grid, axes[when], inner)
         back = fit_grid(backward, axes[when], inner) if backward else forward

@@ -72,7 +72,7 @@ def uncut_axes_of_node(
     node: Node, read: Collection[Value], readers: Mapping[Value, list[Node]], stored: set[Value]
 ) -> dict[Value, UncutAxis]:  # fmt: skip
     """Return the maps that one operator reads in pieces: no other operator reads them, and all have equal pieces."""
-    places = node.op.in_pieces if isinstance(node.op, TileOp) else ()
+    places = node.op.inputs_in_pieces if isinstance(node.op, TileOp) else ()
     found: dict[Value, UncutAxis] = {}
     uncuts = [node.maps[place] for place in places]
     for made in uncuts:

@@ -224,7 +224,7 @@ def is_view(value: Value) -> bool:
     """True for a map that may share its memory, or that is made as a view of a new tensor: autograd copies on a write
     through a view."""
     op = value.node.op if value.node is not None else None
-    return not isinstance(op, TileOp) or op.kind == "layout" or op.views
+    return not isinstance(op, TileOp) or op.kind == "layout" or op.returns_view
 
 
 def can_run_in_place(node: Node, nodes: Sequence[Node], targets: Sequence[Target], reads: Container[Value]) -> bool:
@@ -326,7 +326,7 @@ def recallable(program: Program) -> Mapping[Target, tuple[Target, ...]]:
 def is_recallable_reduction(node: Node) -> bool:
     """True for a reduction of one map whose derivative depends on that map's tiles alone."""
     op = node.op
-    if not isinstance(op, ReduceOp) or op.seeks or len(node.maps) != 1:
+    if not isinstance(op, ReduceOp) or op.compares_results or len(node.maps) != 1:
         return False
     return not any(v.requires_grad for v in node.vectors)
 

@@ -190,7 +190,7 @@ def rebind(step: Instruction, program: Program) -> Instruction:
     op = program.nodes[step.place].op
     assert isinstance(op, TileOp)
     unread = None if step.unread is None else op.unread(step.rebound)
-    return step._replace(kernel=op.bound(step.rebound), unread=unread)
+    return step._replace(kernel=op.kernel_for(step.rebound), unread=unread)
 
 
 def make_tape(program: Program, owned: Sequence[Box], need: Mapping[Value, Box], scan: ScanTile | None = None) -> Tape:
@@ -237,7 +237,7 @@ def make_tape(program: Program, owned: Sequence[Box], need: Mapping[Value, Box],
                 unread = serial in program.unread and i >= 0 and not overwrites and not apart
                 steps.append(
                     Instruction(
-                        node.op.writing(node.inplace) if overwrites else node.op.bound(fresh),  # type: ignore[attr-defined]
+                        node.op.writing(node.inplace) if overwrites else node.op.kernel_for(fresh),  # type: ignore[attr-defined]
                         place,
                         input_parts(program, node, node.op.need(fresh), need),
                         tuple(program.vector_slots[v] for v in node.vectors),

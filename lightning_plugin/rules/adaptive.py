@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
-from lightning_plugin.ops import Along, ReduceOp, Reduction
+from lightning_plugin.ops import ReduceOp, Reduction, SeparableOp
 from lightning_plugin.private import operator_name
 from lightning_plugin.rules.channels import over_last_dims
 from lightning_plugin.rules.interpolate import Resample
@@ -165,7 +165,7 @@ class BinMax(BinOp):
 
 
 @dataclass(frozen=True)
-class AdaptiveMax(Along):
+class AdaptiveMax(SeparableOp):
     """The largest value of each bin, or, with ``index``, its flat position among the pooled dimensions of the map."""
 
     kind: ClassVar[str] = "resample"

@@ -189,7 +189,7 @@ class Attention(TileOp):
         return self.plain
 
     @property
-    def in_pieces(self) -> tuple[int, ...]:
+    def inputs_in_pieces(self) -> tuple[int, ...]:
         places = tuple(dict.fromkeys(self.roles[1:]))
         return places if all(i < len(self.extents) for i in places) and self.roles[0] not in places else ()
 
@@ -209,7 +209,7 @@ class Attention(TileOp):
             scores = query @ key.transpose(-2, -1) * self.scale
             return torch.softmax(scores if mask is None else scores + mask, -1) @ value
         if self.plain:
-            with nullcontext() if self.autocast is None or self.autocast.idle else self.autocast.replay():
+            with nullcontext() if self.autocast is None or self.autocast.is_noop else self.autocast.replay():
                 return F.scaled_dot_product_attention(
                     query, key, value, mask, is_causal=self.causal, scale=self.scale, enable_gqa=self.grouped
                 )

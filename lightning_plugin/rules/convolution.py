@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lightning_plugin.boxes import Box, Window
-from lightning_plugin.ops import Along, Kernel
+from lightning_plugin.ops import Kernel, SeparableOp
 from lightning_plugin.rules.channels import over_last_dims
 from lightning_plugin.rules.pointwise import local
 from lightning_plugin.rules.table import Recorder
@@ -136,7 +136,7 @@ class Stamp:
 
 
 @dataclass(frozen=True)
-class Transposed(Along):
+class Transposed(SeparableOp):
     kind: ClassVar[str] = "resample"
     maps: tuple[Stamp, ...]
     groups: int

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
-from lightning_plugin.ops import Along
+from lightning_plugin.ops import SeparableOp
 from lightning_plugin.private import operator_name
 from lightning_plugin.rules.channels import over_last_dims
 from lightning_plugin.rules.reductions import widen
@@ -40,7 +40,7 @@ PERIOD = 8
 
 
 @dataclass(frozen=True)
-class Resample(Along):
+class Resample(SeparableOp):
     """Each axis on its own; ``dims`` are the dimensions of ``axes``."""
 
     kind: ClassVar[str] = "resample"
@@ -78,7 +78,7 @@ class Period:
 
 
 @dataclass(frozen=True)
-class Periodic(Along):
+class Periodic(SeparableOp):
     """PyTorch's kernel on a tile."""
 
     kind: ClassVar[str] = "resample"
@@ -139,7 +139,7 @@ def record_resample(
 
 def cheapest_resample(
     samplers: tuple[Any, ...], axes: tuple[int, ...], dims: tuple[int, ...], func: Any, flags: tuple[Any, ...]
-) -> Along:
+) -> SeparableOp:
     """The cheapest operator that does it; ``func`` is PyTorch's, where it may be run on a tile."""
     periods = tuple(p for s in samplers if func is not None and (p := period_of(s)) is not None)
     if len(periods) == len(samplers):

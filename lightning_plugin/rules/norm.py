@@ -169,7 +169,7 @@ class Normalize(TileOp):
         return None
 
     @property
-    def views(self) -> bool:
+    def returns_view(self) -> bool:
         return self.fold > 0
 
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:

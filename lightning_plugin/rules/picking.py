@@ -21,7 +21,7 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Layout
-from lightning_plugin.ops import Along, Captured, ReduceOp, Reduction
+from lightning_plugin.ops import Captured, ReduceOp, Reduction, SeparableOp
 from lightning_plugin.private import FakeTensor, operator_name
 from lightning_plugin.rules.channels import arguments, is_plain, local_on_plain, resized
 from lightning_plugin.rules.pointwise import as_map, local
@@ -51,7 +51,7 @@ class PickedIndices:
 
 
 @dataclass(frozen=True)
-class IndexSelect(Along):
+class IndexSelect(SeparableOp):
     """Positions along an axis, which is dimension ``dim``."""
 
     kind: ClassVar[str] = "layout"

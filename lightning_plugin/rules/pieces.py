@@ -132,8 +132,8 @@ class Attend(torch.autograd.Function):
         mask = None if mask is None else mask.detach().requires_grad_(ctx.needs_input_grad[4])
         found: dict[int, Tensor] = {}
         for i, (first, _) in enumerate(key.intervals):
-            k = key.read(i).requires_grad_(key.give is not None)
-            v = value.read(i).requires_grad_(value.give is not None)
+            k = key.read(i).requires_grad_(key.add_gradient is not None)
+            v = value.read(i).requires_grad_(value.add_gradient is not None)
             with torch.enable_grad():
                 p = (scores(query, k, mask, first) - log).exp()
                 pulled = (scores.weigh(p, v, first) * grad).sum() - (p * delta).sum()
@@ -141,8 +141,8 @@ class Attend(torch.autograd.Function):
             made = dict(zip(map(id, wanted), torch.autograd.grad(pulled, wanted), strict=True))
             del p, pulled, wanted
             for pieces, t in ((key, k), (value, v)):
-                if pieces.give is not None:
-                    pieces.give(i, made.pop(id(t)))
+                if pieces.add_gradient is not None:
+                    pieces.add_gradient(i, made.pop(id(t)))
             for place, t in ((3, query), (4, mask)):
                 if t is not None and t.requires_grad:
                     share = made.pop(id(t)).to(out.dtype)

@@ -43,12 +43,12 @@ class Local(TileOp):
     def mark(self, axis: int, lo: int, hi: int) -> Hashable:
         return None
 
-    def bound(self, box: Box) -> Kernel:
-        return self.call.on_tiles
+    def kernel_for(self, box: Box) -> Kernel:
+        return self.call.as_kernel
 
     def writing(self, func: Any) -> Kernel:
         """The call's in-place form, which writes into its first map."""
-        return replace(self.call, func=func).on_tiles
+        return replace(self.call, func=func).as_kernel
 
     def in_place(self, func: Any, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         return self.writing(func)(tiles, vectors)

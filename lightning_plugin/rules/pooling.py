@@ -17,7 +17,7 @@ from torch import Tensor
 from lightning_plugin.boxes import Box, Window
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Layout
-from lightning_plugin.ops import Along
+from lightning_plugin.ops import SeparableOp
 from lightning_plugin.private import operator_name, schema
 from lightning_plugin.rules.channels import arguments, over_last_dims
 from lightning_plugin.rules.convolution import Stamp
@@ -82,7 +82,7 @@ class MaxPoolIndices(WindowOp):
         return lo, hi
 
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
-        x = F.pad(tiles[0], self.pads(box), value=-math.inf)
+        x = F.pad(tiles[0], self.tile_padding(box), value=-math.inf)
         pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(self.all_windows) - 1]
         kernel, stride, dilation = zip(*((w.kernel, w.stride, w.dilation) for w in self.all_windows), strict=True)
         _, rest = pool(x, kernel, stride, 0, dilation, return_indices=True)
@@ -166,7 +166,7 @@ def avg_pool(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Te
 
 
 @dataclass(frozen=True)
-class Unpool(Along):
+class Unpool(SeparableOp):
     """Maps: values and indices, the latter flat positions in the whole map of ``extent``."""
 
     kind: ClassVar[str] = "resample"

@@ -251,7 +251,7 @@ class Extreme(ExtremeOp):
     comparison with the extreme value would find nothing. So forward remembers the positions that tie, up to `TIES`.
     Where there are more (a constant background, say), or where tiles stand for others and have no positions of their
     own, backward first goes over its own tiles once more without grad, and finds the extreme and its ties as those
-    tiles have them: see `uncertain`. Either way the shares that tiles pull back add up to one.
+    tiles have them: see `needs_backward_results`. Either way the shares that tiles pull back add up to one.
     """
 
     uniform: ClassVar[bool] = True
@@ -294,10 +294,10 @@ class Extreme(ExtremeOp):
         return (where >= 0).sum(-1) == ties
 
     @property
-    def seeks(self) -> bool:
+    def compares_results(self) -> bool:
         return True
 
-    def uncertain(self, outputs: Sequence[Tensor], shared: bool = False) -> bool:
+    def needs_backward_results(self, outputs: Sequence[Tensor], shared: bool = False) -> bool:
         _, ties, where = outputs
         return shared or isinstance(ties, FakeTensor) or not bool(self.all_ties_known(ties, where).all())
 
@@ -307,7 +307,7 @@ class Extreme(ExtremeOp):
         x = self.with_reduced_last(tiles[0])
         place, mine = locate(self.positions(box, x.device), where)
         value = torch.where(mine, x.gather(-1, place), 0).sum(-1) / ties
-        if self.uncertain(outputs):
+        if self.needs_backward_results(outputs):
             equal = x == best.unsqueeze(-1)
             value = torch.where(
                 self.all_ties_known(ties, where), value, (x * (equal.to(x.dtype) / ties.unsqueeze(-1))).sum(-1)
@@ -393,7 +393,7 @@ class Projection(ReduceOp):
     def need(self, box: Box) -> tuple[Box, ...]:
         return self.inner.need(box)
 
-    def lands(self, box: Box) -> Hashable:
+    def result_slice(self, box: Box) -> Hashable:
         return self.result_box(box)
 
     def repeat(self, part: Reduction, times: int) -> Reduction:
@@ -451,11 +451,11 @@ class Projection(ReduceOp):
         return self.inner.finish(self.extend(total), vectors)
 
     @property
-    def seeks(self) -> bool:
-        return self.inner.seeks
+    def compares_results(self) -> bool:
+        return self.inner.compares_results
 
-    def uncertain(self, outputs: Sequence[Tensor], shared: bool) -> bool:
-        return self.inner.uncertain(outputs, shared)
+    def needs_backward_results(self, outputs: Sequence[Tensor], shared: bool) -> bool:
+        return self.inner.needs_backward_results(outputs, shared)
 
     def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
         full, mine = Box.whole(self.result.extent), self.result_box(box)

@@ -24,7 +24,7 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Layout
-from lightning_plugin.ops import Along
+from lightning_plugin.ops import SeparableOp
 from lightning_plugin.private import operator_name
 from lightning_plugin.rules.channels import arguments, is_plain, local_on_plain, over_last_dims, resized
 from lightning_plugin.rules.pointwise import local
@@ -104,14 +104,14 @@ class Line:
 
 
 @dataclass(frozen=True)
-class IndexMap(Along):
+class IndexMap(SeparableOp):
     """A map of indices on some of the axes; the others stay as they are."""
 
     kind: ClassVar[str] = "layout"
     maps: tuple[Line, ...]
     fill: float = 0.0
 
-    def joins(self, box: Box) -> bool:
+    def is_concatenation(self, box: Box) -> bool:
         return any(len(line.parts(lo, hi)) > 1 for line, (lo, hi) in zip(self.maps, self.intervals(box), strict=True))
 
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:

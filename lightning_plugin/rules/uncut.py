@@ -108,7 +108,7 @@ class Flatten(TileOp):
         return lo % self.inner if axis == self.axis else None
 
     @property
-    def views(self) -> bool:
+    def returns_view(self) -> bool:
         return True
 
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:

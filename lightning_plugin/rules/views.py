@@ -17,7 +17,7 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Layout
-from lightning_plugin.ops import Along, TileOp
+from lightning_plugin.ops import SeparableOp, TileOp
 from lightning_plugin.private import operator_name
 from lightning_plugin.rules.pointwise import local
 from lightning_plugin.rules.table import ATEN, Recorder, decomposed
@@ -71,7 +71,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Cut(Along):
+class Cut(SeparableOp):
     """A view that cuts axes: blocks of rows become a plain factor."""
 
     kind: ClassVar[str] = "layout"

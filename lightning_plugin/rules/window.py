@@ -77,13 +77,13 @@ class WindowOp(TileOp):
                 return clip.before, clip.after
         return None
 
-    def pads(self, box: Box) -> list[int]:
+    def tile_padding(self, box: Box) -> list[int]:
         """Padding of a tile in `torch.nn.functional.pad`'s order: last dimension first."""
         own = iter(reversed(self.clips(box)))
         clips = [next(own) if w is None else Clip(0, 0, 0, 0) for w in reversed(self.plain or [None] * len(self.axes))]
         return [n for clip in clips for n in (clip.before, clip.after)]
 
-    def pads_by_hand(self, box: Box) -> bool:
+    def makes_padded_copy(self, box: Box) -> bool:
         """True if computing a box makes a padded copy of its input."""
         return not self.is_inside(box)
 
@@ -94,9 +94,9 @@ class SlidingOp(WindowOp):
     is it padded by hand."""
 
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
-        return self.bound(box)(tiles, vectors)
+        return self.kernel_for(box)(tiles, vectors)
 
-    def bound(self, box: Box) -> Kernel:
+    def kernel_for(self, box: Box) -> Kernel:
         return self.kernel(box, partial(self.slide, box))
 
     def kernel(self, box: Box, slide: SlideKernel) -> Kernel:
@@ -104,7 +104,7 @@ class SlidingOp(WindowOp):
         padding = self.kernel_padding(box)
         if padding is not None:
             return partial(run_slide, slide, self.all_padding(padding))
-        return partial(self.run_padded, slide, self.pads(box))
+        return partial(self.run_padded, slide, self.tile_padding(box))
 
     def run_padded(
         self, slide: SlideKernel, pads: Sequence[int], tiles: Sequence[Tensor], vectors: Sequence[Tensor]
@@ -117,7 +117,7 @@ class SlidingOp(WindowOp):
         own = iter(padding)
         return [next(own) if w is None else w.before for w in self.plain] if self.plain else padding
 
-    def whole(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor | None:
+    def apply_whole(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor | None:
         padding = self.kernel_padding(box, whole=True)
         return None if padding is None else self.slide(box, tiles[0], vectors, self.all_padding(padding))
 
@@ -156,7 +156,7 @@ class SlidingOp(WindowOp):
             found.append(clip.before)
         return found
 
-    def pads_by_hand(self, box: Box) -> bool:
+    def makes_padded_copy(self, box: Box) -> bool:
         return not self.is_inside(box) and self.kernel_padding(box) is None
 
 

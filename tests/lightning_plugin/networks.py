@@ -161,7 +161,7 @@ class AnyPlan(Engine):
 
 def keys(nodes: Sequence[Node]) -> list[Value]:
     """What attention may read piece by piece."""
-    made = (n.maps[place] for n in nodes if isinstance(n.op, TileOp) for place in n.op.in_pieces)
+    made = (n.maps[place] for n in nodes if isinstance(n.op, TileOp) for place in n.op.inputs_in_pieces)
     return [source for v in made if (source := source_of_uncut(v)) is not None]
 
 

@@ -132,7 +132,7 @@ class Network:
         and those behind it."""
         found = set()
         for i, n in enumerate(self.order):
-            made = [n.maps[place] for place in (n.op.in_pieces if isinstance(n.op, TileOp) else ())]
+            made = [n.maps[place] for place in (n.op.inputs_in_pieces if isinstance(n.op, TileOp) else ())]
             sources = [source for v in made if (source := source_of_uncut(v)) is not None]
             if made and len(sources) == len(made) and all(v in self.made for v in sources):
                 found |= {max(self.made[v] for v in sources) + 1, i + 1}

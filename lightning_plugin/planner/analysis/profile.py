@@ -105,7 +105,7 @@ class Trial:
             results = tuple(_like(v) for v in node.outputs)
             for r in results:
                 self.ledger.ignore(r)
-            return list(op.pulled(Box.whole(node.maps[0].space.extent), self.maps, self.vectors, results))
+            return list(op.pull_with_grad(Box.whole(node.maps[0].space.extent), self.maps, self.vectors, results))
         assert isinstance(op, TileOp)
         return [op.apply(Box.whole(node.outputs[0].space.extent), self.maps, self.vectors)]
 

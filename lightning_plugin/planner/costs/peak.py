@@ -125,12 +125,12 @@ def tile_bytes(v: Value, box: Box) -> int:
 
 def is_padded(node: Node, box: Box) -> bool:
     """True if a window operator pads a copy of its input by hand to compute a box of its result."""
-    return isinstance(node.op, TileOp) and node.op.pads_by_hand(box)
+    return isinstance(node.op, TileOp) and node.op.makes_padded_copy(box)
 
 
 def may_pad(node: Node) -> bool:
     """True if a window operator pads a copy of its input for some box."""
-    return isinstance(node.op, TileOp) and type(node.op).pads_by_hand is not TileOp.pads_by_hand
+    return isinstance(node.op, TileOp) and type(node.op).makes_padded_copy is not TileOp.makes_padded_copy
 
 
 class SizedProgram:
@@ -332,7 +332,7 @@ class SizedProgram:
 
 def reads_copy(v: Value) -> bool:
     """True for an image of which a tile is read into memory of its own."""
-    return v.node is not None and isinstance(v.node.op, Source) and v.node.op.lies != "here"
+    return v.node is not None and isinstance(v.node.op, Source) and v.node.op.location != "here"
 
 
 def has_unread(node: Node) -> bool:

@@ -179,7 +179,7 @@ def at_seams(program: Program, ends: Sequence[Sequence[tuple[int, ...]]], axis: 
     """Indices of tiles in which an operator joins parts of its result."""
     for node in program.nodes:
         if isinstance(node.op, TileOp):
-            for cut in node.op.joints(axis):
+            for cut in node.op.part_bounds(axis):
                 size = node.outputs[0].space.extent[axis]
                 index = bisect_right(ends[0][axis], cut * ends[0][axis][-1] // size) - 1
                 yield from (i for i in (index - 1, index, index + 1) if 0 <= i < len(ends[0][axis]) - 1)
@@ -187,7 +187,7 @@ def at_seams(program: Program, ends: Sequence[Sequence[tuple[int, ...]]], axis: 
 
 def may_join(node: Node) -> bool:
     """True if an operator joins parts of its result for some box."""
-    return isinstance(node.op, TileOp) and type(node.op).joins is not TileOp.joins
+    return isinstance(node.op, TileOp) and type(node.op).is_concatenation is not TileOp.is_concatenation
 
 
 def copy_bytes(node: Node, boxes: Mapping[Value, Box]) -> int:
@@ -198,4 +198,4 @@ def copy_bytes(node: Node, boxes: Mapping[Value, Box]) -> int:
         return 0
     if is_padded(node, box):
         return tile_bytes(node.maps[0], boxes[node.maps[0]])
-    return tile_bytes(node.outputs[0], box) if may_join(node) and node.op.joins(box) else 0  # type: ignore[attr-defined]
+    return tile_bytes(node.outputs[0], box) if may_join(node) and node.op.is_concatenation(box) else 0  # type: ignore[attr-defined]

@@ -108,7 +108,7 @@ def test_what_is_marked_alike_is_the_same_computation(function: Callable[[Tensor
             second = node.op.apply(other, [t.clone() for t in tiles], vectors)
             assert first.shape == node.outputs[0].space.tile_shape(one)
             torch.testing.assert_close(second, first, rtol=1e-12, atol=1e-12, msg=f"{node.op}: {one} and {other}")
-            bound = node.op.bound(other)([t.clone() for t in tiles], vectors)
+            bound = node.op.kernel_for(other)([t.clone() for t in tiles], vectors)
             torch.testing.assert_close(bound, first, rtol=1e-12, atol=1e-12, msg=f"{node.op}: {one}, at {other}")
             pairs += 1
     assert pairs > 5, "hardly any tiles are alike"
