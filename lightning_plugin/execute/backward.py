@@ -130,9 +130,9 @@ class Backward:
         vectors = map(self.gradients.of_vector, range(len(segment.program.vectors)))
         spreads = [self.gradients.of_map(v, self.spreads[v].dtype) for v in segment.spreads]
         images = [self.gradients.of_map(v, v.dtype) for v in segment.images]
-        kinds = [v.device for v in segment.boundaries]
-        needs = self.needs[len(self.needs) - len(kinds) :]
-        tokens = [torch.zeros((), device=d) if need else None for d, need in zip(kinds, needs, strict=True)]
+        devices = [v.device for v in segment.boundaries]
+        needs = self.needs[len(self.needs) - len(devices) :]
+        tokens = [torch.zeros((), device=d) if need else None for d, need in zip(devices, needs, strict=True)]
         return (None, None, None, None, *vectors, *spreads, *images, *tokens)
 
     def pull_back_tiles(self, part: SegmentRun) -> None:
@@ -190,15 +190,15 @@ class Backward:
         If no input needs a gradient, there is one, with the sum of the cotangents. Otherwise there is one for each
         group of tiles with equal cotangents.
         """
-        segment, rest = self.segment, list(identical)
+        segment, remaining = self.segment, list(identical)
         if not self.wanted.isdisjoint(self.program.reads):
-            for _ in range(MAX_GROUPS if len(rest) > 1 else 0):
-                equal = [self.have_equal_cotangents(rest[0], owned) for owned in rest]
+            for _ in range(MAX_GROUPS if len(remaining) > 1 else 0):
+                equal = [self.have_equal_cotangents(remaining[0], owned) for owned in remaining]
                 if sum(equal) < 2:
                     break
-                yield Evaluation(list(compress(rest, equal)))
-                rest = [owned for owned, same in zip(rest, equal, strict=True) if not same]
-            yield from (Evaluation([owned]) for owned in rest)
+                yield Evaluation(list(compress(remaining, equal)))
+                remaining = [owned for owned, is_equal in zip(remaining, equal, strict=True) if not is_equal]
+            yield from (Evaluation([owned]) for owned in remaining)
             return
         # A rehearsal makes a sum too, so that it measures the memory.
         summing = len(identical) > 1 or (segment.groups_tiles and segment.rehearsal is not None)
@@ -227,14 +227,14 @@ class Backward:
         cotangents, in a scan, and if several ranks share the tiles. One tile is always evaluated, since parameters have
         a gradient even if it is zero.
         """
-        segment, given = self.segment, self.cotangents
-        here = all(isinstance(c, Cotangent) and c.home.tier == "device" for c in given.values())
-        elsewhere = segment.team is not None or segment.rehearsal is not None
-        if self.reductions or not given or not here or segment.scans or elsewhere:
+        segment, cotangents = self.segment, self.cotangents
+        on_device = all(isinstance(c, Cotangent) and c.home.tier == "device" for c in cotangents.values())
+        skips = segment.scans or segment.team is not None or segment.rehearsal is not None
+        if self.reductions or not cotangents or not on_device or skips:
             return ()
         tiles = list(self.tile_pass.all_owned())
         counts = [
-            torch.stack([torch.count_nonzero(c.read(owned[i])) for i, c in given.items() if not owned[i].empty]).sum()
+            torch.stack([c.read(owned[i]).count_nonzero() for i, c in cotangents.items() if not owned[i].empty]).sum()
             for owned in tiles
         ]
         zero = [owned for owned, count in zip(tiles, torch.stack(counts).tolist(), strict=True) if count == 0]
@@ -271,8 +271,8 @@ class Backward:
         count = 1 if evaluation.sums is None else len(tiles)
 
         def read(v: Value, box: Box) -> Tensor | Pieces:
-            give = self.piece_receiver(v) if v in self.segment.strips and v in self.wanted else None
-            tile = self.segment.read(v, box, self.spreads, self.handles.get(v), give)
+            add_gradient = self.piece_receiver(v) if v in self.segment.uncut_axes and v in self.wanted else None
+            tile = self.segment.read(v, box, self.spreads, self.handles.get(v), add_gradient)
             if isinstance(tile, Pieces):
                 tokens.append(tile.token)
                 return tile
@@ -331,10 +331,8 @@ class Backward:
     ) -> Iterator[tuple[Tensor | None, Tensor | None]]:
         """Iterate over the tensors of a tile that lead to a target, each with its cotangent."""
         if target in self.map_cotangents:
-            yield (
-                made[0],
-                self.map_cotangents[target].read(box) if evaluation.sums is None else evaluation.sums.get(target),
-            )
+            sums = evaluation.sums
+            yield made[0], self.map_cotangents[target].read(box) if sums is None else sums.get(target)
         elif target in self.reductions:
             grads, results = self.reductions[target]
             yield from zip(

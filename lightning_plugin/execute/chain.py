@@ -311,9 +311,9 @@ class Links:
             ledger.add_unwatched(self.peaks[what])
             yield replace(self.step, ledger=None)
         else:
-            with ledger.measure() as most:
+            with ledger.measure() as peak:
                 yield self.step
-            self.peaks[what] = most.bytes
+            self.peaks[what] = peak.bytes
         if self.is_untiled:
             self.step.report_tiles(1)
 

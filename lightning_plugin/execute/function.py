@@ -69,13 +69,14 @@ def run_segment(run: SegmentRun, frame: Frame) -> None:
                 v.space, v.dtype, v.device, run.home, run.ledger, run.plan.half, run.new_constants(v, frame), numbered
             )
     with torch.no_grad(), torch.autocast(run.autocast_type, enabled=False):
-        work = Forward(run, run.inputs(frame), frame.boundaries)
-        found = dict(zip(run.outputs, map(without_view, work.run()), strict=True))
+        forward = Forward(run, run.inputs(frame), frame.boundaries)
+        found = dict(zip(run.outputs, map(without_view, forward.run()), strict=True))
     count_results(run.ledger, found.values())
     # Tokens on the segment's device: autograd then runs all segments in one thread, in one order.
     found |= {v: torch.zeros((), device=v.device) for v in run.stored}
     for program in programs:
-        connect_to_autograd(run if program is run.program else run.of_part(program, frame), frame, found, work.carried)
+        part = run if program is run.program else run.of_part(program, frame)
+        connect_to_autograd(part, frame, found, forward.carried)
     several = sum(v.requires_grad for v in (*run.outputs, *run.stored)) > 1
     for v in run.outputs:
         # Each of several results has a node of its own: else autograd shows its hooks the missing gradients of others.

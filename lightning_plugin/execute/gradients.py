@@ -62,19 +62,19 @@ class Gradients:
 
     def add_to_vectors(self, found: Sequence[Tensor | None], times: int) -> None:
         """Add a tile's gradients of the vectors, in order, each ``times`` times; existing sums in one call."""
-        begun: list[tuple[Tensor, Tensor]] = []
+        existing: list[tuple[Tensor, Tensor]] = []
         for i, gradient in zip(self.vectors, found, strict=True):
             if gradient is None:
                 continue
             if i in self.vector_sums:
-                begun.append((self.vector_sums[i], gradient))
+                existing.append((self.vector_sums[i], gradient))
                 continue
             # In the vector's layout: autograd would copy a gradient in another one.
             self.vector_sums[i] = torch.empty_like(self.vectors[i], dtype=self.sum_dtypes[i]).copy_(gradient)
             if times > 1:
                 self.vector_sums[i].mul_(times)
-        if begun:
-            add_each([total for total, _ in begun], [gradient for _, gradient in begun], times)
+        if existing:
+            add_each([total for total, _ in existing], [gradient for _, gradient in existing], times)
 
     def of_vector(self, place: int) -> Tensor | None:
         """Return the gradient of the vector at a place."""
@@ -121,11 +121,11 @@ class Gradients:
 
     def reduce_over_ranks(self, team: Team, maps: Sequence[Value]) -> None:
         """Sum the gradients of vectors and of these ordinary maps over ranks; see [Note: team] in `team`."""
-        nothings = [partial(self.zero_vector_sum, i) for i in self.vectors]
-        sums = team.sum_shares([self.vector_sums.get(i) for i in self.vectors], nothings)
+        zeros = [partial(self.zero_vector_sum, i) for i in self.vectors]
+        sums = team.sum_shares([self.vector_sums.get(i) for i in self.vectors], zeros)
         self.vector_sums = {i: t for i, t in zip(self.vectors, sums, strict=True) if t is not None}
-        wholes = team.sum_shares([self.map_sums.get(v) for v in maps], [partial(self.zero_map_sum, v) for v in maps])
-        self.map_sums = {v: t for v, t in zip(maps, wholes, strict=True) if t is not None}
+        sums = team.sum_shares([self.map_sums.get(v) for v in maps], [partial(self.zero_map_sum, v) for v in maps])
+        self.map_sums = {v: t for v, t in zip(maps, sums, strict=True) if t is not None}
 
 
 @dataclass(frozen=True, eq=False)

@@ -53,7 +53,7 @@ class GatherFunction(torch.autograd.Function):
         return None, None, torch.zeros((), device=grad.device), None
 
 
-def run_kept(node: Node, frame: Frame, fused: Mapping[int, Node], last_reads: Collection[Value]) -> None:
+def run_node(node: Node, frame: Frame, fused: Mapping[int, Node], last_reads: Collection[Value]) -> None:
     """Run a node whole, and drop the maps that it is the last to read (``last_reads``). A statistic that is fused with
     its normalisation is computed there (see `find_batch_norms`)."""
     partner = fused.get(node.serial)
@@ -78,7 +78,7 @@ def run_kept(node: Node, frame: Frame, fused: Mapping[int, Node], last_reads: Co
         else:
             assert isinstance(node.op, TileOp)
             vectors = [frame.vector(v) for v in node.vectors]
-            frame.whole_maps[node.outputs[0]] = run_whole(node, frame, tiles, vectors, last_reads)
+            frame.whole_maps[node.outputs[0]] = run_tile_op(node, frame, tiles, vectors, last_reads)
     for result in frame.ordinary_tensors(node.outputs):
         if ledger is not None:
             ledger.hook_gradients(result, before)
@@ -89,7 +89,7 @@ def run_kept(node: Node, frame: Frame, fused: Mapping[int, Node], last_reads: Co
         frame.whole_maps.pop(v, None)
 
 
-def run_whole(
+def run_tile_op(
     node: Node, frame: Frame, tiles: list[Tensor], vectors: list[Tensor], last_reads: Collection[Value]
 ) -> Tensor:
     op = node.op

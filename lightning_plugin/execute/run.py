@@ -15,7 +15,7 @@ from lightning_plugin.errors import PlanError
 from lightning_plugin.execute.chain import CHAIN, FIRST_LINK_PLACE, run_chain
 from lightning_plugin.execute.frame import Frame, Step
 from lightning_plugin.execute.function import run_segment
-from lightning_plugin.execute.keep import find_batch_norms, run_kept, whole_map
+from lightning_plugin.execute.keep import find_batch_norms, run_node, whole_map
 from lightning_plugin.execute.room import Guard, leaf_tensors
 from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.execute.streams import Streams, Use
@@ -137,11 +137,11 @@ class Stage:
     def run(self, frame: Frame) -> None:
         if self.program is None:
             with watched(frame.step.ledger):
-                self.run_kept([t.node for t in self.targets], frame)
+                self.run_nodes([t.node for t in self.targets], frame)
         else:
-            self.run_tiled(self.program, frame)
+            self.run_tiles(self.program, frame)
 
-    def run_tiled(self, program: Program, frame: Frame) -> None:
+    def run_tiles(self, program: Program, frame: Frame) -> None:
         for v in program.vectors:
             compute_vector(v, frame)
         for v in program.reads:
@@ -153,11 +153,11 @@ class Stage:
                 f"segment {self.place} shares halos, so its tiles run in order and cannot be shared among ranks; use "
                 'halo="recompute"'
             )
-        at = Home(self.plan.tier, self.queue)
+        home = Home(self.plan.tier, self.queue)
         with frame.fetch_streamed((self.place, -1), program.vectors):
-            run_segment(SegmentRun(program, frame, self.plan, at, self.place), frame)
+            run_segment(SegmentRun(program, frame, self.plan, home, self.place), frame)
 
-    def run_kept(self, nodes: Sequence[Node], frame: Frame) -> None:
+    def run_nodes(self, nodes: Sequence[Node], frame: Frame) -> None:
         guard = Guard(self.plan, nodes, frame.step)
         for place, node in enumerate(nodes):
             partner = self.fused.get(node.serial)
@@ -168,7 +168,7 @@ class Stage:
                 elif partner is None or v.node is not partner:
                     compute_vector(v, frame)
             with frame.fetch_streamed((self.place, node.serial), self.vectors_of(node)):
-                run_kept(node, frame, self.fused, self.last_reads[node.serial])
+                run_node(node, frame, self.fused, self.last_reads[node.serial])
             self.hook_backward(node, frame, place, guard)
 
     def hook_backward(self, node: Node, frame: Frame, place: int, guard: Guard) -> None:
@@ -188,21 +188,23 @@ class Stage:
 def prepare_stages(plan: Plan, nodes: Sequence[Node], step: Step, first: int = 0) -> list[Stage]:
     """Prepare the segments of a plan, whose places count from ``first``, and find the last reader of each map."""
     stages = []
-    stand = None if step.rehearsal is None else step.rehearsal.make_stand_in
-    queue = TransferQueue(any(s.ahead for s in plan.segments), step.folder, step.progress, stand)
-    for place, (segment, here, program) in enumerate(programs(plan, nodes), first):
-        fused = find_batch_norms([t.node for t in here], nodes) if segment.keep else {}
-        stages.append(Stage(segment, here, program, fused, place, queue))
-    seen: set[Value] = set()
-    elsewhere = {v for stage in stages if stage.program is not None for v in stage.program.reads}
-    elsewhere.update(n.inputs[0] for n in nodes if isinstance(n.op, Gather))
+    make_stand_in = None if step.rehearsal is None else step.rehearsal.make_stand_in
+    queue = TransferQueue(any(s.ahead for s in plan.segments), step.folder, step.progress, make_stand_in)
+    for place, (segment, targets, program) in enumerate(programs(plan, nodes), first):
+        fused = find_batch_norms([t.node for t in targets], nodes) if segment.keep else {}
+        stages.append(Stage(segment, targets, program, fused, place, queue))
+    read_later: set[Value] = set()
+    read_by_others = {v for stage in stages if stage.program is not None for v in stage.program.reads}
+    read_by_others.update(n.inputs[0] for n in nodes if isinstance(n.op, Gather))
     for stage in reversed(stages):
-        touched = [*stage.maps_read(), *(v for t in stage.targets for v in t.node.outputs if v.is_map)]
-        stage.last_maps = [v for v in dict.fromkeys(touched) if v not in seen]
+        maps = [*stage.maps_read(), *(v for t in stage.targets for v in t.node.outputs if v.is_map)]
+        stage.last_maps = [v for v in dict.fromkeys(maps) if v not in read_later]
         for t in reversed(stage.targets) if stage.program is None else ():
-            stage.last_reads[t.node.serial] = [v for v in t.node.maps if v not in seen and v not in elsewhere]
-            seen.update(t.node.maps)
-        seen.update(stage.last_maps)
+            stage.last_reads[t.node.serial] = [
+                v for v in t.node.maps if v not in read_later and v not in read_by_others
+            ]
+            read_later.update(t.node.maps)
+        read_later.update(stage.last_maps)
     return stages
 
 
@@ -236,15 +238,15 @@ def compute_vector(value: Value, frame: Frame) -> None:
 def run_links(node: Node, op: Chain, frame: Frame) -> None:
     """Run a chain; the segments of a link are prepared once."""
     plan = frame.chains.get(node.serial) or kept_chain(node, op)
-    inner, step = Plan(plan.segments), frame.step
-    known: dict[Body, list[Stage]] = {}
+    link_plan, step = Plan(plan.segments), frame.step
+    prepared: dict[Body, list[Stage]] = {}
 
     def run(body: Body, link: Frame) -> None:
-        stages = known.get(body)
+        stages = prepared.get(body)
         if stages is None:
-            stages = prepare_stages(inner, body.nodes, step, FIRST_LINK_PLACE)
+            stages = prepare_stages(link_plan, body.nodes, step, FIRST_LINK_PLACE)
             if body is op.body:
-                known[body] = stages
+                prepared[body] = stages
         streams = make_streams(link.bindings.captures, False, body.nodes, stages, link)
         run_stages(stages, body.nodes, replace(link, streams=streams))
 
@@ -264,8 +266,7 @@ def call_operator(node: Node, frame: Frame) -> None:
     grad = any(v.requires_grad for v in node.outputs)
     with torch.set_grad_enabled(grad), torch.autocast(node.outputs[0].autocast_type, enabled=False):
         result = op.run([frame.vector(v) for v in node.inputs])
-    flat = tree_leaves(result)
-    tensors = [t for t in flat if isinstance(t, Tensor)]
+    tensors = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
     for v, t in zip(node.outputs, tensors, strict=True):
         frame.vectors[v] = t
         if frame.step.watch is not None:

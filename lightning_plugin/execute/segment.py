@@ -44,14 +44,14 @@ class SegmentRun:
         images: The images among these that need a gradient.
         outputs: The vectors that it reduces.
         recalls: The reductions of each stored map that backward reads back.
-        strips: The boundaries that tiles read piece by piece.
+        uncut_axes: The axis along which tiles read a boundary in pieces, for each such boundary.
         known_constants: Constant parts of the maps that it reads; see [Note: background] in `constants`.
         groups_tiles: Group identical tiles; see [Note: identical tiles] in `tile_pass`.
         tile_groups: The places of identical tiles on each grid, found once in a step.
         observe: Observer of each operator's tiles, if there is one.
     """
 
-    def __init__(self, program: Program, frame: Frame, plan: SegmentPlan, at: Home, place: int):
+    def __init__(self, program: Program, frame: Frame, plan: SegmentPlan, home: Home, place: int):
         self.plan = plan
         self.step = frame.step
         self.ledger, self.team, self.rehearsal = self.step.ledger, self.step.team, self.step.rehearsal
@@ -59,7 +59,7 @@ class SegmentRun:
         self.scans = plan.halo == "share"
         self.place = place
         self.backward_grid = plan.backward
-        self.home = at
+        self.home = home
         self.program = program
         self.autocast_type = program.targets[0].map.autocast_type
         self.stored = [t.stored for t in program.targets if t.stored is not None]
@@ -71,12 +71,13 @@ class SegmentRun:
         self.boundaries = [v for v in program.reads if v in frame.boundaries and frame.ordinary_tensor(v) is None]
         self.outputs = [v for t in program.targets if t.stored is None for v in t.node.outputs]
         self.recalls: Mapping[Target, Sequence[Target]] = recallable(program) if self.plan.recall else {}
-        self.strips = uncut_axes(program, self.boundaries) if self.plan.pieces > 1 else {}
+        self.uncut_axes = uncut_axes(program, self.boundaries) if self.plan.pieces > 1 else {}
         self.trains = any(v.requires_grad for v in (*self.outputs, *self.stored))
         self.known_constants = {v: found for v in program.reads if (found := self.find_constants(v, frame)) is not None}
         # Tiles can be identical only if all inputs have known parts, and no operator depends on a tile's position.
         known = bool(program.reads) and len(self.known_constants) == len(program.reads)
-        self.groups_tiles = known and not self.scans and not self.strips and all(n.op.uniform for n in program.nodes)
+        whole = not self.scans and not self.uncut_axes
+        self.groups_tiles = known and whole and all(n.op.uniform for n in program.nodes)
         self.tile_groups: dict[Grid, list[list[int]]] = {}
 
     def find_constants(self, v: Value, frame: Frame) -> Constants | None:
@@ -150,13 +151,15 @@ class SegmentRun:
         box: Box,
         spreads: Mapping[Value, Tensor],
         handle: Boundary | None,
-        give: Callable[[Box, Tensor], None] | None = None,
+        add_gradient: Callable[[Box, Tensor], None] | None = None,
     ) -> Tensor | Pieces:
-        """Read a tile of an input: a boundary, a spread vector or an image. If a boundary is read in pieces, ``give``
-        is called with the gradient of each."""
+        """Read a tile of an input: a boundary, a spread vector or an image. If a boundary is read in pieces,
+        ``add_gradient`` is called with the gradient of each."""
         if handle is not None:
-            strip = self.strips.get(v)
-            return handle.read(box) if strip is None else read_pieces(handle, strip, box, self.plan.pieces, give)
+            axis = self.uncut_axes.get(v)
+            if axis is None:
+                return handle.read(box)
+            return read_pieces(handle, axis, box, self.plan.pieces, add_gradient)
         if v in spreads:
             return v.space.narrow(spreads[v], Box.whole(v.space.extent), box)
         with self.step.progress.waiting("input"):
@@ -172,9 +175,8 @@ class SegmentRun:
 
     def new_constants(self, v: Value, frame: Frame) -> Constants | None:
         """Make cells for the constant parts of a stored map, if it may have some and a later segment uses them."""
-        return (
-            Constants(v.space.extent) if self.known_constants and self.place + 1 < frame.background_segments else None
-        )
+        is_used = self.place + 1 < frame.background_segments
+        return Constants(v.space.extent) if self.known_constants and is_used else None
 
 
 #: Pieces that a rehearsal reads: the first, which allocates sums, one that is added, and one after that.
@@ -182,10 +184,10 @@ REHEARSED_PIECES = 3
 
 
 def read_pieces(
-    handle: Boundary, strip: UncutAxis, box: Box, count: int, give: Callable[[Box, Tensor], None] | None = None
+    handle: Boundary, axis: UncutAxis, box: Box, count: int, add_gradient: Callable[[Box, Tensor], None] | None = None
 ) -> Pieces:
-    """Read a box of a boundary in ``count`` pieces; ``give`` is called with the gradient of each."""
-    boxes, ends = strip.boxes(box, count), tuple(end * strip.inner for end in strip.ends(count))
+    """Read a box of a boundary in ``count`` pieces; ``add_gradient`` is called with the gradient of each."""
+    boxes, ends = axis.boxes(box, count), tuple(end * axis.inner for end in axis.ends(count))
     if handle.home.queue.make_stand_in is not None:
         ends = ends[: REHEARSED_PIECES + 1]
 
@@ -193,8 +195,8 @@ def read_pieces(
         return handle.read(boxes[piece]).detach()
 
     def pull(piece: int, gradient: Tensor) -> None:
-        assert give is not None
-        give(boxes[piece], gradient)
+        assert add_gradient is not None
+        add_gradient(boxes[piece], gradient)
 
-    token = torch.zeros((), device=handle.device, requires_grad=give is not None)
-    return Pieces(ends, read, None if give is None else pull, token)
+    token = torch.zeros((), device=handle.device, requires_grad=add_gradient is not None)
+    return Pieces(ends, read, None if add_gradient is None else pull, token)

@@ -107,7 +107,7 @@ class Streams:
         self.needed = [self.sources_of(v for v in vectors if v in self.streamed) for vectors in uses.values()]
         self.use_index = {use: i for i, use in enumerate(uses)}
         self.current_use = 0
-        self.finished_uses: set[int] = set()
+        self.begun_uses: set[int] = set()
         self.saving_uses: list[int] = []
         self.values_by_storage: dict[int, tuple[weakref.ref[torch.UntypedStorage], Value]] = {}
         self.provided: list[Value] = []
@@ -136,11 +136,9 @@ class Streams:
         self.current_use = place
         self.prefetch(place)
         if self.ahead:
-            following = (
-                i for i in range(place + 1, len(self.needed)) if self.needed[i] and i not in self.finished_uses
-            )
+            following = (i for i in range(place + 1, len(self.needed)) if self.needed[i] and i not in self.begun_uses)
             self.prefetch(next(following, place))
-        self.finished_uses.add(place)
+        self.begun_uses.add(place)
         try:
             for v in needed:
                 if v in self.streamed:

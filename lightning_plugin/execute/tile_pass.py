@@ -139,20 +139,18 @@ class TilePass:
             for t, box in zip(program.targets, owned, strict=True)
             if t.stored is None and not box.empty
         )
-        lie = [extents_and_borders(box, t.map.space.extent) for t, box in zip(program.targets, owned, strict=True)]
-        lie += [extents_and_borders(box, v.space.extent) for v, box in need.items()]
-        return tuple(contents), tuple(lie), tuple(paddings(program, need)), lands
+        shapes = [extents_and_borders(box, t.map.space.extent) for t, box in zip(program.targets, owned, strict=True)]
+        shapes += [extents_and_borders(box, v.space.extent) for v, box in need.items()]
+        return tuple(contents), tuple(shapes), tuple(paddings(program, need)), lands
 
     def content_key(self, v: Value, box: Box) -> Hashable | None:
         """Return the key of the contents of an input's box: of its constant, or of the computation that made it. None
         for a box that is like no other."""
         found, segment = self.stored.get(v), self.segment
+        if found is None and v in segment.sources:
+            return segment.sources[v].constant_key(box)
         if found is None:
-            return (
-                segment.sources[v].constant_key(box)
-                if v in segment.sources
-                else segment.known_constants[v].key_of_box(box)
-            )
+            return segment.known_constants[v].key_of_box(box)
         key = None if found.constants is None else found.constants.key_of_box(box)
         return key if key is not None or found.numbered is None else found.numbered.signature(box)
 
@@ -186,9 +184,12 @@ class TilePass:
         """Evaluate a tile; see `Tape.run`.
 
         Args:
-            owned: The tile. read: Reads an input's box. vectors: The vectors of the program. emit: Called with each
-            target's results. grad: Evaluate with grad. carried: In a scan, the rows that the tile before handed on, by
-            the serial number of the node that made them.
+            owned: The tile.
+            read: Reads an input's box.
+            vectors: The vectors of the program.
+            emit: Called with each target's results.
+            grad: Evaluate with grad.
+            carried: In a scan, the rows that the tile before handed on, by the serial number of their node.
 
         Returns:
             The rows that a tile of a scan hands on, likewise.
@@ -220,7 +221,7 @@ class TilePass:
         return handed
 
     def tape(self, owned: Owned, kind: Hashable) -> Tape:
-        """Return the tape of a kind, bound to this pass's recording; record it from a tile of the kind if needed."""
+        """Return the tape of a kind, bound to this pass's recording; make it from a tile of the kind if needed."""
         tape = self.tapes.get(kind)
         if tape is None:
             program, found, scanned = self.segment.program, self.findings.tapes.get(kind), self.scan_tiles.get(owned)
@@ -264,7 +265,7 @@ class TilePass:
     def prefetch(self, need: Mapping[Value, Box], owned: Owned) -> None:
         """Start to read a tile's boundaries and cotangents from lower tiers."""
         for v in self.segment.boundaries:
-            if v in need and v not in self.segment.strips:
+            if v in need and v not in self.segment.uncut_axes:
                 self.stored[v].prefetch(need[v])
         for i, cotangent in (self.cotangents or {}).items():
             if not owned[i].empty:
@@ -296,7 +297,7 @@ class TilePass:
     def first_pieces(self, need: Mapping[Value, Box]) -> dict[Value, Box]:
         """Return the first piece, the largest, of each boundary that is read in pieces."""
         segment = self.segment
-        return {k: strip.boxes(need[k], segment.plan.pieces)[0] for k, strip in segment.strips.items() if k in need}
+        return {v: axis.boxes(need[v], segment.plan.pieces)[0] for v, axis in segment.uncut_axes.items() if v in need}
 
     # What the ledger counts
 
@@ -307,14 +308,14 @@ class TilePass:
         if ledger is None or segment.scans:
             return None
         images = [image.tensor for image in segment.sources.values()]
-        differs = ledger.uses_allocator or ledger.watch_all or segment.groups_tiles or self.overlaps
-        if segment.rehearsal is None and (differs or any(t is None for t in images)):
+        is_unpredictable = ledger.uses_allocator or ledger.watch_all or segment.groups_tiles or self.overlaps
+        if segment.rehearsal is None and (is_unpredictable or any(t is None for t in images)):
             return None
-        lie = tuple(t.stride() if t.dim() < 3 else strides_order(t) for t in tensors)
-        lie += tuple(strides_order(t) for t in images if t is not None)
-        where = tuple(location_of(v, self.stored.get(v)) for v in segment.program.reads)
-        decided = plan.tier, plan.half, plan.ahead, plan.drop > 0, plan.pieces, plan.alike
-        return decided, (segment.groups_tiles, bool(segment.known_constants)), lie, where, direction, more
+        strides = tuple(t.stride() if t.dim() < 3 else strides_order(t) for t in tensors)
+        strides += tuple(strides_order(t) for t in images if t is not None)
+        locations = tuple(location_of(v, self.stored.get(v)) for v in segment.program.reads)
+        decisions = plan.tier, plan.half, plan.ahead, plan.drop > 0, plan.pieces, plan.alike
+        return decisions, (segment.groups_tiles, bool(segment.known_constants)), strides, locations, direction, more
 
     @contextmanager
     def count_memory(self, key: Hashable | None) -> Iterator[bool]:
@@ -327,9 +328,9 @@ class TilePass:
             self.must_watch = False
             yield True
         else:
-            with ledger.measure() as most:
+            with ledger.measure() as peak:
                 yield False
-            passes[key] = most.bytes
+            passes[key] = peak.bytes
 
     def watch_tile(self, owned: Owned) -> AbstractContextManager[None]:
         """Return a context for a tile; the ledger watches it if more is live than before other tiles of its kind."""
