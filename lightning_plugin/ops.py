@@ -266,22 +266,13 @@ def contiguous(gradient: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class VectorOp(Op):
-    """Call on vectors only.
-
-    Attributes:
-        call: The call.
-        rebind: The call writes into its first argument, which is cloned before.
-    """
+    """Call on vectors only."""
 
     kind: ClassVar[str] = "vector"
     call: Call
-    rebind: bool = False
 
     def run(self, tensors: Sequence[Tensor]) -> Any:
-        if self.rebind:
-            tensors = [tensors[0].clone(), *tensors[1:]]
-        result = self.call(tensors)
-        return tensors[0] if self.rebind else result
+        return self.call(tensors)
 
 
 @dataclass(frozen=True)
@@ -291,16 +282,20 @@ class Barrier(Op):
     Attributes:
         call: The call.
         reason: The reason, for plans and messages.
-        rebind: As in `VectorOp`.
+        writes_input: The call writes into its first argument, which is cloned before, and is the result.
     """
 
     kind: ClassVar[str] = "barrier"
     call: Call
     reason: str
-    rebind: bool = False
+    writes_input: bool = False
 
     def run(self, tensors: Sequence[Tensor]) -> Any:
-        return VectorOp(self.call, self.rebind).run(tensors)
+        if not self.writes_input:
+            return self.call(tensors)
+        result = tensors[0].clone()
+        self.call([result, *tensors[1:]])
+        return result
 
 
 @dataclass(frozen=True)

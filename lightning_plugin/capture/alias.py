@@ -213,7 +213,7 @@ def register_storage(session: Session, fake: Tensor) -> None:
         known.append(fake)
 
 
-def rebind(session: Session, fake: Tensor, value: Value, writer: str, recorder: Recorder) -> None:
+def bind_written(session: Session, fake: Tensor, value: Value, writer: str, recorder: Recorder) -> None:
     """Bind a written tensor and its parents to their new values; see [Note: views]."""
     for other in session.fakes_by_storage.get(storage_key(fake), ()):
         if other is not fake and not is_viewed_by(other, fake):

@@ -114,7 +114,7 @@ class LazyImage(LazyTensor):
             fake = torch.empty(shape, dtype=source.dtype, device=target)
         self = LazyTensor._wrap(cls, fake, session, requires_grad)
         self._source = source
-        session.image(source, fake, requires_grad)
+        session.bind_image(source, fake, requires_grad)
         register_storage(session, fake)
         return self
 
@@ -124,7 +124,7 @@ class LazyImage(LazyTensor):
         session = self._session.root()
         image = session.bindings.images.get(value)
         if image is not None and image.changed:
-            return session.image(self._source, self._fake, value.requires_grad)
+            return session.bind_image(self._source, self._fake, value.requires_grad)
         return value
 
     @classmethod

@@ -27,10 +27,10 @@ from lightning_plugin.capture.alias import (
     VECTOR_OPERATORS,
     OperatorCall,
     OperatorLog,
+    bind_written,
     current_value,
     log_operators,
     out_of_place,
-    rebind,
     register_storage,
     register_views,
     shares_storage,
@@ -203,12 +203,18 @@ class Recorder:
         return tuple(values), new_args, new_kwargs
 
     def vector(
-        self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], fakes: Sequence[Tensor], **how: Any
+        self,
+        func: Callable[..., Any],
+        args: Any,
+        kwargs: dict[str, Any],
+        fakes: Sequence[Tensor],
+        name: str = "",
+        grad: bool = True,
+        autocast: Autocast | None = None,
     ) -> tuple[Value, ...]:
         """Add a node that runs a function on vectors with ordinary autograd."""
         values, new_args, new_kwargs = self.template(args, kwargs)
-        call = Call(func, new_args, new_kwargs, how.pop("autocast", None))
-        return self.emit(VectorOp(call, how.pop("rebind", False)), values, fakes, None, **how)
+        return self.emit(VectorOp(Call(func, new_args, new_kwargs, autocast)), values, fakes, None, name, grad)
 
     def apply(self, func: Callable[..., Tensor], *fakes: Tensor) -> Tensor:
         """Record a function of bound tensors; return the fake of its result, bound to its value."""
@@ -235,7 +241,7 @@ class Recorder:
         return self.emit(Gather(), [value], [value.fake], None, "gather")[0] if value.is_map else value
 
     def barrier(
-        self, func: Callable[..., Any], args: Any, kwargs: Any, fakes: Sequence[Tensor], reason: str, rebind: bool
+        self, func: Callable[..., Any], args: Any, kwargs: Any, fakes: Sequence[Tensor], reason: str, writes_input: bool
     ) -> tuple[Value, ...]:
         """Add a node that runs a function whole; outputs shaped like one of its maps are maps again."""
         flat = tree_leaves((args, kwargs))
@@ -243,7 +249,7 @@ class Recorder:
         args, kwargs = tree_map(lambda a: self.gather(a) if isinstance(a, Value) else a, (args, kwargs))
         values, new_args, new_kwargs = self.template(args, kwargs)
         call = Call(func, new_args, new_kwargs, self.autocast)
-        outputs = self.emit(Barrier(call, reason, rebind), values, fakes, None)
+        outputs = self.emit(Barrier(call, reason, writes_input), values, fakes, None)
         return tuple(self.restore(v, layouts) for v in outputs)
 
     def restore(self, value: Value, layouts: Sequence[Layout]) -> Value:
@@ -322,7 +328,7 @@ def try_record(session: Session, func: Callable[..., Any], args: Any, kwargs: di
         register_views(call.func, call.args, call.kwargs, call.outs)
     for fake, value in zip(results, values, strict=True):
         if id(fake) in before:
-            rebind(session, fake, value, recorder.name, recorder)
+            bind_written(session, fake, value, recorder.name, recorder)
         else:
             bind(fake, value)
             register_storage(session, fake)
@@ -446,7 +452,7 @@ def record_operator(recorder: Recorder, logged: OperatorCall) -> str | None:
         values = as_values(rule(recorder, call, [small, *vargs[1:]], vkwargs, outs)) if rule else None
     if values is None:
         values = recorder.vector(VECTOR_OPERATORS.get(call, call), vargs, vkwargs, outs, name=name)
-    # Through a view, in place would write into what others may read.
+    # Through a view, an in-place kernel would write into memory that other operators may read.
     made = values[0].node
     if written and made is not None and func in REPLAYED_IN_PLACE and view_of(written[0]) is None:
         Node(made.op, made.inputs, made.outputs, made.name, made.path, func, made.serial)
@@ -454,7 +460,7 @@ def record_operator(recorder: Recorder, logged: OperatorCall) -> str | None:
     for fake, value in zip(outs, values, strict=True):
         register_storage(recorder.session, fake)
         if written and fake is written[0]:
-            rebind(recorder.session, fake, value, name, recorder)
+            bind_written(recorder.session, fake, value, name, recorder)
         else:
             bind(fake, value)
     return None

@@ -247,7 +247,7 @@ class Session:
             self.bindings.captures[value] = Capture(tensor, now)
             return value
 
-    def image(self, source: TileSource, fake: Tensor, requires_grad: bool = False) -> Value:
+    def bind_image(self, source: TileSource, fake: Tensor, requires_grad: bool = False) -> Value:
         """Bind a fake tensor to the value of an image in its current version; an empty image is a vector."""
         refuse_transforms()
         image = Image.of(source, fake.device)

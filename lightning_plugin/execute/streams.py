@@ -284,7 +284,7 @@ def find_derived(captured: Mapping[Value, Tensor], nodes: Sequence[Node]) -> lis
     found: dict[Value, None] = {}
     read = {v for n in nodes for v in n.inputs}
     for n in nodes:
-        if not isinstance(n.op, VectorOp) or not n.inputs or not is_deterministic(n.op.call.func) or n.op.rebind:
+        if not isinstance(n.op, VectorOp) or not n.inputs or not is_deterministic(n.op.call.func):
             continue
         if all(v in captured or v in found for v in n.inputs) and all(
             v in read and v.bytes >= MIN_DERIVED_BYTES for v in n.outputs

@@ -1,1 +1,1 @@
-"""Programs: what a segment computes for any of its tiles, the boxes that a tile needs, and the tapes that run it."""
+"""Programs of segments: the nodes and boxes of a tile, and the tapes that run it."""

@@ -80,20 +80,20 @@ class Instruction(NamedTuple):
         target: Index of the target that the instruction emits; -1 if it emits none.
         share: The part of the result that the tile owns; None is all of it.
         drops: Slots that are freed after it.
-        rebound: The box for which the kernel is bound in each recording; None if it is bound once.
+        rebind_box: The box for which the kernel is bound in each recording; None if it is bound once.
         unread: Kernel of backward if no operator reads the result: see [Note: unread] in `rules.unread`.
     """
 
     kernel: Kernel | None
     place: int
     inputs: tuple[tuple[int, Slicer | None], ...]
-    vectors: tuple[int, ...]
-    output: int
-    grad: bool
-    target: int
-    share: Slicer | None
-    drops: tuple[int, ...]
-    rebound: Box | None = None
+    vectors: tuple[int, ...] = ()
+    output: int = -1
+    grad: bool = False
+    target: int = -1
+    share: Slicer | None = None
+    drops: tuple[int, ...] = ()
+    rebind_box: Box | None = None
     unread: Kernel | None = None
 
     def without_result(self, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
@@ -119,9 +119,9 @@ class Tape:
 
     def rebound(self, program: Program) -> Tape:
         """Return the tape for another recording of the same structure."""
-        if all(step.rebound is None for step in self.instructions):
+        if all(step.rebind_box is None for step in self.instructions):
             return self
-        return replace(self, instructions=tuple(rebind(step, program) for step in self.instructions))
+        return replace(self, instructions=tuple(rebind_kernel(step, program) for step in self.instructions))
 
     def without_unread(self) -> tuple[Tape, dict[int, Instruction]]:
         """Return the tape with unread operators replaced by the emission of their inputs, and these operators'
@@ -183,14 +183,14 @@ class Tape:
                     held[slot] = None
 
 
-def rebind(step: Instruction, program: Program) -> Instruction:
+def rebind_kernel(step: Instruction, program: Program) -> Instruction:
     """Bind the kernel of an instruction to the operator of a recording."""
-    if step.rebound is None:
+    if step.rebind_box is None:
         return step
     op = program.nodes[step.place].op
     assert isinstance(op, TileOp)
-    unread = None if step.unread is None else op.unread(step.rebound)
-    return step._replace(kernel=op.kernel_for(step.rebound), unread=unread)
+    unread = None if step.unread is None else op.unread(step.rebind_box)
+    return step._replace(kernel=op.kernel_for(step.rebind_box), unread=unread)
 
 
 def make_tape(program: Program, owned: Sequence[Box], need: Mapping[Value, Box], scan: ScanTile | None = None) -> Tape:
@@ -209,11 +209,11 @@ def make_tape(program: Program, owned: Sequence[Box], need: Mapping[Value, Box],
     carried = {} if scan is None else scan.carried
     kept = {} if scan is None else {serial: i for i, serial in enumerate(scan.kept, len(program.targets))}
     slots, fresh_slot = program.map_slots, len(program.map_slots)
-    steps: list[Instruction] = []
+    instructions: list[Instruction] = []
     drops: tuple[int, ...] = ()
 
     def emit(i: int, inputs: tuple[tuple[int, Slicer | None], ...]) -> None:
-        steps.append(Instruction(None, place, inputs, (), -1, False, i, None, ()))
+        instructions.append(Instruction(None, place, inputs, target=i))
 
     for place, node in enumerate(program.nodes):
         serial, box = node.serial, None if isinstance(node.op, ReduceOp) else need.get(node.outputs[0])
@@ -235,25 +235,26 @@ def make_tape(program: Program, owned: Sequence[Box], need: Mapping[Value, Box],
             if fresh is not None:
                 overwrites = serial in program.in_place and not joins and need[node.maps[0]] == fresh
                 unread = serial in program.unread and i >= 0 and not overwrites and not apart
-                steps.append(
+                instructions.append(
                     Instruction(
                         node.op.writing(node.inplace) if overwrites else node.op.kernel_for(fresh),  # type: ignore[attr-defined]
                         place,
                         input_parts(program, node, node.op.need(fresh), need),
                         tuple(program.vector_slots[v] for v in node.vectors),
-                        fresh_slot if joins else slot if lasts or apart else -1,
-                        out.requires_grad,
-                        -1 if apart else i,
-                        None if apart else share,
-                        (),
-                        fresh if has_unkeyed_fields(node.op) and not overwrites else None,
-                        node.op.unread(fresh) if unread else None,
+                        output=fresh_slot if joins else slot if lasts or apart else -1,
+                        grad=out.requires_grad,
+                        target=-1 if apart else i,
+                        share=None if apart else share,
+                        rebind_box=fresh if has_unkeyed_fields(node.op) and not overwrites else None,
+                        unread=node.op.unread(fresh) if unread else None,
                     )
                 )
                 if joins:
                     join = partial(join_tiles, out.space, carried[serial], fresh)
                     both = (slot, None), (fresh_slot, None)
-                    steps.append(Instruction(join, place, both, (), slot, out.requires_grad, -1, None, (fresh_slot,)))
+                    instructions.append(
+                        Instruction(join, place, both, output=slot, grad=out.requires_grad, drops=(fresh_slot,))
+                    )
             if apart:
                 if i >= 0:
                     emit(i, ((slot, share),))
@@ -261,12 +262,12 @@ def make_tape(program: Program, owned: Sequence[Box], need: Mapping[Value, Box],
                     emit(kept[serial], ((slot, out.space.slicer(box, scan.kept[serial])),))
                 drops += () if lasts else (slot,)
         drops += tuple({slots[v] for v in node.inputs if program.last_use.get(v) == place and v in need})
-        if steps:
-            steps[-1] = steps[-1]._replace(drops=(*steps[-1].drops, *drops))
+        if instructions:
+            instructions[-1] = instructions[-1]._replace(drops=(*instructions[-1].drops, *drops))
             drops = ()
     reads = [slots[v] for v in program.reads if v in need]
     reads += [slots[n.outputs[0]] for serial in carried for n in program.nodes if n.serial == serial]
-    return Tape(tuple(reads), fresh_slot + 1, tuple(steps))
+    return Tape(tuple(reads), fresh_slot + 1, tuple(instructions))
 
 
 def join_tiles(
