@@ -1,4 +1,4 @@
-"""One rule for each operator, one file for each family; `table` says how to add one."""
+"""Rules of operators: one for each, in one file for each family. `table` describes how to add one."""
 
 from lightning_plugin.rules import (  # noqa: F401  (each registers its rules)
     adaptive,

@@ -1,8 +1,8 @@
 """Adaptive pooling to any size.
 
-The bins of adaptive pooling differ in length and may overlap, so there is no window to slide. A result that is small
-against its bins (seven by seven of a whole slide) is a vector to which every tile adds its share; a larger one
-is a map, and a tile of it reads the bins it needs.
+Bins of adaptive pooling differ in length and may overlap, so that no window slides. If the result is smaller than a bin
+(seven by seven of a slide), it is a vector, to which each tile adds its part of the bins. A larger result is a map,
+whose tiles read their bins.
 """
 
 from __future__ import annotations
@@ -23,52 +23,80 @@ from lightning_plugin.rules.channels import over_last_dims
 from lightning_plugin.rules.interpolate import Resample
 from lightning_plugin.rules.reduce import record_first
 from lightning_plugin.rules.reductions import Projection, more_extreme, to_tile_positions, widen
-from lightning_plugin.rules.sampling import Bins
+from lightning_plugin.rules.sampling import Sampler, on_real_tensors
 from lightning_plugin.rules.table import Recorder
 from lightning_plugin.rules.window import axes_of_last, with_window_sizes
 
 aten = torch.ops.aten
 
 Span = tuple[int, int]
-#: Bins of an axis, the axis, its dimension, and the bins that a tile touches.
+
+
+@dataclass(frozen=True, slots=True)
+class Bins(Sampler):
+    """Bins of one axis of n inputs and m outputs: bin ``o`` has inputs ``[floor(o n / m), ceil((o + 1) n / m))``."""
+
+    def bin(self, o: int) -> Span:
+        return (o * self.size) // self.out, -((-(o + 1) * self.size) // self.out)
+
+    def need(self, lo: int, hi: int) -> Span:
+        return self.bin(lo)[0], self.bin(hi - 1)[1]
+
+    @on_real_tensors
+    def taps(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
+        index, counts = self.members(lo, hi)
+        inside = torch.arange(index.shape[1]) < counts.unsqueeze(1)
+        return index, torch.where(inside, 1 / counts.unsqueeze(1).double(), 0.0)
+
+    @on_real_tensors
+    def members(self, lo: int, hi: int, among: Span | None = None) -> tuple[Tensor, Tensor]:
+        """Return the inputs of bins ``[lo, hi)``, shorter bins repeating their last one, and the number of each.
+
+        Args:
+            lo: First bin.
+            hi: End of the bins.
+            among: Interval of inputs that count; all by default.
+        """
+        at = torch.arange(lo, hi)
+        first = (at * self.size).div(self.out, rounding_mode="floor")
+        end = -(-(at + 1) * self.size).div(self.out, rounding_mode="floor")
+        if among is not None:
+            first, end = first.clamp(min=among[0]), end.clamp(max=among[1])
+        index = first.unsqueeze(1) + torch.arange(int((end - first).max()))
+        return torch.minimum(index, end.unsqueeze(1) - 1), end - first
+
+    def touched(self, lo: int, hi: int) -> Span:
+        """Return the interval of bins with an input in ``[lo, hi)``."""
+        return (lo * self.out) // self.size, -((-hi * self.out) // self.size)
+
+
+#: Bins of an axis, the axis, its dimension, and the bins with an input in the tile.
 Line = tuple[Bins, int, int, Span]
-
-
-def touched(bins: Bins, lo: int, hi: int) -> Span:
-    """Bins ``o`` with ``floor(o n / m) < hi`` and ``ceil((o + 1) n / m) > lo``."""
-    n, m = bins.size, bins.out
-    return (lo * m) // n, -((-hi * m) // n)
-
-
-def clipped(bins: Bins, o: int, lo: int, hi: int) -> Span:
-    """The positions of a bin in ``[lo, hi)``, counted from ``lo``."""
-    first, end = bins.bin(o)
-    return max(lo, first) - lo, min(hi, end) - lo
-
-
-def bin_members(bins: Bins, span: Span, lo: int, hi: int) -> Tensor:
-    """Positions of each touched bin in ``[lo, hi)``, from ``lo`` on; shorter ones repeat their last."""
-    ends = [clipped(bins, o, lo, hi) for o in range(*span)]
-    most = max(end - first for first, end in ends)
-    return torch.tensor([[min(first + i, end - 1) for i in range(most)] for first, end in ends])
 
 
 @dataclass(frozen=True)
 class Binned(Projection):
-    """A reduction to bins: a tile adds to those that it touches."""
+    """Reduction to bins; a tile adds to the bins with an input in it."""
 
     bins: tuple[Bins, ...]
     axes: tuple[int, ...]
 
     def result_box(self, box: Box) -> Box:
         for b, a in zip(self.bins, self.axes, strict=True):
-            box = box.replace(a, *touched(b, box.lo[a], box.hi[a]))
+            box = box.replace(a, *b.touched(box.lo[a], box.hi[a]))
         return box
 
 
 @dataclass(frozen=True)
 class BinOp(ReduceOp):
-    """A reduction of each bin, for the bins that a tile touches."""
+    """Reduction of each bin with an input in the tile.
+
+    Attributes:
+        bins: Bins of each axis.
+        axes: The axes.
+        dims: Dimension of each axis.
+        dtype: Type of the result.
+    """
 
     bins: tuple[Bins, ...]
     axes: tuple[int, ...]
@@ -76,26 +104,27 @@ class BinOp(ReduceOp):
     dtype: torch.dtype
 
     def lines(self, box: Box) -> list[Line]:
-        """Each pooled axis of a tile."""
+        """Return bins, axis, dimension and touched bins, for each pooled axis of a tile."""
         return [
-            (b, a, d, touched(b, box.lo[a], box.hi[a])) for b, a, d in zip(self.bins, self.axes, self.dims, strict=True)
+            (b, a, d, b.touched(box.lo[a], box.hi[a])) for b, a, d in zip(self.bins, self.axes, self.dims, strict=True)
         ]
 
 
 @dataclass(frozen=True)
 class BinMean(BinOp):
-    """Sums in float64, divided once at the end."""
+    """Mean of each bin: sums in float64, divided at the end."""
 
     neutral: ClassVar[tuple[float, ...]] = (0.0,)
 
     def sums(self, box: Box, x: Tensor) -> Tensor:
         for b, a, d, span in self.lines(box):
-            ends = [clipped(b, o, box.lo[a], box.hi[a]) for o in range(*span)]
-            x = torch.cat([x.narrow(d, s, e - s).sum(d, keepdim=True) for s, e in ends], d)
+            lo, hi = box.lo[a], box.hi[a]
+            ends = [(max(lo, first), min(hi, end)) for first, end in map(b.bin, range(*span))]
+            x = torch.cat([x.narrow(d, first - lo, end - first).sum(d, keepdim=True) for first, end in ends], d)
         return x
 
     def counts(self, like: Tensor, spans: Sequence[Span]) -> Tensor:
-        """Number of positions of each bin, shaped to divide the result."""
+        """Return the number of inputs of each bin, shaped to divide the result."""
         total = torch.ones([1] * like.dim(), dtype=like.dtype, device=like.device)
         for b, d, span in zip(self.bins, self.dims, spans, strict=True):
             lengths = [end - first for first, end in map(b.bin, range(*span))]
@@ -119,13 +148,22 @@ class BinMean(BinOp):
 
 
 def row_maximum(x: Tensor, dim: int, index: Tensor) -> tuple[Tensor, Tensor]:
-    """The maximum of each row of ``index`` along ``dim``, and which of the row it was."""
+    """Return the maximum over each row of indices along ``dim``, and its place in the row."""
     found = x.index_select(dim, index.reshape(-1)).unflatten(dim, index.shape).max(dim + 1)
     return found.values, found.indices
 
 
 def flat_positions(where: Tensor | None, choice: Tensor, index: Tensor, origin: int, dim: int, step: int) -> Tensor:
-    """Flat positions after one more axis: of each choice, its position on this axis, and what was found before."""
+    """Extend flat positions by one more axis.
+
+    Args:
+        where: Flat positions along the axes so far; None for the first axis.
+        choice: Place of each maximum in its bin.
+        index: Inputs of each bin.
+        origin: First position of the tile on this axis.
+        dim: Dimension of this axis.
+        step: Number of positions along the axes so far.
+    """
     bins = torch.arange(len(index), device=index.device).view(-1, *[1] * (choice.dim() - 1 - dim))
     at = index[bins, choice]
     return at * step if where is None else at * step + where.gather(dim, at - origin)
@@ -133,7 +171,7 @@ def flat_positions(where: Tensor | None, choice: Tensor, index: Tensor, origin: 
 
 @dataclass(frozen=True)
 class BinMax(BinOp):
-    """(largest value, its first flat position in the map), which takes the whole gradient."""
+    """Maximum of each bin and its first flat position in the map, which takes the whole gradient."""
 
     neutral: ClassVar[tuple[float, ...]] = (-math.inf, math.inf)
 
@@ -142,9 +180,9 @@ class BinMax(BinOp):
         where: Tensor | None = None
         step = 1
         for b, a, d, span in reversed(self.lines(box)):
-            index = bin_members(b, span, box.lo[a], box.hi[a]).to(x.device)
-            x, choice = row_maximum(x, d, index)
-            where = flat_positions(where, choice, index + box.lo[a], box.lo[a], d, step)
+            index = b.members(*span, among=(box.lo[a], box.hi[a]))[0].to(x.device)
+            x, choice = row_maximum(x, d, index - box.lo[a])
+            where = flat_positions(where, choice, index, box.lo[a], d, step)
             step *= b.size
         assert where is not None
         return Reduction((x, where))
@@ -156,7 +194,7 @@ class BinMax(BinOp):
         return total.parts
 
     def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
-        """The tile's value at the position of each maximum, where that lies in the tile."""
+        """Return the tile's value at the position of each maximum in the tile, else zero."""
         x, where = tiles[0], outputs[1]
         place, inside = to_tile_positions(where, box, self.axes, [b.size for b in self.bins])
         first = self.dims[0]  # those that are not pooled between it and the last are of size one
@@ -166,7 +204,7 @@ class BinMax(BinOp):
 
 @dataclass(frozen=True)
 class AdaptiveMax(SeparableOp):
-    """The largest value of each bin, or, with ``index``, its flat position among the pooled dimensions of the map."""
+    """Maximum of each bin or, with ``index``, its flat position along the pooled dimensions of the map."""
 
     kind: ClassVar[str] = "resample"
     maps: tuple[Bins, ...]
@@ -174,11 +212,11 @@ class AdaptiveMax(SeparableOp):
     index: bool = False
 
     def mark(self, axis: int, lo: int, hi: int) -> Hashable:
-        """The bins, from the first input on; where they lie, if positions are asked for."""
+        """Bins relative to the first input; their positions with ``index``."""
         return (lo, hi) if self.index else super().mark(axis, lo, hi)
 
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
-        """The last axis first: of equal values in a bin, the first in row-major order wins, as PyTorch has it."""
+        """Take the last axis first: of equal values in a bin, the first in row-major order wins, as in PyTorch."""
         x = tiles[0]
         (held,) = self.need(box)
         where = None
@@ -216,7 +254,7 @@ def record_adaptive(
 
 
 def is_small(bins: Sequence[Bins]) -> bool:
-    """True if the whole result is no larger than what one of its bins reads."""
+    """True if the result has at most as many positions as a bin."""
     return math.prod(b.out for b in bins) <= math.prod(b.size // b.out for b in bins)
 
 

@@ -1,12 +1,10 @@
-"""Operators along some of the axes of space: sums of rows, running sums down columns, a softmax over positions.
+"""Operators that mix positions along some axes and keep the shape: running sums, sorting, softmax.
 
-A reduction over *some* of the axes has results that still lie in space: each tile adds to its slice of them. Where the
-result has more than one axis left it is a map itself, and the operator reads the reduced axes whole, as one that mixes
-positions along an axis does.
+A tile of the result reads these axes whole, if an axis of space is left to tile. Over all of space,
 
     softmax(x) = exp(x - m) / s        m = max x,   s = Σ exp(x - m)
 
-so a softmax over all positions is one reduction, to (s, m), and one broadcast.
+so that a softmax is one reduction, to s and m, and one local operator.
 """
 
 from __future__ import annotations
@@ -34,7 +32,14 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class WholeAxes(TileOp):
-    """An operator that needs some axes whole; in its output these are whole still, or of extent one."""
+    """Call that reads some axes whole.
+
+    Attributes:
+        call: The call.
+        extent: Extent of its input.
+        axes: The axes; the output has all their positions, or one.
+        output: Layout of the output.
+    """
 
     kind: ClassVar[str] = "window"
     call: Call
@@ -48,7 +53,7 @@ class WholeAxes(TileOp):
         return (box,)
 
     def mark(self, axis: int, lo: int, hi: int) -> Hashable:
-        """The part of an axis that is computed whole."""
+        """Interval of an axis that is read whole: its results differ by position."""
         return (lo, hi) if axis in self.axes else None
 
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
@@ -56,23 +61,23 @@ class WholeAxes(TileOp):
         return self.output.narrow(out, Box.of(self.computed_box(box)), box)
 
     def computed_box(self, box: Box) -> list[tuple[int, int]]:
-        """Interval of each axis that the call computes: all of one that it needed whole and keeps."""
+        """Return the intervals that the call computes for a box: all of the axes that it reads whole."""
         return [
             (0, self.output.extent[a]) if a in self.axes else (lo, hi) for a, (lo, hi) in enumerate(box.intervals())
         ]
 
 
 def whole_axes(rec: Recorder, value: Value, dims: Sequence[int]) -> list[int] | None:
-    """The axes under some dimensions; None where no other axis of space is left to tile.
+    """Return the axes in some dimensions; None if no other axis of space is left to tile.
 
-    That images are tiled among each other does not do: each might be more than a tile can hold.
+    Tiles of images alone do not suffice: one image may be too large for a tile.
     """
     axes = sorted({f.index for d in dims for f in value.space.dims[d] if isinstance(f, Axis)})
     return axes if any(a not in axes for a in cut_space_axes(rec, value.space)) else None
 
 
 def along_axis(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor], dims: Sequence[int]) -> Any:
-    """An operator that keeps its map's shape and mixes positions only along the axes of ``dims``."""
+    """Record an operator that keeps the shape and mixes positions only along the axes in ``dims``."""
     x = args[0]
     axes = whole_axes(rec, x, dims)
     if axes is None or len(outs) != 1 or tuple(outs[0].shape) != x.shape:
@@ -88,7 +93,7 @@ def along_axis(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[
     aten.cumsum, aten.cumprod, aten.logcumsumexp, aten._safe_softmax, aten.glu, aten.sort, kind="local or window"
 )
 def along_dim(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """Along channels, or along one axis; running sums along all of space are a barrier."""
+    """Along channels, or along axes if one of space is left; else a barrier."""
     dim = arguments(func, args, kwargs)["dim"] % len(args[0].shape)
     found = local_on_plain(rec, func, args, kwargs, outs, [dim])
     return along_axis(rec, func, args, kwargs, outs, [dim]) if found is NotImplemented else found
@@ -106,13 +111,13 @@ def apply_log_softmax(x: Tensor, total: Tensor, top: Tensor, dtype: torch.dtype)
 
 
 def other_axes(x: Value, dim: int) -> set[int]:
-    """The axes of a map that lie in other dimensions."""
+    """Return the axes of a map in all dimensions but ``dim``."""
     return axes_under(x, [d for d in range(len(x.shape)) if d != dim])
 
 
 @ATEN.rule(aten._softmax, aten._log_softmax, kind="local or reduce + local")
 def softmax(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """Along channels or one axis; or over a dimension that holds all of space, of all images together or of each."""
+    """Along channels, along axes as `along_dim`, or over a dimension with all of space: of all images, or of each."""
     found = along_dim(rec, func, args, kwargs, outs)
     if found is not NotImplemented:
         return found

@@ -1,8 +1,8 @@
-"""Operators on plain dimensions: what they mix is in each tile, and they are local.
+"""Operators that mix plain dimensions only, and so are local.
 
-A convolution looks at channels and at windows of space; to the dimensions before, it is indifferent. A softmax over
-channels looks at these alone. Where the dimensions that an operator looks at are plain, each tile is computed as the
-whole is.
+A dimension is plain if it has no axis: each tile has all of it. A softmax over channels mixes channels; a convolution
+over windows of a patch mixes channels and the patch. If the dimensions that an operator mixes are plain, it computes a
+tile as it computes the whole map, whatever axes the other dimensions have.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ aten = torch.ops.aten
 
 
 def arguments(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """A call's arguments by name, in order, defaults filled in; a builtin has the signature that PyTorch lists for
-    overrides."""
+    """Return a call's arguments by name, in order, with defaults.
+
+    The signature of a builtin function is the one that PyTorch lists for overrides.
+    """
     if (operator := schema(func)) is not None:
         names = [a.name for a in operator.arguments]
         given = dict(zip(names, args, strict=False)) | kwargs
@@ -40,12 +42,12 @@ def arguments(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 
 
 def is_plain(value: Value, dim: int) -> bool:
-    """True of a dimension that has no axis of a map."""
+    """True if a dimension of a map has no axis, apart from axes of one position."""
     return not value.space.normalized.has_axis(dim % len(value.shape))
 
 
 def resized(layout: Layout, shape: Sequence[int]) -> Layout:
-    """A layout with its plain dimensions set to a result's sizes."""
+    """Return a layout with its plain dimensions set to the sizes of a result."""
     before, tidy = layout.shape, layout.normalized
     return Layout(
         tuple(
@@ -58,7 +60,12 @@ def resized(layout: Layout, shape: Sequence[int]) -> Layout:
 
 @dataclass(frozen=True)
 class Result:
-    """One of several results of an operator."""
+    """Function that computes one of several results of an operator.
+
+    Attributes:
+        func: The operator.
+        place: Index of the result.
+    """
 
     func: Any
     place: int
@@ -71,8 +78,10 @@ class Result:
 def local_on_plain(
     rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor], dims: Iterable[int]
 ) -> Any:
-    """An operator that mixes some dimensions, which are plain, of its first argument, and to the others is
-    indifferent: local, a node for each of its results. One that nobody uses costs nothing."""
+    """Record an operator that mixes the dimensions ``dims`` of its first argument as local; decline if one has an axis.
+
+    Each result is a node of its own: a result that no operator reads costs nothing.
+    """
     x, others = args[0], [a for a in (*args[1:], *kwargs.values()) if isinstance(a, Value)]
     mixed = {d % len(x.shape) for d in dims}
     if not x.is_map or any(v.is_map for v in others) or not all(is_plain(x, d) for d in mixed):
@@ -91,10 +100,11 @@ def local_on_plain(
 
 
 def over_last_dims(*functions: Any, kind: str, **fields: Any) -> Callable[[Rule], Rule]:
-    """Register a rule for operators that look at the last dimensions: as many as their name says, or all but the first.
+    """Register a rule for operators that mix the last dimensions: as many as the name says (``avg_pool2d``), else all
+    but the first.
 
-    Where the rule declines, and these dimensions are plain, the operator is local: the dimensions that it carries
-    (images of a batch, patches of an image, windows of attention) may be made of axes.
+    If the rule declines and these dimensions are plain, the operator is local: its first dimensions (images of a batch,
+    patches of an image, windows of attention) may have axes.
     """
 
     def add(rule: Rule) -> Rule:
@@ -117,7 +127,7 @@ ATEN.rule(aten.col2im.default, kind="local where space is plain")(local_on_last_
 
 
 def reduced_dims(func: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], bool]:
-    """(the dimensions that a reduction reduces, whether it keeps them)."""
+    """Return the dimensions of a reduction, and True if it keeps them."""
     given = arguments(func, args, kwargs)
     rank = len(args[0].shape)
     dims = given.get("dim")
@@ -129,7 +139,7 @@ def reduced_dims(func: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], bo
 
 @API.rule(F.linear, kind="local")
 def linear(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """A linear layer over channels-last maps: rows are positions, and nothing is flattened."""
+    """Local if the last dimension is plain; the operators that PyTorch runs for it would flatten axes."""
     x = args[0]
     if not x.is_map or not is_plain(x, -1):
         return NotImplemented

@@ -1,8 +1,8 @@
-"""Convolutions, plain and transposed.
+"""Convolutions and transposed convolutions.
 
-Input ``i`` of a transposed one adds to outputs ``i * stride - padding + dilation * [0, kernel)``. A tile takes all
-inputs that add to its outputs, runs PyTorch's operator on them without padding, and cuts its outputs out; where nothing
-adds to an output (output padding, a stride longer than the kernel), it is the bias.
+Input ``i`` of a transposed convolution adds to outputs ``i * stride - padding + dilation * [0, kernel)``. A tile takes
+all inputs that add to its outputs, runs PyTorch's operator on them without padding, and cuts its outputs out. Outputs
+to which no input adds (output padding, a stride longer than the kernel) are the bias.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class Convolution(SlidingOp):
         return made if apart is None else with_bias_gradient(made, apart)
 
     def pick_strided(self, x: Tensor, weight: Tensor, padding: Sequence[int]) -> tuple[Tensor, Sequence[int]]:
-        """The input and the stride of the kernel, the same result.
+        """Return the input and the stride for the kernel; a strided 1 × 1 convolution picks its positions before.
 
-        On a CPU the gradient of a strided 1 × 1 convolution of fewer than 16 channels in channels-last order writes
-        past its workspace: a crash, or wrong numbers (uxlfoundation/oneDNN#6035). So the positions are picked before.
+        On a CPU its gradient, with fewer than 16 channels in channels-last order, writes past its workspace: a crash,
+        or wrong numbers (uxlfoundation/oneDNN#6035).
         """
         if not x.is_cpu or weight.shape[1] >= 16 or max(self.stride) == 1 or max(weight.shape[2:]) > 1 or any(padding):
             return x, self.stride
@@ -70,7 +70,7 @@ class Convolution(SlidingOp):
         return x[picked], [1] * len(self.stride)
 
     def split_bias(self, vectors: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None]:
-        """The bias, as the kernel's own or, where its gradient is summed apart, as that; see `biased`."""
+        """Return the bias for the kernel and the bias for `with_bias_gradient`, one of which is None."""
         if not self.bias:
             return None, None
         bias = vectors[1]
@@ -90,7 +90,7 @@ def convolution(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence
     found = window_fields(x, tuple(map(Window, weight.shape[2:], stride, dilation, padding)), outs[0].shape, plain=True)
     in_place = all(k == 1 for k in weight.shape[2:]) and set(stride) == {1} and not any(padding)
     if in_place and axes_of_all_last(x, count) is None:
-        layout = x.space.with_dim(1, (weight.shape[0],))  # whatever space is made of, each position is on its own
+        layout = x.space.with_dim(1, (weight.shape[0],))  # local, whatever axes its dimensions have
         return local(rec, func, args, kwargs, outs[0], layout, name="convolution")
     if found is None:
         return NotImplemented
@@ -102,7 +102,13 @@ def convolution(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """One axis: an input at ``i`` is stamped on outputs ``i * stride - before + dilation * [0, kernel)``."""
+    """Index arithmetic of one axis: input ``i`` is stamped on outputs ``i * stride - before + dilation * [0, kernel)``.
+
+    Attributes:
+        kernel, stride, dilation: As of the convolution.
+        before: Its padding.
+        size: Number of inputs.
+    """
 
     kernel: int
     stride: int
@@ -115,7 +121,7 @@ class Stamp:
         return self.dilation * (self.kernel - 1) + 1
 
     def need(self, lo: int, hi: int) -> tuple[int, int]:
-        """The inputs that add to outputs ``[lo, hi)``; one position, whose outputs are cut off, if there are none."""
+        """Return the inputs that add to outputs ``[lo, hi)``; one input, whose outputs are cut off, if none does."""
         first = max(0, -((self.length - 1 - lo - self.before) // self.stride))
         end = min(self.size, (hi - 1 + self.before) // self.stride + 1)
         if end <= first:
@@ -124,7 +130,7 @@ class Stamp:
         return first, end
 
     def mark(self, lo: int, hi: int) -> tuple[int, int, int, int]:
-        """(where outputs start in what the inputs of ``[lo, hi)`` are stamped on, how many, zeros before, after)."""
+        """Return offset and number of outputs among the stamps of their inputs, and the zeros before and after."""
         first, end = self.need(lo, hi)
         start = first * self.stride - self.before
         stop = (end - 1) * self.stride - self.before + self.length
@@ -143,19 +149,19 @@ class Transposed(SeparableOp):
     bias: bool
 
     def cuts(self, box: Box) -> list[tuple[int, int, int, int]]:
-        """Offset and padding of the outputs in the inputs' stamps, on each axis."""
+        """Return `Stamp.mark` of each axis."""
         return [stamp.mark(lo, hi) for stamp, (lo, hi) in zip(self.maps, self.intervals(box), strict=True)]
 
     @property
     def arguments(self) -> ConvolutionArguments:
-        """Arguments of the operator on all inputs."""
+        """Arguments of PyTorch's operator on the inputs of a tile."""
         strides, dilations = tuple(s.stride for s in self.maps), tuple(s.dilation for s in self.maps)
         return ConvolutionArguments(strides, (0,) * len(strides), dilations, True, self.groups)
 
     def unread(self, box: Box) -> Kernel | None:
         cuts = self.cuts(box)
         if any(n for cut in cuts for n in cut[2:]):
-            return None  # padding would make a result
+            return None  # padding would compute a result
 
         def kernel(tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
             return cut_outputs(unread(tiles[0], vectors[0], vectors[1] if self.bias else None, self.arguments), cuts)
@@ -179,7 +185,7 @@ class Transposed(SeparableOp):
 
 
 def cut_outputs(stamped: Tensor, cuts: Sequence[tuple[int, int, int, int]]) -> Tensor:
-    """Cut the outputs out of the inputs' stamps."""
+    """Cut the outputs of a tile out of the stamps of its inputs."""
     for d, (start, size, _, _) in enumerate(cuts, stamped.dim() - len(cuts)):
         stamped = stamped.narrow(d, start, size)
     return stamped
@@ -189,7 +195,7 @@ def record_transposed(
     rec: Recorder, args: Any, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
     outs: Sequence[Tensor],
 ) -> Any:  # fmt: skip
-    """A transposed convolution along axes."""
+    """Record a transposed convolution along axes."""
     x, weight, bias, *_, groups = args
     axes = axes_of_all_last(x, len(stride))
     if axes is None or (bias is not None and bias.is_map):

@@ -1,7 +1,8 @@
 """Interpolation to any size, in every mode of `torch.nn.functional.interpolate`.
 
-Where outputs and inputs meet again every few positions (a scale of 2, 1/2, 3/2), PyTorch's own kernel runs on the
-needed input tile, which then starts where they meet. Else each axis mixes its taps (`sampling`).
+At a rational scale with small terms (2, 1/2, 3/2), the positions of outputs among inputs repeat with a short period:
+PyTorch's own kernel runs on the input tile, which begins where a period does. At other scales each axis is a weighted
+sum of its taps (`sampling`).
 """
 
 from __future__ import annotations
@@ -35,13 +36,18 @@ from lightning_plugin.rules.window import axes_of_last, with_window_sizes
 
 aten = torch.ops.aten
 
-#: The longest period, in input or output positions, for which a tile starts where outputs and inputs meet.
+#: Longest period, in input or output positions, for which PyTorch's kernel is used.
 PERIOD = 8
 
 
 @dataclass(frozen=True)
 class Resample(SeparableOp):
-    """Each axis on its own; ``dims`` are the dimensions of ``axes``."""
+    """Weighted sum of taps along each axis in turn.
+
+    Attributes:
+        maps: Sampler of each axis.
+        dims: Dimension of each axis.
+    """
 
     kind: ClassVar[str] = "resample"
     uniform: ClassVar[bool] = True
@@ -59,27 +65,40 @@ class Resample(SeparableOp):
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """A sampler that starts over after so many inputs and outputs. What it needs begins where a period does."""
+    """Sampler whose weights repeat; the interval that it needs begins with a period.
+
+    Attributes:
+        sampler: The sampler.
+        inputs: Inputs in a period.
+        outputs: Outputs in a period.
+    """
 
     sampler: Sampler
     inputs: int
     outputs: int
 
     def start(self, lo: int, hi: int) -> int:
-        """Number of periods before outputs ``[lo, hi)``."""
+        """Return the number of periods before the inputs of outputs ``[lo, hi)``."""
         return min(self.sampler.need(lo, hi)[0] // self.inputs, lo // self.outputs)
 
     def need(self, lo: int, hi: int) -> tuple[int, int]:
         return self.start(lo, hi) * self.inputs, self.sampler.need(lo, hi)[1]
 
     def mark(self, lo: int, hi: int) -> int:
-        """Offset of the tile in its first period."""
+        """Offset of the outputs in their first period."""
         return lo - self.start(lo, hi) * self.outputs
 
 
 @dataclass(frozen=True)
 class Periodic(SeparableOp):
-    """PyTorch's kernel on a tile."""
+    """PyTorch's kernel on a tile, for samplers with a period.
+
+    Attributes:
+        maps: Period of each axis.
+        dims: Dimension of each axis.
+        func: PyTorch's operator.
+        flags: Its arguments between sizes and scales.
+    """
 
     kind: ClassVar[str] = "resample"
     uniform: ClassVar[bool] = True
@@ -93,8 +112,8 @@ class Periodic(SeparableOp):
         sizes = []
         for m, (lo, hi), d in zip(self.maps, self.intervals(box), self.dims, strict=True):
             size = hi - lo + m.mark(lo, hi)
-            # PyTorch has short cuts that look at sizes alone, and some number of outputs may happen to meet one:
-            # equal sizes are copied, and the nearest neighbour of twice the size is the half.
+            # PyTorch has shortcuts for certain sizes, which the size of a tile must not meet by chance: equal sizes
+            # are copied, and for twice the size the nearest neighbour is the half.
             if isinstance(m.sampler, Nearest):
                 size = x.shape[d] * m.outputs
             elif size == x.shape[d]:
@@ -107,7 +126,7 @@ class Periodic(SeparableOp):
 
 
 def period_of(sampler: Sampler) -> Period | None:
-    """A sampler as one that starts over, if that is soon and exact."""
+    """Return the period of a sampler; None if it is long or not exact."""
     if isinstance(sampler, Nearest):
         return None if sampler.repeats is None else Period(sampler, 1, sampler.repeats)
     if not isinstance(sampler, (Linear, Cubic)) or sampler.align or sampler.size == sampler.out:
@@ -121,7 +140,7 @@ def period_of(sampler: Sampler) -> Period | None:
 def record_resample(
     rec: Recorder, x: Value, samplers: Sequence[Sampler], out: Tensor, func: Any, flags: tuple[Any, ...]
 ) -> Any:
-    """A node that resamples the last dimensions; the sampler of one that is not an axis must have nothing to do."""
+    """Record a resampling of the last dimensions, those without an axis from one position to one."""
     count = len(samplers)
     found = axes_of_last(x, count)
     if found is None:
@@ -140,7 +159,7 @@ def record_resample(
 def cheapest_resample(
     samplers: tuple[Any, ...], axes: tuple[int, ...], dims: tuple[int, ...], func: Any, flags: tuple[Any, ...]
 ) -> SeparableOp:
-    """The cheapest operator that does it; ``func`` is PyTorch's, where it may be run on a tile."""
+    """Return PyTorch's kernel ``func`` on tiles, if it is given and all samplers have a period, else `Resample`."""
     periods = tuple(p for s in samplers if func is not None and (p := period_of(s)) is not None)
     if len(periods) == len(samplers):
         return Periodic(periods, axes, dims, func, flags)
@@ -148,7 +167,7 @@ def cheapest_resample(
 
 
 def scale_factors(args: Sequence[Any], first: int, count: int) -> list[float | None]:
-    """The scales of a call: one for each dimension, where they were given."""
+    """Return the scales of a call, one for each dimension; None for one that was not given."""
     given = list(args[first : first + count])
     return given + [None] * (count - len(given))
 
@@ -174,14 +193,16 @@ def upsample_nearest(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Seq
 
 
 def copies_on_cuda(x: Value, sizes: Sequence[int], given: Sequence[float | None]) -> bool:
-    """True if an axis keeps its size although a factor was given, on CUDA: forward or backward copies it there, or
-    neither, depending on the operator. That is left to PyTorch."""
+    """True if, on CUDA, an axis keeps its size although a factor was given.
+
+    Forward, backward or neither copies the axis there, depending on the operator: the call is left to PyTorch.
+    """
     axes = zip(given, x.shape[-len(sizes) :], sizes, strict=True)
     return x.device.type == "cuda" and any(f not in (None, 1.0) and size == out for f, size, out in axes)
 
 
 def rounding_of(x: Value, sizes: Sequence[int]) -> Rounding:
-    """Arithmetic by which PyTorch finds nearest neighbours in this map."""
+    """Return the arithmetic by which PyTorch finds nearest neighbours in a map."""
     if x.device.type != "cpu":
         return Rounding.SINGLE
     formats = {2: torch.channels_last, 3: torch.channels_last_3d}
@@ -203,7 +224,7 @@ def upsample(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Te
         return NotImplemented
     name = operator_name(func)
     if "cubic" in name and tuple(outs[0].shape) == x.shape and any(f not in (None, 1.0) for f in given):
-        return NotImplemented  # PyTorch's backward copies here, whatever the factor says; leave that to PyTorch
+        return NotImplemented  # PyTorch's backward copies, whatever the factor: left to PyTorch
     samplers: list[Scaled] = []
     for size, out, factor in zip(x.shape[-len(sizes) :], sizes, given, strict=True):
         if name.endswith("_aa"):

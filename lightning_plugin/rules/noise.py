@@ -1,8 +1,8 @@
-"""Random numbers that are a function of (key, call, position), and of nothing else.
+"""Random numbers as a function of key, call and position.
 
-Every element of a map has a number: its flat index in the whole map, batch and channels included. Hashing it
-with the step's key and the number of the call gives its random bits. So a recomputed tile draws what it drew
-before, and the result does not depend on how the map is cut.
+Each element of a map has a number: its flat index in the whole map, batch and channels included. Its random bits are a
+hash of this number, the step's key and the number of the call. So a recomputed tile draws the same numbers again, and
+the result does not depend on tiles.
 
 The hash is the finaliser of SplitMix64, which turns counters into independent bits. Integers wrap around in
 64 bits; a right shift of a negative one brings in ones, which are masked off.
@@ -25,14 +25,14 @@ from lightning_plugin.layout import Axis, Layout
 GOLDEN = 0x9E3779B97F4A7C15
 ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
 CHUNK = 1 << 20
-"""How many elements are hashed at once: their 64-bit temporaries are small beside a tile."""
+"""Number of elements hashed at once, so that 64-bit temporaries are small compared with a tile."""
 
-#: Random bits that a number of each type can hold and stay below one.
+#: Random bits of a number of each type, so that it stays below one.
 BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 
 
 def signed(number: int) -> int:
-    """An integer modulo 2^64 as PyTorch's 64-bit integers have it."""
+    """Return an integer modulo 2^64 as a signed 64-bit integer."""
     number &= (1 << 64) - 1
     return number - (1 << 64) if number >> 63 else number
 
@@ -53,15 +53,19 @@ def hash_bits(z: Tensor) -> Tensor:
 
 
 def top_bits(z: Tensor, bits: int) -> Tensor:
-    """The highest bits as a number that is not negative, in place."""
+    """Shift 64-bit integers to their highest bits, as non-negative numbers, in place."""
     z >>= 64 - bits
     return z.bitwise_and_((1 << bits) - 1)
 
 
 @dataclass(frozen=True)
 class Stream:
-    """The random numbers of one call. The key changes every step, and the number of the call from layer to layer; plans
-    and tile programs depend on neither."""
+    """Random numbers of one call. Plans and tile programs depend on neither field.
+
+    Attributes:
+        call: Number of the call in the step.
+        key: Key of the step.
+    """
 
     call: int = field(compare=False)
     key: int = field(compare=False)
@@ -70,7 +74,7 @@ class Stream:
         return signed(hash_number(hash_number(self.key) ^ hash_number(self.call * 4 + part + 1)))
 
     def fill(self, out: Tensor, layout: Layout, box: Box, draw: Callable[[Callable[[int], Tensor]], Tensor]) -> Tensor:
-        """Fill a tile: ``draw`` gets a function that hashes a chunk's positions, and returns the chunk."""
+        """Fill a tile by chunks. ``draw`` returns a chunk; it gets a function that hashes the chunk's positions."""
         factors = [f for dim in layout.dims for f in dim] or [1]
         sizes = [box.extent[f.index] if isinstance(f, Axis) else f for f in factors]
         lines = list(coordinates(layout, box, out.device))
@@ -86,7 +90,7 @@ class Stream:
         return hash_bits(scaled + self.base(part))
 
     def keep(self, p: float, layout: Layout, box: Box, device: torch.device) -> Tensor:
-        """A mask that is false with probability p."""
+        """Return a mask that is false with probability p."""
         bar = round(p * 2**53)
         out = torch.empty(layout.tile_shape(box), dtype=torch.bool, device=device)
         return self.fill(out, layout, box, lambda bits: top_bits(bits(0), 53) >= bar)
@@ -116,7 +120,7 @@ class Stream:
 
 
 def coordinates(layout: Layout, box: Box, device: torch.device) -> Iterator[Tensor]:
-    """Contribution of each factor of a layout, at its coordinates in a tile, to an element's global index."""
+    """Yield, for each factor of a layout, the contribution of its positions in a tile to the flat index in the map."""
     factors = [f for dim in layout.dims for f in dim] or [1]
     sizes = [layout.extent[f.index] if isinstance(f, Axis) else f for f in factors]
     for place, f in enumerate(factors):
@@ -126,7 +130,7 @@ def coordinates(layout: Layout, box: Box, device: torch.device) -> Iterator[Tens
 
 
 def chunks(sizes: list[int]) -> Iterator[tuple[slice, ...]]:
-    """Slices that cut a tensor of these sizes into pieces of at most CHUNK elements."""
+    """Yield slices that cut a tensor of these sizes into chunks of at most CHUNK elements."""
     d = 0
     while d < len(sizes) - 1 and math.prod(sizes[d + 1 :]) > CHUNK:
         d += 1

@@ -1,10 +1,10 @@
-"""Normalisation: statistics over space are a reduction, applying them is a broadcast.
+"""Normalisation layers: a reduction to statistics, and an operator that applies them.
 
     y = (x - μ) / sqrt(v + ε) · w + b
 
 A training-mode BatchNorm is a `VarMean` over batch and space and a `Normalize`; GroupNorm, InstanceNorm and a LayerNorm
-over space are the same on a map whose batch and channels are regrouped. Where the statistics are given (eval mode) or
-do not extend over space, the operator is local and PyTorch's own kernel does it.
+over space are the same on a map whose batch and channels are regrouped. With given statistics (eval mode), or
+statistics over plain dimensions only, the layer is local: PyTorch's own kernel runs on each tile.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ aten = torch.ops.aten
 
 
 class Normalization(torch.autograd.Function):
-    """``(x - mean) / sqrt(var + eps) * weight + bias`` on channel dimension 1, in PyTorch's own kernels.
+    """``(x - mean) / sqrt(var + eps) * weight + bias`` on channel dimension 1, by PyTorch's own kernels.
 
-    The kernel's backward gives Σ g·x̂ and Σ g for every channel; the gradients of mean and variance follow from these,
-    so nothing but x is kept for backward.
+    The kernel's backward gives Σ g·x̂ and Σ g for each channel, and the gradients of mean and variance follow from
+    these, so that x is the only map saved for backward.
     """
 
     @staticmethod
@@ -62,15 +62,15 @@ class Normalization(torch.autograd.Function):
         if x.device.type == "cpu" and is_channels_last(x):
             dx, scaled, total = channels_last_backward(grad, x, unit, mean, rstd.to(mean.dtype))
         else:
-            # CUDA's kernel wants what a forward that was given its statistics saves, a CPU's in half precision none.
-            # Its sums are wrong where the input's gradient is not asked for (seen in 2.11).
+            # Saved statistics of a forward in eval mode: empty tensors for CUDA's kernel, None for the CPU's.
+            # CUDA's sums are wrong if the input's gradient is not asked for (seen in 2.11).
             cuda = x.device.type == "cuda"
             saved = mean.new_empty(0) if cuda else None
             wanted = [ctx.needs_input_grad[0] or cuda, True, True]
             dx, scaled, total = aten.native_batch_norm_backward(
                 grad, x, unit, mean, var, saved, saved, False, ctx.eps, wanted
             )
-        # What goes back to the map in all, with the sign turned; see `type_of_statistics`.
+        # The sum of the map's direct gradient, with its sign turned; see `statistics_dtype`.
         d_mean = -unit.to(exact) * rstd * total if dx is None else -channel_sums(dx).to(exact)  # type: ignore[redundant-expr]
         d_var = -0.5 * unit.to(exact) * rstd.square() * scaled
         return (
@@ -84,34 +84,34 @@ class Normalization(torch.autograd.Function):
 
 
 def in_accumulation_dtype(x: Tensor, *vectors: Tensor | None) -> list[Any]:
-    """Vectors as kernels want them: all in one type, that of a map's sums."""
+    """Cast vectors to the type of sums over the map, which PyTorch's kernels expect."""
     return [None if v is None else v.to(accumulation_dtype(x.dtype)) for v in vectors]
 
 
 def with_layout_of_input(grad: Tensor, last: bool) -> Tensor:
-    """A gradient with its channels last in memory, or without gaps, and with the strides that PyTorch would give it."""
+    """Make a gradient contiguous, with channels last if ``last``, and with the strides that PyTorch would give it."""
     if last and grad.dim() in CHANNELS_LAST:
         return plain_strides(grad.contiguous(memory_format=CHANNELS_LAST[grad.dim()]))
     return plain_strides(grad.contiguous())
 
 
 def register_layout_hook(out: Tensor, last: bool) -> Tensor:
-    """The result of a BatchNorm, whose gradient will lie in memory as its input does.
+    """Hook the result of a BatchNorm, so that its gradient gets the memory format of the input.
 
-    PyTorch's kernel on a CPU takes a gradient of one image whose channels seem to lie last, as a transposed bag's do,
-    for what it is not, and what comes back is wrong (2.13; tests/lightning_plugin/test_batch_norm.py).
+    PyTorch's kernel on a CPU computes wrong gradients from a gradient of one image whose strides look like channels
+    last, such as a transposed bag's (2.13; tests/lightning_plugin/test_batch_norm.py).
     """
     if out.requires_grad and out.device.type == "cpu":
         out.register_hook(partial(with_layout_of_input, last=last))
     return out
 
 
-#: Powers of two of equal numbers are added up without any rounding, if they are added up in pairs.
+#: Length of blocks that `channel_sums` sums first: a power of two, so that equal numbers are summed without rounding.
 BLOCK = 64
 
 
 def channel_sums(x: Tensor) -> Tensor:
-    """Each channel's sum, in float64; elsewhere than on CUDA, where that takes a copy, of what blocks come to."""
+    """Return each channel's sum in float64; on a CPU, where that takes a copy of the map, of the sums of blocks."""
     dims = [d for d in range(x.dim()) if d != 1]
     if x.device.type == "cuda":
         return x.sum(dims, dtype=torch.float64)
@@ -124,7 +124,7 @@ def channel_sums(x: Tensor) -> Tensor:
 
 
 def is_channels_last(x: Tensor) -> bool:
-    """True of a tensor that is contiguous in channels-last order and in no other; a part of one is not."""
+    """True if a tensor is contiguous in channels-last order and in no other."""
     order = torch.channels_last_3d if x.dim() == 5 else torch.channels_last
     return not x.is_contiguous() and x.is_contiguous(memory_format=order)
 
@@ -132,8 +132,11 @@ def is_channels_last(x: Tensor) -> bool:
 def channels_last_backward(
     grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(∂x, Σ g·x̂, Σ g). PyTorch's kernel for this order on a CPU adds up positions one by one in the type of ``x``,
-    which costs digits as a tile grows; its sums do not."""
+    """Return ∂x, Σ g·x̂ and Σ g of a BatchNorm on channels-last tensors.
+
+    PyTorch's kernel for this order on a CPU adds positions one by one in the type of ``x``, with an error that grows
+    with the tile. `torch.sum` adds in pairs.
+    """
     line = [1, -1, *[1] * (x.dim() - 2)]
     dims = [d for d in range(x.dim()) if d != 1]
     wide_grad = grad.to(mean.dtype)
@@ -144,11 +147,15 @@ def channels_last_backward(
 
 @dataclass(frozen=True)
 class Normalize(TileOp):
-    """Apply statistics; with ``fold``, batch and channels are one channel dimension, of which so many neighbours share
-    theirs (GroupNorm and its kin).
+    """Normalise by statistics, and scale and shift.
 
-    Where images are tiled among each other, the statistics of each are maps along the axes of images; ``among`` is
-    their extent.
+    Attributes:
+        eps: Added to the variance.
+        weight: There is a weight.
+        bias: There is a bias.
+        fold: Number of neighbouring channels that share their statistics, with batch and channels folded into one
+            dimension, as in GroupNorm; 0 for a BatchNorm.
+        among: Extent of the statistics, if they are maps along the axes of images, else empty.
     """
 
     kind: ClassVar[str] = "broadcast"
@@ -184,22 +191,22 @@ class Normalize(TileOp):
         if weight is None and bias is not None:
             weight = torch.ones_like(bias)
         out: Tensor = Normalization.apply(flat, mean, var, weight, bias, self.eps)
-        # A view only where there is no other way: autograd pays with copies for what is written into a view in place.
+        # No view without need: autograd copies for an operator in place on a view.
         return out.reshape(x.shape) if self.fold else out
 
 
 def statistics_dtype(x: Value) -> torch.dtype:
-    """Statistics of a map in float32 are in float64.
+    """Return the type of statistics: float64 for a map in float32.
 
-    What goes back to the map directly and by its mean cancels (where a mean follows the normalisation, to nothing).
-    PyTorch's kernel takes one from the other; here each is collected by itself, and what the mean's cotangent lost by
-    rounding would be off by the same at every position.
+    The gradient of the map directly and that by its mean cancel (to zero, if a mean follows the normalisation).
+    PyTorch's kernel subtracts them position by position; here each is summed over tiles by itself, and a rounding error
+    of the mean's gradient would shift the gradient of every position.
     """
     return torch.float64 if x.dtype == torch.float32 and x.device.type != "mps" else accumulation_dtype(x.dtype)
 
 
 def statistics(rec: Recorder, x: Value, dims: Sequence[int], shape: Sequence[int]) -> tuple[Value, Value, int]:
-    """(mean, biased variance, count) of a map over dimensions that hold all of space, for each image."""
+    """Record mean and biased variance over dimensions with all of space; also return the number of elements of each."""
     size = math.prod(x.shape[d] for d in dims)
     dtype = statistics_dtype(x)
     fakes = [rec.fake(shape, dtype, x.device) for _ in range(2)]
@@ -221,14 +228,14 @@ def normalize(
     among = mean.space.extent if mean.is_map else ()
     op = Normalize(eps, weight is not None, bias is not None, fold, among)
     inputs = [v for v in (x, mean, var, weight, bias) if v is not None]
-    # Inputs are told apart by position, so a tensor that is used twice must not be merged into one.
+    # Inputs have their meaning by position: a tensor that is used twice is an input twice.
     return rec.emit(op, inputs, [out], x.space, "normalize")[0]
 
 
 def record_running_statistics(
     rec: Recorder, a: dict[str, Any], mean: Value, var: Value, size: int, momentum: float
 ) -> None:
-    """Update running statistics when the batch's are known; the running variance is the unbiased one."""
+    """Have running statistics updated when the batch's are known; the variance is the unbiased one."""
     targets = a["running_mean"], a["running_var"]
     if targets[0] is not None:
         how = partial(channel_statistics, channels=targets[0].shape[0], size=size)
@@ -236,7 +243,7 @@ def record_running_statistics(
 
 
 def channel_statistics(found: Sequence[Tensor], channels: int, size: int) -> list[Tensor]:
-    """Mean and unbiased variance of each channel: the mean of those of images."""
+    """Return mean and unbiased variance of each channel: the mean over images."""
     mean, var = (t.view(-1, channels).mean(0) for t in found)
     return [mean, var * (size / max(1, size - 1))]
 
@@ -244,20 +251,20 @@ def channel_statistics(found: Sequence[Tensor], channels: int, size: int) -> lis
 def batch_norm_eval(
     x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:
-    """A BatchNorm whose statistics are given, as `F.batch_norm` computes it after its checks."""
+    """Normalise by given statistics, as `F.batch_norm` does after its checks."""
     x = plain_strides(x)
     out = torch.batch_norm(x, weight, bias, mean, var, False, 0.0, eps, torch.backends.cudnn.enabled)
     return register_layout_hook(out, is_channels_last(x))
 
 
 def record_batch_norm_eval(rec: Recorder, arguments: Sequence[Any], out: Tensor, name: str) -> Value:
-    """A normalisation whose statistics are given is local."""
+    """Record a normalisation by given statistics, which is local."""
     return local(rec, batch_norm_eval, arguments, {}, out, arguments[0].space, name=name, autocast=rec.autocast)
 
 
 def batch_norm_of_vectors(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     a = arguments(func, args, kwargs)
-    if not a["training"] or a["running_mean"] is None or 0 in a["input"].shape:  # nothing moves by an empty batch
+    if not a["training"] or a["running_mean"] is None or 0 in a["input"].shape:  # an empty batch updates nothing
         return NotImplemented
     operands = [a[name] for name in ("input", "weight", "bias", "eps")]
     targets = [a["running_mean"], a["running_var"]]
@@ -289,13 +296,13 @@ def batch_norm(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[
 def normalize_groups(
     rec: Recorder, x: Value, groups: int, weight: Value | None, bias: Value | None, eps: float, out: Tensor
 ) -> tuple[Value, Value, Value, int]:
-    """Normalise each of ``groups`` channel groups of each image over its channels and space."""
+    """Record a normalisation of each group of channels of each image over its channels and space."""
     n, c = x.shape[:2]
     layout = Layout((x.space.dims[0], (groups,), (c // groups,), *x.space.dims[2:]), x.space.extent)
     view = reshape_map(rec, x, layout)
     mean, var, size = statistics(rec, view, range(2, len(layout.dims)), [n, groups])
     own = [mean, var]
-    if not covers_space(view, range(2, len(layout.dims))):  # of each image: a map along the axes of images
+    if not covers_space(view, range(2, len(layout.dims))):  # one for each image: a map along the axes of images
         images = reduced_layout(x, range(1, len(x.shape)), True)
         own = [rec.spread(v, Layout((images.dims[0], (groups,)), images.extent)) for v in own]
     y = normalize(rec, x, own[0], own[1], weight, bias, eps, out, c // groups)
@@ -303,7 +310,7 @@ def normalize_groups(
 
 
 def has_plain_channels(x: Value) -> bool:
-    """True if dimensions 0 and 1 are images and channels, and there is space in the rest."""
+    """True if dimension 1, channels, has no axis, and a later dimension has one."""
     layout = x.space
     return not layout.has_axis(1) and any(layout.has_axis(d) for d in range(2, len(layout.dims)))
 
@@ -321,7 +328,7 @@ def group_norm(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[
 
 
 def copy_vector(rec: Recorder, v: Value) -> Value:
-    """A copy of a vector, as PyTorch makes some: the user may write over the vector before backward."""
+    """Record a copy of a vector, as PyTorch copies it: the user may write to the vector before backward."""
     return rec.vector(Tensor.clone, [v], {}, [rec.fake(v.shape, v.dtype, v.device)], name="copy")[0]
 
 
@@ -370,7 +377,7 @@ def layer_norm(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[
 
 
 def update_running(running: Sequence[Tensor], values: Sequence[Tensor], momentum: float) -> None:
-    """Move running statistics towards a batch's."""
+    """Update running statistics in place by a batch's."""
     for target, value in zip(running, values, strict=True):
         target.mul_(1 - momentum).add_(value.to(target.dtype), alpha=momentum)
 
@@ -382,7 +389,15 @@ def record_update_of_running(
     momentum: float,
     new: Callable[[Sequence[Tensor]], Sequence[Tensor]] = lambda found: found,
 ) -> None:
-    """Have running statistics moved, where there are any, when the values that say where are known."""
+    """Have running statistics updated when the batch's are known.
+
+    Args:
+        rec: The recorder.
+        running: The buffers; None for one that the layer does not have.
+        values: Vectors of the batch.
+        momentum: Weight of the batch.
+        new: Computes the batch's statistics from the vectors.
+    """
     targets = [v for v in running if v is not None]
     buffers = [rec.session.captured_tensor(v) for v in targets]
 
@@ -393,7 +408,7 @@ def record_update_of_running(
         rec.update(targets, values, write)
 
 
-#: A norm in train mode that moves the statistics it is given first, of operands, all the way to the batch's.
+#: Norm in train mode that overwrites its first two arguments, running statistics, by the batch's.
 Norm = Callable[..., Tensor]
 
 
@@ -406,8 +421,11 @@ def record_norm_of_vectors(
     out: Tensor,
     **how: Any,
 ) -> Value:
-    """A norm on vectors alone is run as a whole, and would move its buffers when it runs: it is given statistics of
-    its own to move, and the buffers move in the order of the user's code, as where others share them."""
+    """Record a norm in train mode on vectors alone, which runs whole.
+
+    It overwrites temporary statistics, by which an effect then updates the buffers, in the order of the user's code:
+    other layers may share the buffers.
+    """
     (channels,), dtype = running[0].shape, running[0].dtype
     fakes = [rec.fake([channels], dtype, out.device) for _ in running]
     given = [norm, channels, dtype, *operands]
@@ -417,6 +435,6 @@ def record_norm_of_vectors(
 
 
 def norm_with_statistics(norm: Norm, channels: int, dtype: torch.dtype, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    """A norm's result, and the statistics by which running ones move."""
+    """Return a norm's result and the batch's statistics."""
     mean, var = torch.zeros(2, channels, dtype=dtype, device=x.device)
     return norm(mean, var, x, *rest), mean, var

@@ -1,7 +1,7 @@
-"""Local operators: an output position depends on the same position of the inputs, whatever happens to channels.
+"""Local operators: an output position depends on the same position of the inputs only; channels may be mixed.
 
-Operands are broadcast as PyTorch does. A vector whose dimensions line up with space (a positional embedding, a mask)
-meets a map as a map: each tile takes its slice of it.
+Operands are broadcast as in PyTorch. A vector with a size along an axis (a positional embedding, a mask) is spread: it
+is used as a map, of which each tile takes its slice.
 """
 
 from __future__ import annotations
@@ -27,7 +27,12 @@ Custom = TypeVar("Custom", bound=torch.autograd.Function)
 
 @dataclass(frozen=True)
 class Local(TileOp):
-    """A call whose output box needs the same box of every map (the one position, where a map is broadcast)."""
+    """Call that computes a box of the output from the same box of every map.
+
+    Attributes:
+        call: The call.
+        extents: Extent of each map; along an axis of extent one it is broadcast.
+    """
 
     kind: ClassVar[str] = "local"
     uniform: ClassVar[bool] = True
@@ -47,7 +52,7 @@ class Local(TileOp):
         return self.call.as_kernel
 
     def writing(self, func: Any) -> Kernel:
-        """The call's in-place form, which writes into its first map."""
+        """Return a kernel of the call's in-place form ``func``, which writes into its first map."""
         return replace(self.call, func=func).as_kernel
 
     def in_place(self, func: Any, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
@@ -55,7 +60,7 @@ class Local(TileOp):
 
 
 def local(rec: Recorder, func: Any, args: Any, kwargs: Any, out: Tensor, layout: Layout, **how: Any) -> Value:
-    """A node that calls ``func`` on tiles as it would be called on whole maps."""
+    """Record a node that calls ``func`` on tiles as it would be called on whole maps."""
     values, new_args, new_kwargs = rec.template(args, kwargs)
     call = Call(func, new_args, new_kwargs, how.pop("autocast", None))
     extents = tuple(v.space.extent for v in values if v.is_map)
@@ -63,7 +68,7 @@ def local(rec: Recorder, func: Any, args: Any, kwargs: Any, out: Tensor, layout:
 
 
 def broadcast(rec: Recorder, operands: Sequence[Value], shape: Sequence[int]) -> tuple[list[Value], Layout] | None:
-    """The operands with spatial vectors spread, and the layout of the result; None where layouts do not agree."""
+    """Return the operands, vectors spread if necessary, and the layout of the result; None if layouts conflict."""
     dims: list[Dim | None] = [None] * len(shape)
     maps = [v for v in operands if v.is_map]
     if len({len(m.space.extent) for m in maps}) != 1:
@@ -79,7 +84,7 @@ def broadcast(rec: Recorder, operands: Sequence[Value], shape: Sequence[int]) ->
                 if seen is not None and canonical(seen, extent) != canonical(dim, extent):
                     return None
                 dims[d + offset] = dim if seen is None or len(dim) > len(seen) else seen
-    for m in maps:  # axes of extent one keep their dimension where nothing else claims it
+    for m in maps:  # axes of extent one keep their dimension if no other map has one there
         offset = len(shape) - len(m.shape)
         for d, dim in enumerate(m.space.dims):
             if m.space.has_axis(d) and dims[d + offset] is None and shape[d + offset] == 1:
@@ -96,7 +101,7 @@ def broadcast(rec: Recorder, operands: Sequence[Value], shape: Sequence[int]) ->
 
 
 def spread(rec: Recorder, vector: Value, layout: Layout, space: set[int]) -> Value:
-    """A vector operand: as it is, or as a map where it extends over space."""
+    """Return a vector operand as a map if it has more than one position in the dimensions ``space``, else unchanged."""
     offset = len(layout.dims) - len(vector.shape)
     mine = [d for d in range(len(vector.shape)) if d + offset in space]
     if all(vector.shape[d] == 1 for d in mine):
@@ -118,7 +123,7 @@ def spread(rec: Recorder, vector: Value, layout: Layout, space: set[int]) -> Val
 
 
 def align(rec: Recorder, value: Value, layout: Layout) -> Value | None:
-    """A value that is broadcast to a layout: a vector cut as that is, or a map that is cut like it."""
+    """Return a value that broadcasts to a layout, vectors spread; None if it is a map of another layout."""
     space = set(layout.axis_dims)
     if not value.is_map:
         return spread(rec, value, layout, space)
@@ -133,19 +138,19 @@ def align(rec: Recorder, value: Value, layout: Layout) -> Value | None:
 
 
 def as_map(rec: Recorder, value: Value, layout: Layout) -> Value:
-    """A value of a layout's shape as a map that lies as it does."""
+    """Return a value of a layout's shape as a map of this layout."""
     found = align(rec, value, layout) if value.is_map else None
     return rec.spread(rec.gather(value), layout) if found is None else found
 
 
 def zeros(rec: Recorder, out: Tensor, name: str) -> Value:
-    """A vector like a result that nobody reads, or that has no positions; no gradient comes back from it."""
+    """Record a vector of zeros in place of a result that is empty or that no operator reads; it has no gradient."""
     how = {"dtype": out.dtype, "device": out.device}
     return rec.vector(torch.zeros, [list(out.shape)], how, [out], name=name, grad=False)[0]
 
 
 def pointwise(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor], **how: Any) -> Any:
-    """Any operator that treats every position alike."""
+    """Record an operator that treats every position alike."""
     if len(outs) != 1:
         return NotImplemented
     operands = list(dict.fromkeys(a for a in [*args, *kwargs.values()] if isinstance(a, Value)))
@@ -170,8 +175,9 @@ def pointwise(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[T
 
 
 def elementwise(function: type[Custom]) -> type[Custom]:
-    """Declare that a custom autograd function treats every position alike, forward and backward, so that it runs on
-    tiles. Use it as a decorator of the class, or call it on the class::
+    """Declare that a custom autograd function treats every position alike, in forward and backward: it is then tiled.
+
+    Use it as a decorator of the class, or call it on the class::
 
         @elementwise
         class Round(torch.autograd.Function): ...
@@ -224,7 +230,7 @@ def set_data(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Te
 #: Operators that cut the gradient.
 NO_GRADIENT = {"detach", "sign", "round", "floor", "ceil", "trunc", "zeros_like", "ones_like", "full_like"}
 
-#: Operators that PyTorch does not tag as pointwise, and that are.
+#: Pointwise operators that PyTorch does not tag as such.
 UNTAGGED = (
     aten.absolute, aten.alias, aten.contiguous, aten.detach, aten.fill, aten.floor_divide, aten.full_like,
     aten.hardswish, aten.lift_fresh, aten.ones_like, aten.zeros_like, aten._prelu_kernel, aten._to_copy,
@@ -236,14 +242,14 @@ ATEN.rule(aten.linalg_cross.default, aten.tril.default, aten.triu.default, kind=
 
 @ATEN.rule(aten.log_sigmoid_forward, kind="local")
 def log_sigmoid(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """The second result is a buffer of the CPU kernel that nobody reads outside of its backward."""
+    """The second result is a buffer that only the CPU kernel's backward reads: it stays empty."""
     out = local(rec, torch.nn.functional.logsigmoid, args, {}, outs[0], args[0].space, name="log_sigmoid")
     return out, rec.vector(aten.empty.memory_format, ([0],), {}, [outs[1]])[0]
 
 
 @ATEN.rule(aten.copy.default, kind="local")
 def copy(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """Result of an in-place copy: the source, in the shape and type of the target."""
+    """The result of ``target.copy_(source)`` is the source in the type of the target."""
     target, source = args[0], args[1]
     if not source.is_map or source.shape != target.shape:
         return NotImplemented

@@ -1,7 +1,4 @@
-"""Pooling: the greatest and the mean of windows, and where the greatest lies.
-
-Max unpooling puts each value back where its window found it.
-"""
+"""Max pooling, its indices, average pooling, and max unpooling."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class PoolOp(SlidingOp):
-    """PyTorch's pooling pads no more than half a window, and some of it nothing that is smaller than one."""
+    """PyTorch's pooling pads at most half a window, and in some cases no input smaller than a window."""
 
     def can_pad(self, window: Window, size: int, padding: int) -> bool:
         return 2 * padding <= window.kernel and size > window.dilation * (window.kernel - 1)
@@ -53,10 +50,8 @@ class MaxPool(PoolOp):
     aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default, aten.max_pool1d.default, kind="window"
 )
 def max_pool(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """Indices are positions in the whole map; nobody has asked for them unless they go on to an unpooling.
-
-    They are computed by a second node, which costs nothing where it is not used.
-    """
+    """Indices, which are positions in the whole map, have a node of their own: if no operator reads them, it costs
+    nothing."""
     count = 3 if "3d" in schema(func).name else 2
     x, kernel, stride, padding, dilation, _ = arguments(func, args, kwargs).values()
     kernel = per_dim(kernel, count)
@@ -76,7 +71,7 @@ def max_pool(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Te
 
 @dataclass(frozen=True)
 class MaxPoolIndices(WindowOp):
-    """The flat position, in the whole map, of each window's maximum; plain dimensions are of size one."""
+    """Flat position, in the whole map, of each window's maximum. Plain window dimensions have size one."""
 
     def mark(self, axis: int, lo: int, hi: int) -> Hashable:
         return lo, hi
@@ -97,7 +92,13 @@ class MaxPoolIndices(WindowOp):
 
 @dataclass(frozen=True)
 class AvgPool(PoolOp):
-    """Sums of windows divided by how many positions count, which differs only where a window leaves the map."""
+    """Average pooling. The divisor of a window beyond the border of the map depends on its position.
+
+    Attributes:
+        count_padding: Padding counts in the divisor.
+        divisor: The user's divisor, for all windows.
+        padding: Padding of the map.
+    """
 
     uniform: ClassVar[bool] = True
     count_padding: bool = True
@@ -122,18 +123,18 @@ class AvgPool(PoolOp):
         return out
 
     def on_split(self, windows: tuple[Window, ...], extent: tuple[int, ...], after: Sequence[int | None]) -> SlidingOp:
-        """Padding counts at the border of a split as it does at the map's."""
+        """Padding at the border of a split counts as at the border of the map."""
         padding = tuple(p if a is None else a for p, a in zip(self.padding, after, strict=True))
         return replace(self, windows=windows, extent=extent, padding=padding)
 
     def mark(self, axis: int, lo: int, hi: int) -> Hashable:
-        """Padding of a window, and the positions that count."""
+        """Padding of the tile, and divisors."""
         pads = super().mark(axis, lo, hi)
         places = [i for i, a in enumerate(self.axes) if a == axis]
         return pads, *(tuple(self.window_counts(i, lo, hi) or ()) for i in places)
 
     def counts(self, box: Box) -> list[list[int] | None]:
-        """Number of positions of each window that count, for each dimension; None where all do."""
+        """Return the divisors of windows along each axis; None if they are those of whole windows."""
         return [self.window_counts(i, box.lo[a], box.hi[a]) for i, a in enumerate(self.axes)]
 
     def window_counts(self, i: int, lo: int, hi: int) -> list[int] | None:
@@ -155,7 +156,7 @@ def avg_pool(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Te
     kernel, padding = per_dim(kernel, count), per_dim(padding, count)
     stride = per_dim(stride, count) if stride else kernel
     if kernel == x.shape[-count:] and not any(padding) and divisor in ([], [None]) and math.prod(kernel) > 1:
-        return rec.decompose(torch.mean, x, list(range(-count, 0)), keepdim=True)  # which no tile has to see whole
+        return rec.decompose(torch.mean, x, list(range(-count, 0)), keepdim=True)  # a reduction over tiles
     found = window_fields(x, tuple(map(Window, kernel, stride, (1,) * count, padding)), outs[0].shape)
     if found is None:
         return NotImplemented
@@ -167,13 +168,13 @@ def avg_pool(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Te
 
 @dataclass(frozen=True)
 class Unpool(SeparableOp):
-    """Maps: values and indices, the latter flat positions in the whole map of ``extent``."""
+    """Max unpooling. Its maps are values and indices, flat positions in the output, which has ``extent``."""
 
     kind: ClassVar[str] = "resample"
     extent: tuple[int, ...]
 
     def need(self, box: Box) -> tuple[Box, ...]:
-        """The windows, which do not overlap, that have a position in the box."""
+        """Return the windows with a position in the box; windows do not overlap."""
         return super().need(box) * 2
 
     def mark(self, axis: int, lo: int, hi: int) -> Hashable:
@@ -184,7 +185,7 @@ class Unpool(SeparableOp):
         count = len(self.axes)
         place, inside = to_tile_positions(where, box, self.axes, [self.extent[a] for a in self.axes])
         step = math.prod(box.extent[a] for a in self.axes)
-        # What lies outside of the box goes to one place behind it, which is cut off.
+        # Values outside the box go to one place behind it, which is cut off.
         place = torch.where(inside, place, step).flatten(-count)
         out = x.new_zeros(*x.shape[:-count], step + 1).scatter(-1, place, x.flatten(-count))
         return out[..., :step].unflatten(-1, [box.hi[a] - box.lo[a] for a in self.axes])
@@ -192,7 +193,7 @@ class Unpool(SeparableOp):
 
 @ATEN.rule(aten.max_unpool2d.default, aten.max_unpool3d.default, kind="resample")
 def max_unpool(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """Only with the indices of a pooling without overlaps, to the size that was pooled."""
+    """Tiled for the indices of a pooling without overlaps, to the size of its input."""
     x, indices, size = args[0], args[1], tuple(args[2])
     pool = pooling_of(indices)
     axes = axes_of_all_last(x, len(size)) if x.is_map else None
@@ -209,6 +210,6 @@ def max_unpool(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[
 
 
 def pooling_of(indices: Value) -> MaxPoolIndices | None:
-    """The pooling that indices come from."""
+    """Return the pooling that indices come from; None for other indices."""
     op = indices.node.op if indices.is_map and indices.node is not None else None
     return op if isinstance(op, MaxPoolIndices) else None

@@ -1,8 +1,8 @@
-"""Dropout and its kin.
+"""Dropout and random tensors.
 
-What is drawn for every element is positional: see `noise`. It equals PyTorch in distribution. What is drawn
-for every channel is one small tensor, drawn when it is recorded and with PyTorch's own generator, so that it
-equals PyTorch bit for bit; the same holds for masks that the user's own code draws (stochastic depth).
+Numbers for each element are functions of its position (`noise`): they equal PyTorch's in distribution. Numbers for each
+channel are one small tensor, drawn during recording by PyTorch's own generator: they equal PyTorch's to the bit. So do
+masks that the user's own code draws (stochastic depth).
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from lightning_plugin.rules.table import API, ATEN, Recorder
 
 aten = torch.ops.aten
 
-#: Value of elements that alpha dropout drops, before it scales: minus SELU's limit.
+#: Negative of the value of elements that alpha dropout drops, before scaling: SELU's limit.
 ALPHA = 1.7580993408473766
 
 
 @dataclass(frozen=True)
 class Positional(TileOp):
-    """An operator with random numbers of its own for every element: tiles that look alike are not alike."""
+    """Operator that draws a random number for each element; tiles with equal inputs have different results."""
 
     kind: ClassVar[str] = "local"
     stream: Stream
@@ -56,7 +56,7 @@ class Dropout(Positional):
 
 @dataclass(frozen=True)
 class AlphaDropout(Positional):
-    """Keeps SELU's mean and variance: dropped elements are set to a value, and all are scaled and shifted."""
+    """Alpha dropout: sets elements to a value, and scales and shifts all, which keeps SELU's mean and variance."""
 
     p: float
 
@@ -68,7 +68,7 @@ class AlphaDropout(Positional):
 
 
 def alpha_scale_and_shift(keep: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """(what alpha dropout multiplies by, what it adds), in PyTorch's order of operations."""
+    """Return factor and summand of alpha dropout, in PyTorch's order of operations."""
     a = 1 / math.sqrt((ALPHA * ALPHA * p + 1) * (1 - p))
     shift = keep.sub(1).mul_(ALPHA * a).add_(ALPHA * a * p)
     return keep.mul_(a), shift
@@ -76,7 +76,7 @@ def alpha_scale_and_shift(keep: Tensor, p: float) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class RandomRelu(Positional):
-    """A leaky ReLU with a slope for every element."""
+    """Leaky ReLU with a random slope for each element."""
 
     lower: float
     upper: float
@@ -90,7 +90,7 @@ class RandomRelu(Positional):
 
 @dataclass(frozen=True)
 class Noise(Positional):
-    """Random numbers in the shape of a map: ``scale`` times a draw, plus ``offset``."""
+    """Random tensor of a map's shape: ``scale`` times a number of the distribution, plus ``offset``."""
 
     distribution: str
     dtype: torch.dtype
@@ -104,7 +104,7 @@ class Noise(Positional):
 
 @dataclass(frozen=True)
 class Bernoulli(Positional):
-    """One with probability ``p``, or with each element's own value as its probability."""
+    """One with probability ``p``, or with the value of each element as its probability."""
 
     p: float | None
     dtype: torch.dtype
@@ -124,13 +124,13 @@ def emit_positional(
 
 
 def dropout_arguments(func: Any, args: Any, kwargs: Any) -> tuple[Value, float, bool]:
-    """(input, p, training) of a dropout function, of `torch.nn.functional` or of `torch`."""
+    """Return input, p and training of a dropout function of `torch.nn.functional` or `torch`."""
     a = arguments(func, args, kwargs)
     return a["input"], a["p"], bool(a["training"] if "training" in a else a["train"])
 
 
 def drops_nothing(p: float, training: bool) -> bool:
-    """Nothing is dropped: PyTorch returns the tensor it got."""
+    """True if no element is dropped: PyTorch returns its input."""
     return not training or p == 0
 
 
@@ -149,14 +149,14 @@ def alpha_dropout(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequen
 
 
 def channel_mask(rec: Recorder, x: Value, p: float, lead: int) -> Tensor:
-    """A real tensor that is one with probability 1 - p, for each entry of the first ``lead`` dimensions."""
+    """Draw a tensor that is one with probability 1 - p, for each entry of the first ``lead`` dimensions."""
     shape = [size if d < lead else 1 for d, size in enumerate(x.shape)]
     return torch.empty(shape, dtype=x.dtype, device=x.device).bernoulli_(1 - p)
 
 
 @API.rule(F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout, kind="local, random")
 def feature_dropout(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """Whole channels; an image without a batch dimension has one lead dimension less."""
+    """Drop whole channels; an image without a batch has one lead dimension less."""
     x, p, training = dropout_arguments(func, args, kwargs)
     if drops_nothing(p, training):
         return NotImplemented
@@ -236,7 +236,7 @@ def bernoulli_in_place(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: S
 
 @ATEN.rule(aten.empty_like.default, kind="local")
 def empty_like(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """Something to be filled: zeros, which are as good as any."""
+    """A tensor to be filled is one of zeros."""
     x = args[0]
     dtype = {"dtype": outs[0].dtype}
     return local(rec, aten.zeros_like.default, [x], dtype, outs[0], x.space, name="empty_like", grad=False)

@@ -1,4 +1,4 @@
-"""Reductions over space as they are spelled: which operator of `reductions` each call is."""
+"""Rules of reductions: PyTorch's operators in terms of those in `reductions`."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ aten = torch.ops.aten
 
 
 def reduction(*functions: Any, kind: str = "local or reduce") -> Callable[[Rule], Rule]:
-    """Register a rule for reductions over all of space, or so many of its axes that a vector is left.
+    """Register a rule for reductions that leave at most one axis of space, so that the result is a vector.
 
-    Others need no rule of their own: over plain dimensions they are local, and where so many axes are left that the
-    result is a map, each of its tiles needs the reduced axes whole.
+    Other reductions need no rule of their own: over plain dimensions they are local; if more axes are left, the result
+    is a map, whose tiles read the reduced axes whole.
     """
 
     def add(rule: Rule) -> Rule:
-        def asked(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+        def reduce(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
             x = args[0]
             dims, keep = reduced_dims(func, args, kwargs)
             found = local_on_plain(rec, func, args, kwargs, outs, dims) if len(dims) < len(x.shape) else NotImplemented
@@ -59,7 +59,7 @@ def reduction(*functions: Any, kind: str = "local or reduce") -> Callable[[Rule]
             op = WholeAxes(Call(func, new_args, new_kwargs), x.space.extent, tuple(axes), layout)
             return rec.emit(op, [x], outs, layout, operator_name(func))
 
-        ATEN.rule(*functions, kind=kind)(asked)
+        ATEN.rule(*functions, kind=kind)(reduce)
         return rule
 
     return add
@@ -79,7 +79,7 @@ def total(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tenso
 
 @reduction(aten.amax.default, aten.amin.default, aten.max.default, aten.min.default)
 def extreme_value(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """The value alone: positions that tie for it share its gradient."""
+    """Positions that tie share the gradient."""
     x, name = args[0], operator_name(func)
     dims, keep = reduced_dims(func, args, kwargs)
     shape = [1 if d in dims else s for d, s in enumerate(x.shape)]
@@ -91,7 +91,7 @@ def extreme_value(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequen
 
 @reduction(aten.max.dim, aten.min.dim)
 def extreme_with_index(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """The value and where it is first."""
+    """Value and index; the first of equal ones takes the gradient."""
     return record_first(rec, args[0], *reduced_dims(func, args, kwargs), outs, operator_name(func))
 
 
@@ -126,7 +126,7 @@ def logsumexp(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[T
 
 @reduction(aten.var.correction, aten.std.correction, aten.var_mean.correction, aten.std_mean.correction)
 def moments(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """The variance and the mean, which costs nothing where nobody asked for it."""
+    """Variance and mean are one reduction."""
     x, name = args[0], operator_name(func)
     dims, keep = reduced_dims(func, args, kwargs)
     correction = kwargs.get("correction")
@@ -143,7 +143,7 @@ def moments(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Ten
 
 @reduction(aten.linalg_vector_norm.default)
 def norm(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """Norms of order infinity, minus infinity and zero; others are roots of sums of powers."""
+    """Norms of order infinity, minus infinity and zero are decomposed; others are roots of sums of powers."""
     order = float(arguments(func, args, kwargs)["ord"])
     if math.isinf(order) or order == 0:
         return decomposed(rec, func, args, kwargs, outs)
@@ -159,7 +159,7 @@ def norm(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor
 
 @reduction(aten.any.dim, aten.any.dims, aten.any.default, aten.all.dim, aten.all.dims, aten.all.default)
 def any_or_all(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """Compare the number of true elements with none and with all."""
+    """Compare the number of true elements with one, or with all."""
     dims, keep = reduced_dims(func, args, kwargs)
     least = 1 if operator_name(func) == "any" else reduced_size(args[0], dims)
     return rec.decompose(lambda x: (x.ne(0).sum(dims, keep) >= least).to(outs[0].dtype), args[0])
@@ -167,7 +167,7 @@ def any_or_all(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[
 
 @reduction(aten.prod.dim_int, kind="local")
 def prod(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """Over all of space it is a barrier: a product of so many factors leaves the range of numbers."""
+    """Over space it is a barrier: a product of that many factors overflows or underflows."""
     return NotImplemented
 
 

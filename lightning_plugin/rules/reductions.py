@@ -1,11 +1,13 @@
-"""Reductions over space: what every tile contributes to, and what comes back to every tile.
+"""Reductions over space: operators that accumulate a result over tiles.
 
-Forward merges partial results of tiles in a stable form, in float64. Backward pulls back plain sums in which the final
-results are constants. For a mean μ and a variance v over n positions, for instance,
+Forward merges partial results of tiles in a stable form, in float64. Backward differentiates plain sums in which the
+final results are constants. For a mean μ and a variance v over n positions,
 
     forward    (n, μ, Σ(x-μ)²) merged pairwise            backward    Σ x / n     and    Σ (x-μ)² / n
 
 have the same derivative: that of v through μ is Σ(x-μ)·(-2/n) = 0.
+
+A reduction over *some* of the axes has results along the others: a tile adds to its slice of them (`Projection`).
 """
 
 from __future__ import annotations
@@ -36,7 +38,14 @@ def widen(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class SpaceReduction(ReduceOp):
-    """A reduction over ``dims``, which hold all of space; ``size`` is how many elements it reduces in all."""
+    """Reduction over dimensions that have all axes of its map; over some of the axes within a `Projection`.
+
+    Attributes:
+        dims: The dimensions.
+        keep: The result keeps them, with size one.
+        dtype: Type of the result.
+        size: Number of elements that each result reduces.
+    """
 
     dims: tuple[int, ...]
     keep: bool
@@ -45,18 +54,18 @@ class SpaceReduction(ReduceOp):
 
     @property
     def neutral(self) -> tuple[float, ...]:
-        """Neutral value of each part; a sum has none."""
+        """Neutral value of each part of the accumulator."""
         return (0.0,)
 
     def with_reduced_last(self, x: Tensor) -> Tensor:
-        """A tile with the reduced dimensions as one, the last."""
+        """Return a tile with the reduced dimensions flattened to the last one."""
         dims = sorted(self.dims)
         return x.movedim(dims, tuple(range(-len(dims), 0))).flatten(-len(dims))
 
 
 @dataclass(frozen=True)
 class Sum(SpaceReduction):
-    """Sum or mean: the total, divided by ``divisor``."""
+    """Sum divided by ``divisor``: a mean, for instance."""
 
     uniform: ClassVar[bool] = True
     divisor: float = 1.0
@@ -81,7 +90,7 @@ class Sum(SpaceReduction):
 
 @dataclass(frozen=True)
 class VarMean(SpaceReduction):
-    """Variance (with ``correction`` taken off the count) and mean, by merged moments (Chan, Golub and LeVeque)."""
+    """Variance, as `torch.var` with ``correction``, and mean, by merged moments (Chan, Golub and LeVeque)."""
 
     uniform: ClassVar[bool] = True
     correction: float = 0.0
@@ -94,7 +103,7 @@ class VarMean(SpaceReduction):
         x = widen(tiles[0])
         var, mean = torch.var_mean(x, self.dims, correction=0, keepdim=self.keep)
         count = x.numel() / max(1, mean.numel())
-        n = torch.full((), count, dtype=torch.float64, device=x.device)  # which a ledger sees, as it sees sums of it
+        n = torch.full((), count, dtype=torch.float64, device=x.device)  # on the device, so that the ledger counts it
         return Reduction((n, mean.double(), var.double() * count))
 
     def merge(self, left: Reduction, right: Reduction) -> Reduction:
@@ -105,7 +114,7 @@ class VarMean(SpaceReduction):
 
     def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         _, mean, squares = total.parts
-        var = squares / max(0.0, self.size - self.correction)  # as PyTorch has it: without a freedom inf, or 0 / 0
+        var = squares / max(0.0, self.size - self.correction)  # without degrees of freedom inf or NaN, as in PyTorch
         return var.to(self.dtype), mean.to(self.dtype)
 
     def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
@@ -114,8 +123,10 @@ class VarMean(SpaceReduction):
 
 
 class Moments(torch.autograd.Function):
-    """Σ (x-μ)² / (n-c) and Σ x / n of a tile, as backward asks for them: nobody looks at their values, so they are
-    zeros, and their derivatives, 2 (x-μ) / (n-c) and 1 / n, are one map."""
+    """Σ (x-μ)² / (n-c) and Σ x / n of a tile, for their derivatives 2 (x-μ) / (n-c) and 1 / n.
+
+    No operator reads their values, which are zeros. Both derivatives are added into one map.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, mean: Tensor, op: VarMean) -> tuple[Tensor, Tensor]:
@@ -141,9 +152,9 @@ class Moments(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class ExpSum(SpaceReduction):
-    """(Σ exp(x - m), m = max x), the reduced dimensions kept as ones.
+    """Σ exp(x - m) and m = max x; the reduced dimensions are kept.
 
-    The maximum only keeps the numbers in range: it cancels, and backward treats it as a constant.
+    The maximum only keeps numbers in range: it cancels, and is a constant in backward.
     """
 
     uniform: ClassVar[bool] = True
@@ -171,37 +182,37 @@ class ExpSum(SpaceReduction):
 
 
 def finite_maximum(top: Tensor) -> Tensor:
-    """A maximum that can be subtracted: where everything is -inf there is nothing to keep in range."""
+    """Return a maximum that can be subtracted: 0 in place of -inf."""
     return torch.where(top == -math.inf, 0.0, top)
 
 
 def log_of_sum(total: Tensor, top: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """log Σ exp x of what `ExpSum` gives; an infinite one has no gradient, as in PyTorch."""
+    """Return log Σ exp x from the results of `ExpSum`; an infinite one has no gradient, as in PyTorch."""
     return (total.masked_fill(top.isinf(), 1).log() + top).reshape(shape).to(dtype)
 
 
 def root_of_sum(total: Tensor, order: float, dtype: torch.dtype) -> Tensor:
-    """A sum's root, with a gradient of zero where it is zero, as PyTorch's norms and deviations have it."""
+    """Return the root of a sum; at zero its gradient is zero, as that of PyTorch's norms and standard deviations."""
     zero = total == 0
     return total.masked_fill(zero, 1).pow(1 / order).masked_fill(zero, 0).to(dtype)
 
 
 def unsqueeze_dims(result: Tensor, dims: Sequence[int]) -> Tensor:
-    """A result with the reduced dimensions put back as ones."""
+    """Return a result with the reduced dimensions inserted as ones."""
     for d in sorted(dims):
         result = result.unsqueeze(d)
     return result
 
 
 def with_reduced_dims(result: Tensor, op: SpaceReduction) -> Tensor:
-    """An operator's result with the reduced dimensions in place as ones."""
+    """Return an operator's result with the reduced dimensions inserted, if it has not kept them."""
     return result if op.keep else unsqueeze_dims(result, op.dims)
 
 
 def flat_index(layout: Layout, dims: Sequence[int], box: Box, device: torch.device) -> Tensor:
-    """Flat index in the whole map of every element of a tile along ``dims``, in the tile's order.
+    """Return the flat index, in the whole map along ``dims``, of each element of a tile.
 
-    It ascends, because a tile keeps the order of the map.
+    Indices ascend, since a tile keeps the order of the map.
     """
     index = torch.zeros((), dtype=torch.int64, device=device)
     for line in coordinates(Layout(tuple(layout.dims[d] for d in dims), layout.extent), box, device):
@@ -210,13 +221,20 @@ def flat_index(layout: Layout, dims: Sequence[int], box: Box, device: torch.devi
 
 
 def locate(positions: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """(where in a tile the wanted positions are, whether they are in it at all)."""
+    """Return the places of positions in a tile, given its ascending positions, and a mask of those that are in it."""
     place = torch.searchsorted(positions, wanted.contiguous()).clamp_(max=len(positions) - 1)
     return place, positions[place] == wanted
 
 
 def to_tile_positions(where: Tensor, box: Box, axes: Sequence[int], sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """(flat positions in a tile of flat positions in a map whose axes have these sizes, whether they are in it)."""
+    """Convert flat positions in a map to flat positions in a tile; also return a mask of those in the tile.
+
+    Args:
+        where: The positions in the map.
+        box: Box of the tile.
+        axes: Axes along which positions are counted.
+        sizes: Sizes of the map along them.
+    """
     inside, place, step = torch.ones_like(where, dtype=torch.bool), torch.zeros_like(where), 1
     for a, size in reversed(list(zip(axes, sizes, strict=True))):
         at, held = where % size - box.lo[a], box.extent[a]
@@ -229,7 +247,12 @@ def to_tile_positions(where: Tensor, box: Box, axes: Sequence[int], sizes: Seque
 
 @dataclass(frozen=True)
 class ExtremeOp(SpaceReduction):
-    """Largest (``sign`` 1) or smallest (-1) value of a map that lies as ``layout``, and where it is."""
+    """Base of reductions to the largest or smallest value.
+
+    Attributes:
+        layout: Layout of the map.
+        sign: 1 for the largest value, -1 for the smallest.
+    """
 
     layout: Layout
     sign: int = 1
@@ -238,20 +261,20 @@ class ExtremeOp(SpaceReduction):
         return flat_index(self.layout, sorted(self.dims), box, device)
 
     def extreme_per_row(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The best of each row, and which are."""
+        """Return the extreme value of each row, and a mask of the elements equal to it."""
         best = (x.amax if self.sign > 0 else x.amin)(-1, keepdim=True)
         return best, (x == best) | (x.isnan() & best.isnan())
 
 
 @dataclass(frozen=True)
 class Extreme(ExtremeOp):
-    """Largest (``sign`` 1) or smallest (-1) value; positions that tie for it share the gradient, as `amax` has it.
+    """Extreme value; positions that tie for it share its gradient, as those of `torch.amax`.
 
     [Note: ties] A tile that is computed again on another grid may differ from the first time in its last bits, and a
     comparison with the extreme value would find nothing. So forward remembers the positions that tie, up to `TIES`.
-    Where there are more (a constant background, say), or where tiles stand for others and have no positions of their
-    own, backward first goes over its own tiles once more without grad, and finds the extreme and its ties as those
-    tiles have them: see `needs_backward_results`. Either way the shares that tiles pull back add up to one.
+    If there are more (a constant background, say), or if one tile stands for identical ones, whose positions are not
+    known, backward first runs its own tiles once more without grad, for the extreme and the number of ties that these
+    tiles have: see `needs_backward_results`. In both cases the shares of all tiles add up to one.
     """
 
     uniform: ClassVar[bool] = True
@@ -281,7 +304,7 @@ class Extreme(ExtremeOp):
         return Reduction((best, ties, torch.cat(both, -1).topk(TIES).values))
 
     def repeat(self, part: Reduction, times: int) -> Reduction:
-        """Of tiles that one stands for, the ties are counted and their positions are not known."""
+        """The positions of ties in identical tiles are not known; they are counted."""
         best, ties, where = part.parts
         return part if times == 1 else Reduction((best, ties * times, torch.full_like(where, -1)))
 
@@ -290,7 +313,7 @@ class Extreme(ExtremeOp):
         return best if self.keep else squeeze_dims(best, self.dims), ties, where
 
     def all_ties_known(self, ties: Tensor, where: Tensor) -> Tensor:
-        """True where all positions that tie are known."""
+        """Return a mask of results whose ties all have known positions."""
         return (where >= 0).sum(-1) == ties
 
     @property
@@ -317,7 +340,7 @@ class Extreme(ExtremeOp):
 
 @dataclass(frozen=True)
 class FirstExtreme(ExtremeOp):
-    """Extreme value with its index, the first in row-major order among equals; it takes the whole gradient."""
+    """Extreme value and its index: the first in row-major order among equals, which takes the whole gradient."""
 
     @property
     def neutral(self) -> tuple[float, ...]:
@@ -345,7 +368,7 @@ class FirstExtreme(ExtremeOp):
 
 
 def more_extreme(left: Sequence[Tensor], right: Sequence[Tensor], sign: int) -> tuple[Tensor, ...]:
-    """Of two values with their positions the more extreme, NaN before all, and of equals the one that is first."""
+    """Merge two results of (value, position): take the more extreme value, NaN first, and the earlier of equal ones."""
     (a, i), (b, j) = left, right
     more = (b > a if sign > 0 else b < a) | (b.isnan() & ~a.isnan())
     take = more | (((b == a) | (b.isnan() & a.isnan())) & (j < i))
@@ -359,7 +382,7 @@ def squeeze_dims(x: Tensor, dims: Sequence[int]) -> Tensor:
 
 
 def covers_space(value: Value, dims: Sequence[int]) -> bool:
-    """True if reducing these dimensions reduces all of space."""
+    """True if these dimensions have all axes of a map."""
     return all(d in dims for d in value.space.normalized.axis_dims)
 
 
@@ -372,14 +395,21 @@ def reduced_size(value: Value, dims: Sequence[int]) -> int:
 
 @dataclass(frozen=True)
 class PartialSlices(Reduction):
-    """Partial results that lie in space: those of ``box``."""
+    """Partial results on a box of the result's axes."""
 
     box: Box
 
 
 @dataclass(frozen=True)
 class Projection(ReduceOp):
-    """A reduction over some of the axes: ``inner`` reduces a tile, ``result`` is how the rest lies."""
+    """Reduction over some of the axes; a tile adds to its slice of the result.
+
+    Attributes:
+        inner: Reduction of a tile.
+        result: Layout of the result, whose reduced axes have extent one.
+        kept: Layout of parts that keep the reduced dimensions, whether or not the result does.
+        neutral: Neutral value of each part.
+    """
 
     inner: ReduceOp
     result: Layout
@@ -401,12 +431,12 @@ class Projection(ReduceOp):
         return PartialSlices(self.inner.repeat(Reduction(part.parts), times).parts, part.box)
 
     def result_box(self, box: Box) -> Box:
-        """The part of the result that an input box adds to."""
+        """Return the box of the result that a tile on an input box adds to."""
         return box.broadcast(self.result.extent)
 
     def layouts(self, parts: Sequence[Tensor]) -> list[Layout]:
-        """Parts that keep the reduced dimensions lie as `ties`, maybe with one more behind them; the others as the
-        result."""
+        """Return the layout of each part: `kept` for parts that keep the reduced dimensions, with one more dimension
+        behind them if they have it (positions of ties), else `result`."""
         kept = len(self.kept.dims)
         return [
             self.result
@@ -433,7 +463,7 @@ class Projection(ReduceOp):
         return total
 
     def extend(self, part: PartialSlices) -> PartialSlices:
-        """A partial result as the running one: everything that no tile has added to yet is blank."""
+        """Extend a partial result to the whole box of the result, with neutral values elsewhere."""
         full = Box.whole(self.result.extent)
         if part.box == full and all(p.is_contiguous() for p in part.parts):
             return part
@@ -466,7 +496,7 @@ class Projection(ReduceOp):
 
 
 class Embed(torch.autograd.Function):
-    """A slice in its place of a whole, as far as a derivative goes; nobody looks at the whole's values."""
+    """Whole result of which a tile computes a slice, for its derivative; no operator reads its values."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, layout: Layout, box: Box) -> Tensor:
@@ -479,7 +509,7 @@ class Embed(torch.autograd.Function):
 
 
 def reduced_layout(value: Value, dims: Sequence[int], keep: bool) -> Layout:
-    """The layout after reducing ``dims``, whose axes have extent one and move to the front."""
+    """Return the layout after a reduction of ``dims``; their axes have extent one and move to the first dimension."""
     gone = {f.index for d in dims for f in value.space.dims[d] if isinstance(f, Axis)}
     extent = tuple(1 if a in gone else size for a, size in enumerate(value.space.extent))
     left: list[Dim] = [(1,) if d in dims else dim for d, dim in enumerate(value.space.dims) if keep or d not in dims]
@@ -488,7 +518,7 @@ def reduced_layout(value: Value, dims: Sequence[int], keep: bool) -> Layout:
 
 
 def project(inner: SpaceReduction, x: Value) -> Projection:
-    """A reduction whose dimensions hold some of a map's axes."""
+    """Return the operator of a reduction whose dimensions have some of the map's axes."""
     return Projection(
         inner, reduced_layout(x, inner.dims, inner.keep), reduced_layout(x, inner.dims, True), inner.neutral
     )
@@ -497,7 +527,7 @@ def project(inner: SpaceReduction, x: Value) -> Projection:
 def record_reduction(
     rec: Recorder, op: SpaceReduction, x: Value, fakes: Sequence[Tensor], name: str, grad: bool = True
 ) -> Any:
-    """A node that reduces all of space, or so many axes of it that the result is a vector."""
+    """Record a reduction; decline if more than one axis of space is left, since its result should be a map then."""
     if covers_space(x, op.dims):
         return rec.emit(op, [x], fakes, None, name, grad=grad)
     projection = project(op, x)
@@ -507,5 +537,5 @@ def record_reduction(
 
 
 def cut_space_axes(rec: Recorder, layout: Layout) -> list[int]:
-    """The axes of a layout that are space, and have more than one position."""
+    """Return the axes of space with more than one position; images are not space."""
     return [a for a, size in enumerate(layout.extent) if size > 1 and a not in rec.session.instance_axes]

@@ -1,9 +1,8 @@
 """Resampling along one axis: the input positions that an output position mixes, and their weights.
 
-The formulas are those that PyTorch documents for `torch.nn.functional.interpolate` and adaptive pooling. Coordinates
-are computed in float64 from positions in the whole map, so that a tile at the far end of a gigapixel axis is as sharp
-as the first. Nearest neighbours are different: which one PyTorch takes depends on how its own arithmetic rounds, so
-PyTorch itself is asked, with a ramp of indices.
+The formulas are those that PyTorch documents for `torch.nn.functional.interpolate`. Coordinates are computed in float64
+from positions in the whole map, so that they are as exact at the end of a long axis as at its beginning. Nearest
+neighbours depend on the rounding of PyTorch's own arithmetic: PyTorch resamples a ramp of indices.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ T = TypeVar("T")
 
 
 def on_real_tensors(function: Callable[P, T]) -> Callable[P, T]:
-    """Compute with real tensors also where shapes are propagated on fake ones: positions are geometry, not data."""
+    """Run a function on real tensors within a fake-tensor mode too: positions do not depend on data."""
 
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -39,36 +38,41 @@ def on_real_tensors(function: Callable[P, T]) -> Callable[P, T]:
 
 @dataclass(frozen=True, slots=True)
 class Sampler(ABC):
-    """One axis of ``size`` positions resampled to ``out``; reaches of growing outputs never go back."""
+    """One axis of ``size`` positions, resampled to ``out``. The inputs of later outputs never begin or end earlier."""
 
     size: int
     out: int
 
     @abstractmethod
     def taps(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
-        """Taps of outputs ``[lo, hi)``: inputs (int64) and weights (float64), both of shape (outputs, taps)."""
+        """Return inputs (int64) and weights (float64) of outputs ``[lo, hi)``, both of shape (outputs, taps)."""
 
     @abstractmethod
     def need(self, lo: int, hi: int) -> tuple[int, int]:
-        """The inputs, inside the map, that outputs ``[lo, hi)`` mix."""
+        """Return the interval of inputs, inside the map, that outputs ``[lo, hi)`` mix."""
 
     @on_real_tensors
     def mark(self, lo: int, hi: int) -> Hashable:
-        """The taps of outputs ``[lo, hi)``, from their first input on."""
+        """Taps of outputs ``[lo, hi)``, relative to their first input."""
         index, weight = self.taps(lo, hi)
         return str((index - self.need(lo, hi)[0]).tolist()), str(weight.tolist())
 
 
 @dataclass(frozen=True, slots=True)
 class Scaled(Sampler):
-    """Interpolation: ``factor`` is the scale that the user gave, where PyTorch uses it instead of the sizes."""
+    """Interpolation.
+
+    Attributes:
+        factor: The user's scale, if PyTorch uses it in place of the sizes.
+        align: As ``align_corners`` of PyTorch.
+    """
 
     factor: float | None = None
     align: bool = False
 
     @property
     def scale(self) -> float:
-        """Distance in the input of two neighbours of the output."""
+        """Distance in the input between neighbours in the output."""
         if self.align:
             return (self.size - 1) / (self.out - 1) if self.out > 1 else 0.0
         return 1 / self.factor if self.factor is not None and self.factor > 0 else self.size / self.out
@@ -78,7 +82,7 @@ class Scaled(Sampler):
     @overload
     def source(self, output: Tensor) -> Tensor: ...
     def source(self, output: float | Tensor) -> float | Tensor:
-        """Coordinates of outputs among the inputs."""
+        """Return the coordinates of outputs among the inputs."""
         return output * self.scale if self.align else (output + 0.5) * self.scale - 0.5
 
 
@@ -92,7 +96,7 @@ class Linear(Scaled):
 
     @on_real_tensors
     def taps(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
-        if self.out == self.size:  # PyTorch copies, whatever the factor says
+        if self.out == self.size:  # PyTorch copies, whatever the factor
             at = torch.arange(lo, hi)
             return at.unsqueeze(1), torch.ones(len(at), 1, dtype=torch.float64)
         source = self.source(outputs(lo, hi)).clamp(min=0)
@@ -107,7 +111,7 @@ class Linear(Scaled):
 
 @dataclass(frozen=True, slots=True)
 class Cubic(Scaled):
-    """Cubic convolution with a = -3/4, over four inputs; those beyond the border repeat the last one."""
+    """Cubic convolution with a = -3/4, over four inputs; inputs beyond the border repeat the last one."""
 
     def need(self, lo: int, hi: int) -> tuple[int, int]:
         first, last = (math.floor(self.source(float(o))) for o in (lo, hi - 1))
@@ -140,7 +144,7 @@ def triangle(distance: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Antialiased(Scaled):
-    """A triangle (``kernel_reach`` 1) or a cubic (2) as wide as the outputs are apart, cut and normed at borders."""
+    """Triangle (``kernel_reach`` 1) or cubic (2), stretched to the distance of outputs, normalised at borders."""
 
     kernel_reach: int = 1
 
@@ -164,44 +168,17 @@ class Antialiased(Scaled):
         return torch.minimum(index, end - 1), weight / weight.sum(1, keepdim=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Bins(Sampler):
-    """Adaptive pooling: output ``o`` is the mean over inputs ``[floor(o n / m), ceil((o + 1) n / m))``."""
-
-    def bin(self, o: int) -> tuple[int, int]:
-        return (o * self.size) // self.out, -((-(o + 1) * self.size) // self.out)
-
-    def need(self, lo: int, hi: int) -> tuple[int, int]:
-        return self.bin(lo)[0], self.bin(hi - 1)[1]
-
-    @on_real_tensors
-    def taps(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
-        index, counts = self.members(lo, hi)
-        inside = torch.arange(index.shape[1]) < counts.unsqueeze(1)
-        return index, torch.where(inside, 1 / counts.unsqueeze(1).double(), 0.0)
-
-    @on_real_tensors
-    def members(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
-        """Inputs of each bin, shape (outputs, most), the last one repeated where a bin is shorter; and its length."""
-        at = torch.arange(lo, hi)
-        first = (at * self.size).div(self.out, rounding_mode="floor")
-        end = -(-(at + 1) * self.size).div(self.out, rounding_mode="floor")
-        most = int((end - first).max())
-        index = first.unsqueeze(1) + torch.arange(most)
-        return torch.minimum(index, end.unsqueeze(1) - 1), end - first
-
-
 class Rounding(Enum):
-    """The arithmetic in which PyTorch looks for the nearest neighbour; it depends on type, size and memory format."""
+    """Arithmetic by which PyTorch finds nearest neighbours; it depends on type, size and memory format."""
 
     DOUBLE = "axis by axis, in float64"
     SINGLE = "axis by axis, in float32"
-    DIRECT = "in float32, with a short cut for equal sizes and for a factor of two"
+    DIRECT = "in float32, with a shortcut for equal sizes and for a factor of two"
 
 
 @dataclass(frozen=True, slots=True)
 class Nearest(Sampler):
-    """One neighbour, the one that PyTorch takes on a device."""
+    """Nearest neighbour, as PyTorch finds it on a device."""
 
     factor: float | None
     mode: str
@@ -209,7 +186,7 @@ class Nearest(Sampler):
     device: str = "cpu"
 
     def table(self, rounding: Rounding | None = None) -> Tensor:
-        """The input position of every output."""
+        """Return the input position of each output."""
         return nearest_indices(self.size, self.out, self.factor, self.mode, rounding or self.rounding, self.device)
 
     @on_real_tensors
@@ -224,7 +201,7 @@ class Nearest(Sampler):
 
     @property
     def repeats(self) -> int | None:
-        """Number of times that each input is repeated, if nothing else happens, however PyTorch runs a tile of it."""
+        """Number of times that each input is repeated, if it is the same in each arithmetic; else None."""
         times = self.out // self.size
         if times * self.size != self.out:
             return None
@@ -235,8 +212,8 @@ class Nearest(Sampler):
 @lru_cache(maxsize=64)
 @on_real_tensors
 def nearest_indices(size: int, out: int, factor: float | None, mode: str, rounding: Rounding, device: str) -> Tensor:
-    """Nearest neighbours of a ramp of indices, by PyTorch on a device."""
-    # On CUDA positions are float32 whatever the type of the map is, and a ramp in float64 is exact at any length.
+    """Return the nearest neighbours by resampling a ramp of indices on the device."""
+    # On CUDA positions are float32, whatever the type of the map; a ramp in float64 is exact at any length.
     single = rounding is Rounding.SINGLE and torch.device(device).type != "cuda"
     ramp = torch.arange(size, dtype=torch.float32 if single else torch.float64, device=device)
     exact = mode == "nearest-exact"
@@ -250,10 +227,10 @@ def nearest_indices(size: int, out: int, factor: float | None, mode: str, roundi
 
 
 def mix(x: Tensor, dim: int, index: Tensor, weight: Tensor) -> Tensor:
-    """Weighted sums of positions along ``dim``, for (outputs, taps) of indices and weights."""
+    """Return weighted sums of positions along ``dim``; ``index`` and ``weight`` have shape (outputs, taps)."""
     outputs, taps = index.shape
     index, weight = index.to(x.device), weight.to(x)
-    if taps == 1:  # whose weight is one
+    if taps == 1:  # its weight is one
         return x.index_select(dim, index[:, 0])
     tail = [1] * (x.dim() - 1 - dim)
     if taps <= 4:

@@ -1,8 +1,8 @@
-"""Axes that no tile cuts from some operator on, and axes that are put together to one.
+"""Maps with fewer axes, for operators that cannot handle all axes of their input.
 
-An operator that *mixes* a dimension needs all of it in each tile. Where an axis lies there, the map is *uncut* along
-it: the axis becomes a plain factor, and a tile holds all its positions. Several axes that share a dimension, as the
-tokens of an image do, are *flattened* to one where an operator asks for positions along the dimension itself.
+An operator that mixes a dimension needs all of it in each tile. If an axis lies there, the map may be *uncut* along it:
+the axis becomes a plain factor, and a tile holds all its positions. Several axes in one dimension, such as rows and
+columns in the tokens of an image, may be *flattened* to one axis, for operators that slide or index along it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,12 @@ from lightning_plugin.rules.table import Recorder
 
 @dataclass(frozen=True)
 class Uncut(TileOp):
-    """The same tensor; ``axes`` of the input, of so many positions each, are plain factors of the output."""
+    """Change of layout: axes of the input are plain factors of the output, which is the same tensor.
+
+    Attributes:
+        axes: The axes.
+        sizes: Positions of each.
+    """
 
     kind: ClassVar[str] = "layout"
     uniform: ClassVar[bool] = True
@@ -44,15 +49,18 @@ class Uncut(TileOp):
 
 @dataclass(frozen=True)
 class Entire(Uncut):
-    """A map of which nothing is left to cut, for an operator that reads all of it in each tile: keys, say.
-
-    See [Note: entire] in `program.fixed`.
-    """
+    """Map that every tile reads whole: keys and values of attention. See [Note: entire] in `program.fixed`."""
 
 
 def uncut(rec: Recorder, value: Value, axes: Collection[int], entire: bool = False) -> Value:
-    """A map whose axes are cut by no tile; the value itself where it has none. Where none is left to cut it is a
-    vector, or as a map `Entire`, if that is asked for."""
+    """Return a map without some axes.
+
+    Args:
+        rec: The recorder.
+        value: The map; a vector is returned unchanged.
+        axes: The axes.
+        entire: If no other axis is left, return a map (`Entire`) and not a vector.
+    """
     layout = value.layout
     if layout is None:
         return value
@@ -63,18 +71,17 @@ def uncut(rec: Recorder, value: Value, axes: Collection[int], entire: bool = Fal
     if all_of_it and not entire:
         return rec.gather(value)
     sizes = tuple(layout.extent[a] for a in whole)
-    dims = tuple(tuple(plain_factor(f, layout, whole) for f in dim) for dim in layout.dims)
+    dims = tuple(
+        tuple(sizes[whole.index(f.index)] if isinstance(f, Axis) and f.index in whole else f for f in dim)
+        for dim in layout.dims
+    )
     extent = tuple(1 if a in whole else size for a, size in enumerate(layout.extent))
     op = (Entire if all_of_it else Uncut)(whole, sizes)
     return rec.emit(op, [value], [value.fake], Layout(dims, extent), "uncut")[0]
 
 
-def plain_factor(factor: int | Axis, layout: Layout, whole: Collection[int]) -> int | Axis:
-    return layout.extent[factor.index] if isinstance(factor, Axis) and factor.index in whole else factor
-
-
 def axes_under(value: Value, dims: Collection[int]) -> set[int]:
-    """The axes of more than one position under some dimensions of a map."""
+    """Return the axes in some dimensions of a map, apart from those of one position."""
     if value.layout is None:
         return set()
     layout = value.layout
@@ -84,9 +91,13 @@ def axes_under(value: Value, dims: Collection[int]) -> set[int]:
 
 @dataclass(frozen=True)
 class Flatten(TileOp):
-    """Dimension ``dim``, an axis with factors inside it, as the axis alone: its positions are those of all of them.
+    """Change of layout: a dimension, an axis with further factors, becomes one axis with the positions of all factors.
 
-    ``inner`` are the positions inside one of the axis; ``axes`` inside it are not cut.
+    Attributes:
+        axis: The axis.
+        dim: The dimension.
+        inner: Product of the further factors: positions in one position of the input's axis.
+        axes: Further axes in the dimension with their sizes; a tile of the input has all of them.
     """
 
     kind: ClassVar[str] = "layout"
@@ -104,7 +115,7 @@ class Flatten(TileOp):
         return (box,)
 
     def mark(self, axis: int, lo: int, hi: int) -> Hashable:
-        """Offset of the tile in its first position of the axis."""
+        """Offset of the tile in the first position of the input's axis."""
         return lo % self.inner if axis == self.axis else None
 
     @property
@@ -117,7 +128,7 @@ class Flatten(TileOp):
 
 
 def flatten_dim(rec: Recorder, value: Value, dim: int) -> Value | None:
-    """A map whose dimension is one axis, made of all the factors there; None where it does not begin with an axis."""
+    """Return a map whose dimension is one axis, made of all its factors; None if the first factor is not an axis."""
     layout = value.space
     dim %= len(layout.dims)
     factors = [f for f in layout.dims[dim] if f != 1 and not (isinstance(f, Axis) and layout.extent[f.index] == 1)]
@@ -142,13 +153,16 @@ def flatten_dim(rec: Recorder, value: Value, dim: int) -> Value | None:
 
 
 def alternatives(rec: Recorder, values: Sequence[Value], whole_call: bool) -> Iterator[dict[Value, Value]]:
-    """Replacements for the maps of a call whose rule declines them as they are.
+    """Yield replacements, with fewer axes, for the maps of a call that its rule declined, in this order:
 
-    Several axes in one dimension become one. So do an axis and the plain factors inside it, where maps differ in that:
-    the same positions may be one axis of one map and several factors of another. Where images are tiled among each
-    other and in space, either is given up: first the one of fewer positions, and of a call that is known as a whole,
-    only that: its pieces may do with less. Last, axes are given up that follow another factor in their dimension. A
-    call of which no map would be left is a barrier, and is said to be one.
+    1. Several axes in one dimension are flattened.
+    2. If the extents of maps differ, an axis and plain factors in one dimension are flattened too: one map may have
+       several factors where another has one axis.
+    3. Maps are uncut along images or along space, whichever has fewer positions first. If the rule is that of the
+       whole call, only the first is tried: the rules of its operators may need fewer axes uncut.
+    4. Maps are uncut along axes that follow another factor in their dimension.
+
+    A replacement leaves at least one axis: otherwise the call is a barrier.
     """
     maps = [v for v in values if v.is_map]
     flat = {v: flatten_dims(rec, v, 2) for v in maps}
@@ -172,12 +186,12 @@ def alternatives(rec: Recorder, values: Sequence[Value], whole_call: bool) -> It
 
 
 def inner_axes(value: Value) -> set[int]:
-    """The axes of more than one position that follow another factor of their dimension."""
+    """Return the axes of more than one position that follow another factor of their dimension."""
     return {f.index for dim in value.space.normalized.dims for f in dim[1:] if isinstance(f, Axis)}
 
 
 def flatten_dims(rec: Recorder, value: Value, axes: int) -> Value:
-    """A map whose dimensions of so many axes, or more, are one axis each, as far as can be."""
+    """Flatten each dimension of at least ``axes`` axes, if its first factor is an axis."""
     for d in range(len(value.shape)):
         if len(axes_under(value, [d])) >= axes:
             value = flatten_dim(rec, value, d) or value

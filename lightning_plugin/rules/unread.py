@@ -1,10 +1,10 @@
-"""Convolutions whose result nobody reads, so that only their gradients are computed.
+"""Convolutions without a result: in backward, only their gradients are computed.
 
-[Note: unread] In backward a tile is computed again for what autograd keeps of it. Of the convolution that makes a
-stored map autograd keeps what the convolution has read, and nobody reads what it makes: there is none of it, only a
-place in the graph. Gradients come from the very kernel that autograd would call, so they are the same to the bit. A
-graph that is pulled back several times, for the vectors once and for what was read as often as that differs, is not
-asked for the gradient of the weight each time: half of the work.
+[Note: unread] Backward recomputes a tile for the tensors that autograd saves. A convolution saves its input and not its
+result, so the result of the last convolution of a segment, the stored map, is not read again. In its place stands a
+tensor without data that has the convolution's gradients. The kernel is that which autograd would call, so gradients are
+the same to the bit. If a graph is pulled back several times (once for vectors, once for each distinct input tile), the
+gradient of the weight is computed in the pass that asks for it only, which is half of the work.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class ConvolutionArguments:
-    """Arguments of a convolution beside its tensors."""
+    """Arguments of a convolution other than tensors."""
 
     stride: Sequence[int]
     padding: Sequence[int]
@@ -32,7 +32,7 @@ class ConvolutionArguments:
     groups: int
 
     def shape(self, x: Tensor, weight: Tensor) -> tuple[int, ...]:
-        """The shape of the result."""
+        """Return the shape of the result."""
         sides = zip(x.shape[2:], weight.shape[2:], self.stride, self.padding, self.dilation, strict=True)
         if self.transposed:
             made = [(size - 1) * s - 2 * p + d * (k - 1) + 1 for size, k, s, p, d in sides]
@@ -42,8 +42,8 @@ class ConvolutionArguments:
 
 
 def unread(x: Tensor, weight: Tensor, bias: Tensor | None, how: ConvolutionArguments) -> Tensor:
-    """Stand-in for the result of a convolution: of its shape, with its gradients, and no values."""
-    # Views: of a leaf itself autograd does not say whether a pass wants its gradient.
+    """Return a tensor with the shape and the gradients of a convolution's result, without values."""
+    # Views: autograd does not tell if a pass wants the gradient of a leaf.
     own = [None if t is None else t.view_as(t) for t in (weight, bias)]
     return Unread.apply(x, *own, how)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -71,10 +71,10 @@ class Unread(torch.autograd.Function):
 
 
 def with_bias_gradient(made: Tensor, bias: Tensor) -> Tensor:
-    """Add the gradient of a bias that autograd does not know of to the result of a convolution.
+    """Give the result of a convolution, whose bias was detached, the gradient of the bias.
 
-    On a CPU, convolutions add a bias's gradient up in float32, one position after the other: smooth cotangents cost two
-    digits. PyTorch's sum adds in pairs.
+    On a CPU, a convolution sums the bias's gradient in float32, position by position, which loses two digits for smooth
+    cotangents. PyTorch's sum adds in pairs.
     """
     return BiasGradient.apply(made, bias)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -82,9 +82,9 @@ def with_bias_gradient(made: Tensor, bias: Tensor) -> Tensor:
 class BiasGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, made: Tensor, bias: Tensor) -> Tensor:
-        if 0 in made.stride():  # a number that stands for a result: nobody writes to it
+        if 0 in made.stride():  # the stand-in of `unread`: no operator writes to it
             return made.view_as(made)
-        ctx.mark_dirty(made)  # no view, so that an activation may write to it
+        ctx.mark_dirty(made)  # not a view, so that an activation may write to it
         return made
 
     @staticmethod

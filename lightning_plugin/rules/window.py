@@ -1,7 +1,7 @@
-"""Window operators.
+"""Window operators: the base of convolutions and pooling.
 
-Padding happens here, at the operator's own border: a tile reads what lies inside the map and pads what does not, so an
-interior tile pads nothing, and a border tile pads only on the side where the map ends.
+A tile reads the part of its windows inside the map and pads the rest. So an interior tile is not padded, and a tile at
+the border is padded on the side where the map ends.
 """
 
 from __future__ import annotations
@@ -25,16 +25,20 @@ from lightning_plugin.rules.table import ATEN, Recorder
 
 aten = torch.ops.aten
 
-#: A kernel on a tile and vectors, with padding of its own on both sides of every window dimension.
+#: Kernel on a tile and vectors, which pads both sides of each window dimension.
 SlideKernel = Callable[[Tensor, Sequence[Tensor], Sequence[int]], Tensor]
 
 
 @dataclass(frozen=True)
 class WindowOp(TileOp):
-    """An operator that slides windows over the last dimensions of its map; ``axes[i]`` is the axis of the i-th window.
+    """Operator that slides windows over the last dimensions of its map.
 
-    Where windows slide over plain dimensions too, ``plain`` has the window of each of these, and None for one that is
-    an axis: they are whole in each tile, and the kernel pads them itself.
+    Attributes:
+        windows: Windows along axes.
+        axes: The axis of each.
+        extent: Extent of the input.
+        plain: If windows slide over plain dimensions too: the window of each plain one, which a tile has whole and the
+            kernel pads, and None for each axis.
     """
 
     kind: ClassVar[str] = "window"
@@ -45,12 +49,12 @@ class WindowOp(TileOp):
 
     @property
     def all_windows(self) -> tuple[Window, ...]:
-        """The windows of all dimensions."""
+        """Windows of all dimensions, plain ones included."""
         own = iter(self.windows)
         return tuple(next(own) if w is None else w for w in self.plain) if self.plain else self.windows
 
     def clips(self, box: Box) -> tuple[Clip, ...]:
-        """Positions to read and to pad, for each window dimension."""
+        """Return the positions to read and to pad along each axis."""
         return tuple(
             Clip.at(*w.need(box.lo[a], box.hi[a]), self.extent[a]) for w, a in zip(self.windows, self.axes, strict=True)
         )
@@ -62,7 +66,7 @@ class WindowOp(TileOp):
         return (Box(tuple(lo), tuple(hi)),)
 
     def is_inside(self, box: Box) -> bool:
-        """True if all windows of a box lie in the map, so that nothing is padded."""
+        """True if all windows of a box are inside the map, so that it needs no padding."""
         for w, a in zip(self.windows, self.axes):
             lo, hi = w.need(box.lo[a], box.hi[a])
             if lo < 0 or hi > self.extent[a]:
@@ -70,7 +74,7 @@ class WindowOp(TileOp):
         return True
 
     def mark(self, axis: int, lo: int, hi: int) -> Hashable:
-        """Padding of a window."""
+        """Padding of the tile."""
         for w, a in zip(self.windows, self.axes, strict=True):
             if a == axis:
                 clip = Clip.at(*w.need(lo, hi), self.extent[a])
@@ -78,7 +82,7 @@ class WindowOp(TileOp):
         return None
 
     def tile_padding(self, box: Box) -> list[int]:
-        """Padding of a tile in `torch.nn.functional.pad`'s order: last dimension first."""
+        """Return the padding of a tile in `torch.nn.functional.pad`'s order: last dimension first."""
         own = iter(reversed(self.clips(box)))
         clips = [next(own) if w is None else Clip(0, 0, 0, 0) for w in reversed(self.plain or [None] * len(self.axes))]
         return [n for clip in clips for n in (clip.before, clip.after)]
@@ -90,8 +94,7 @@ class WindowOp(TileOp):
 
 @dataclass(frozen=True)
 class SlidingOp(WindowOp):
-    """A window operator whose kernel can pad by itself, alike on both sides; only where a tile needs more on one side
-    is it padded by hand."""
+    """Window operator whose kernel can pad, equally on both sides; a tile that needs other padding is padded before."""
 
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         return self.kernel_for(box)(tiles, vectors)
@@ -100,7 +103,7 @@ class SlidingOp(WindowOp):
         return self.kernel(box, partial(self.slide, box))
 
     def kernel(self, box: Box, slide: SlideKernel) -> Kernel:
-        """Kernel that slides over a tile, padded by hand where it cannot pad."""
+        """Return ``slide`` as a kernel for a box, with padding before it if it cannot pad as necessary."""
         padding = self.kernel_padding(box)
         if padding is not None:
             return partial(run_slide, slide, self.all_padding(padding))
@@ -113,7 +116,7 @@ class SlidingOp(WindowOp):
         return slide(x, vectors, self.all_padding([0] * len(self.windows)))
 
     def all_padding(self, padding: Sequence[int]) -> Sequence[int]:
-        """The padding of all dimensions that windows slide over, given that of axes."""
+        """Return the padding of all window dimensions, given that of axes."""
         own = iter(padding)
         return [next(own) if w is None else w.before for w in self.plain] if self.plain else padding
 
@@ -123,26 +126,35 @@ class SlidingOp(WindowOp):
 
     @abstractmethod
     def slide(self, box: Box, x: Tensor, vectors: Sequence[Tensor], padding: Sequence[int]) -> Tensor:
-        """The kernel on a tile, with padding of its own on both sides of every window dimension."""
+        """Run PyTorch's kernel on a tile, with this padding on both sides of each window dimension."""
 
     def padding_value(self, x: Tensor) -> float:
-        """Value of padding."""
+        """Return the value of padding."""
         return 0.0
 
     def on_split(self, windows: tuple[Window, ...], extent: tuple[int, ...], after: Sequence[int | None]) -> SlidingOp:
-        """The operator on a split, by itself a map of this extent. ``after`` is how far windows reach behind it, or
-        None where it is the map's last. See [Note: split] in `split`."""
+        """Return the operator on a split, as if that were a map; see [Note: split] in `split`.
+
+        Args:
+            windows: Windows on the split.
+            extent: Extent of the split.
+            after: Positions behind the split that windows reach along each axis; None for the last split.
+        """
         return replace(self, windows=windows, extent=extent)
 
     def can_pad(self, window: Window, size: int, padding: int) -> bool:
-        """True if the kernel itself can pad a dimension of so many positions."""
+        """True if the kernel can pad a dimension of ``size`` positions by ``padding``."""
         return True
 
     def kernel_padding(self, box: Box, whole: bool = False) -> list[int] | None:
-        """The padding with which the kernel makes just the box by itself, or None where it cannot.
+        """Return the padding with which the kernel computes exactly a box; None if there is none.
 
-        It begins where the tile's first window does. What it pads behind the tile is right where that is what the
-        tile lacks, or too little for one window more. ``whole`` is for a map of which more is there than was asked.
+        It pads both sides by what the first window needs. That is right if the last window needs as much, or if the
+        excess is too small for one more window.
+
+        Args:
+            box: The box.
+            whole: The input is the whole map, of which the box may need a part.
         """
         found = []
         for clip, w, a in zip(self.clips(box), self.windows, self.axes, strict=True):
@@ -161,26 +173,28 @@ class SlidingOp(WindowOp):
 
 
 def run_slide(slide: SlideKernel, padding: Sequence[int], tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
-    """A kernel on a tile that it pads itself."""
+    """Run a kernel that pads a tile."""
     return slide(tiles[0], vectors, padding)
 
 
 def axes_of_all_last(value: Value, count: int) -> tuple[int, ...] | None:
-    """The axes under the last ``count`` dimensions, or None where one of them is not simply an axis."""
+    """Return the axes of the last ``count`` dimensions; None if one of these is not exactly one axis."""
     found = axes_of_last(value, count)
     return found[0] if found is not None and len(found[1]) == count else None
 
 
 def per_dim(value: int | Sequence[int], count: int) -> tuple[int, ...]:
-    """An argument that PyTorch lets users give once for all dimensions."""
+    """Expand an argument that may be given once for all dimensions."""
     if isinstance(value, int):
         return (value,) * count
     return tuple(value) * count if len(value) == 1 else tuple(value)
 
 
 def axes_of_last(value: Value, count: int, plain: bool = False) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The axes under the last dimensions and which of these dimensions have one; the others must be of size one, or
-    ``plain``."""
+    """Return the axes of the last ``count`` dimensions, and the indices of the dimensions that have one.
+
+    None if a dimension has several factors, or has no axis and more than one position; with ``plain`` it may have more.
+    """
     layout = value.space
     rank = len(layout.dims)
     found = {i: layout.axis_of(rank - count + i) for i in range(count)}
@@ -192,7 +206,7 @@ def axes_of_last(value: Value, count: int, plain: bool = False) -> tuple[tuple[i
 
 
 def with_window_sizes(value: Value, axes: Collection[int], shape: Sequence[int]) -> Layout:
-    """The layout of a result whose dimensions with these axes have them still, in other sizes."""
+    """Return the layout of a result of this shape that has the same axes in the same dimensions."""
     layout, extent = value.space, list(value.space.extent)
     for d, size in enumerate(shape):
         axis = layout.axis_of(d)
@@ -204,7 +218,7 @@ def with_window_sizes(value: Value, axes: Collection[int], shape: Sequence[int])
 def window_fields(
     value: Value, windows: Sequence[Window], shape: Sequence[int], plain: bool = False
 ) -> tuple[dict[str, Any], Layout] | None:
-    """The fields of a `WindowOp` over the last dimensions, and the layout of its result; None where there is none."""
+    """Return the fields of a `WindowOp` over the last dimensions and the layout of its result, or None."""
     found = axes_of_last(value, len(windows), plain)
     if found is None:
         return None
@@ -220,7 +234,7 @@ def window_fields(
 
 @dataclass(frozen=True)
 class Unfold(WindowOp):
-    """Windows along one dimension, which stays; their positions become a new last one."""
+    """`Tensor.unfold`: windows along ``dim``, whose positions become a new last dimension."""
 
     dim: int = 0
 
@@ -245,7 +259,7 @@ def unfold(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tens
 
 @over_last_dims(aten.im2col.default, kind="window")
 def im2col(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """Windows of images (N, C, H, W) as columns (N, C x kernel, H x W)."""
+    """`F.unfold`: windows of images (N, C, H, W) as columns (N, C x kernel, H x W)."""
     x, *sides = args
     if axes_of_all_last(x, 2) is None or len(x.shape) != 4 or not is_plain(x, 1):
         return NotImplemented
