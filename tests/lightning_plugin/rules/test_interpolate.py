@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lightning_plugin import LazyImage, materialize
-from lightning_plugin.rules.sampling import Antialiased, Bins, Cubic, Linear, Nearest, Rounding, Sampler
+from lightning_plugin.rules.adaptive import Bins
+from lightning_plugin.rules.sampling import Antialiased, Cubic, Linear, Nearest, Rounding, Sampler
 from tests.exactness import asked, assert_exact
 from tests.lightning_plugin.rules.helpers import After, assert_tiled, recorded_kinds
 
