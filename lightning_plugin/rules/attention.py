@@ -1,14 +1,14 @@
-"""Attention: queries that look at keys.
+"""Attention.
 
     softmax(q @ kᵀ · scale + mask) @ v
 
-Within an instance it is local: what it carries (a batch, patches, windows, heads) may be made of axes. Over positions
-it is tiled by queries: each tile holds its own queries and all keys and values of the images that it is about, whose
-gradients are sums over tiles. Few queries that look at all positions pool these: a reduction.
+If queries and keys have no axis (windows, patches), it is local: its other dimensions may have axes. If queries are
+positions, it is tiled by queries: each tile has its queries and all keys and values of their images, whose gradients
+are sums over tiles. If only keys are positions, it is a reduction that pools them.
 
-Attention that is written by hand, as a product of queries and keys, a softmax and a product with values, is recorded
-as the attention that it is where positions look at positions: keys and values are stored once, and read piece by piece
-where they do not fit. Whoever else reads scores or weights has them as they were written.
+Attention written by hand, as two products with a softmax between, is recorded as attention too if positions attend to
+positions: keys and values are then stored once, and read piece by piece if they do not fit. Other operators that read
+its scores or weights have them as written.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """A call of attention."""
+    """Arguments of attention."""
 
     query: Value
     key: Value
@@ -53,7 +53,7 @@ class AttentionCall:
 
     @staticmethod
     def of(given: dict[str, Any]) -> AttentionCall:
-        """The call with these arguments, whatever the operator calls them."""
+        """Read the arguments of any of PyTorch's attention operators, by name."""
         mask = given.get("attn_mask") if given.get("attn_mask") is not None else given.get("attn_bias")
         return AttentionCall(
             given["query"], given["key"], given["value"], mask, given.get("dropout_p") or 0.0,
@@ -62,7 +62,7 @@ class AttentionCall:
 
     @property
     def has_no_options(self) -> bool:
-        """True if nothing is asked for but keys and values."""
+        """True if there are no mask, dropout, causality or shared heads."""
         return self.mask is None and not self.dropout and not self.causal and not self.grouped
 
 
@@ -82,9 +82,9 @@ def attention(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[T
     aten._scaled_dot_product_cudnn_attention.default,
 )
 def fused_attention(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """The operators that `nn.MultiheadAttention` comes down to."""
+    """The kernels that `nn.MultiheadAttention` calls."""
     a = AttentionCall.of(arguments(func, args, kwargs))
-    rest = [zeros(rec, o, "unused") for o in outs[1:]]  # what only the fused kernel's own backward would read
+    rest = [zeros(rec, o, "unused") for o in outs[1:]]  # read by the fused kernel's backward only
     if a.query.is_map:
         found = record_attention(rec, a, outs[0], None)
         return NotImplemented if found is NotImplemented else (found, *rest)
@@ -105,13 +105,20 @@ def pooled_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | N
 
 
 def with_strides(x: Tensor, strides: list[int]) -> Tensor:
-    """In memory as the fused kernel leaves its result, which decides what the caller may do with ``view``."""
+    """Copy to the strides of the fused kernel's result, which the caller may take a ``view`` of."""
     return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
 
 
 def record_attention(rec: Recorder, a: AttentionCall, out: Tensor, autocast: Any, by_hand: bool = False) -> Any:
-    """Attention of queries that are a map: each tile's queries, all keys and values of what it is about; ``by_hand``:
-    not by a fused kernel."""
+    """Record attention of queries that are a map, tiled by queries.
+
+    Args:
+        rec: The recorder.
+        a: The arguments.
+        out: The result.
+        autocast: Autocast of the call.
+        by_hand: The user's code computes it without a fused kernel.
+    """
     rank = len(a.query.shape)
     query = a.query
     if tokens := axes_under(query, [rank - 2]):
@@ -132,7 +139,7 @@ def record_attention(rec: Recorder, a: AttentionCall, out: Tensor, autocast: Any
             return NotImplemented
     layout = query.space.with_dim(rank - 1, (out.shape[-1],))
     if layout.shape != tuple(out.shape):
-        return NotImplemented  # queries that are repeated for keys' sake
+        return NotImplemented  # queries are broadcast to keys
     token = query.space.axis_of(rank - 2)
     operands = [v for v in (query, key, value, mask) if v is not None]
     operands.sort(key=lambda v: not v.is_map)
@@ -148,8 +155,10 @@ def record_attention(rec: Recorder, a: AttentionCall, out: Tensor, autocast: Any
 
 
 def align_keys(rec: Recorder, value: Value, dims: tuple[Any, ...], query: Value) -> Value | None:
-    """Keys or values as tiles of queries need them: whole along their positions, and cut with the queries along what
-    both carry; None where they carry different axes."""
+    """Return keys or values for tiles of queries: uncut along their positions, with the axes of queries elsewhere.
+
+    None if other axes differ from those of queries.
+    """
     rank = len(value.shape)
     if axes_under(value, [rank - 1]) or rank != len(dims):
         return None
@@ -159,11 +168,18 @@ def align_keys(rec: Recorder, value: Value, dims: tuple[Any, ...], query: Value)
 
 @dataclass(frozen=True)
 class Attention(TileOp):
-    """Queries, all keys and values that they may look at, and what comes of it.
+    """Attention of a tile of queries to all keys and values of their images.
 
-    ``roles`` are the places of query, key and value among what is read, maps first, and ``mask`` the mask's; ``token``
-    is the axis of queries; ``by_hand`` says that no fused kernel computes it. It is *plain* where it does not depend on
-    where its queries are, as a causal one does and one with dropout.
+    Attributes:
+        roles: Indices of query, key and value among the inputs, maps first.
+        mask: Index of the mask among the inputs.
+        extents: Extents of the maps.
+        scale, dropout, causal, grouped: As in PyTorch.
+        token: Axis of queries.
+        scores: Layout of the scores.
+        stream: Random numbers of dropout.
+        autocast: Autocast of the call.
+        by_hand: The user's code computes it without a fused kernel.
     """
 
     kind: ClassVar[str] = "local"
@@ -182,6 +198,7 @@ class Attention(TileOp):
 
     @property
     def plain(self) -> bool:
+        """True if the result does not depend on the positions of queries."""
         return not self.dropout and (not self.causal or self.token is None)
 
     @property
@@ -215,12 +232,12 @@ class Attention(TileOp):
                 )
         scores_of = self.scores_of(box, query)
         scores = scores_of(query, key, mask, 0)
-        blind = scores.isneginf().all(-1, keepdim=True)  # a query that may look at nothing finds zeros
+        blind = scores.isneginf().all(-1, keepdim=True)  # queries without a visible key get zeros
         weights = torch.softmax(scores.masked_fill(blind, 0.0), -1).masked_fill(blind, 0.0)
         return scores_of.weigh(weights, value, 0).to(query.dtype)
 
     def scores_of(self, box: Box, query: Tensor) -> Scores:
-        """Scores of the queries of a box."""
+        """Return the function of the scores of a tile's queries."""
         first = None if not self.causal else 0 if self.token is None else box.lo[self.token]
         dropout = WeightDropout(self.dropout, self.stream, self.scores, box) if self.dropout else None
         cast = self.autocast is not None and self.autocast.enabled and query.dtype != torch.float64
@@ -230,7 +247,7 @@ class Attention(TileOp):
 
 # Written by hand ------------------------------------------------------------------------------------------
 
-#: Functions that multiply all scores by a number, each with the number that this makes of it.
+#: Factor of the scores by an operator with a number.
 SCALES = {
     aten.mul.Tensor: lambda number: number,
     aten.mul.Scalar: lambda number: number,
@@ -240,7 +257,7 @@ SCALES = {
 
 
 def attention_by_hand(rec: Recorder, weights: Value, value: Value, out: Tensor) -> Any:
-    """The attention that a product of weights ``(B, t, T)`` and values ``(B, T, d)`` ends, if it does."""
+    """Record a product of weights ``(B, t, T)`` and values ``(B, T, d)`` as attention, if it is one."""
     if not weights.is_map or not value.is_map or len(weights.shape) != 3 or not axes_under(value, [1]):
         return NotImplemented
     softmax = before_views(weights)
@@ -273,12 +290,12 @@ def attention_by_hand(rec: Recorder, weights: Value, value: Value, out: Tensor) 
 
 
 def called_function(v: Value) -> Any:
-    """Call that makes a map, where that is local."""
+    """Return the function that computes a map, if it is local."""
     return v.node.op.call.func if v.node is not None and isinstance(v.node.op, Local) else None
 
 
 def before_views(v: Value) -> Value:
-    """A map before it was viewed in another shape of the same elements."""
+    """Return a map before views of the same elements."""
     while v.node is not None and isinstance(v.node.op, (Reshape, Expand)):
         source = v.node.inputs[0]
         if not source.is_map or math.prod(source.shape) != math.prod(v.shape):
@@ -288,14 +305,14 @@ def before_views(v: Value) -> Value:
 
 
 def is_over_last(softmax: Value) -> bool:
-    """True of a softmax over the last dimension, in the type of what it is given."""
+    """True if a softmax is over the last dimension and keeps the type."""
     assert softmax.node is not None and isinstance(softmax.node.op, Local)
     _, dim, *rest = softmax.node.op.call.args
     return dim % len(softmax.shape) == len(softmax.shape) - 1 and not any(rest)
 
 
 def added_vector(scores: Value) -> Value | None:
-    """The vector that is added to scores, as it is."""
+    """Return the vector that is added to scores, without a factor."""
     node = scores.node
     assert node is not None and isinstance(node.op, Local)
     if node.op.call.args != (Slot(0), Slot(1)) or node.op.call.kwargs or len(node.inputs) != 2:
@@ -307,7 +324,7 @@ def added_vector(scores: Value) -> Value | None:
 
 
 def uncut_source(keys: Value) -> Value | None:
-    """The map that is read whole."""
+    """Return the map that was uncut or gathered to keys."""
     node = keys.node
     return (
         node.inputs[0] if node is not None and isinstance(node.op, (Gather, Uncut)) and node.inputs[0].is_map else None
@@ -315,7 +332,7 @@ def uncut_source(keys: Value) -> Value | None:
 
 
 def flatten_mask(rec: Recorder, mask: Value, weights: Value) -> Value | None:
-    """A mask of all heads alike as what is added to weights (B, t, T)."""
+    """Return a mask that is equal for all heads in the shape (t, T); None for other masks."""
     lead: Sequence[int] = mask.shape[:-2]
     if len(mask.shape) < 2 or math.prod(lead) != 1 or mask.shape[-2:] not in (weights.shape[1:], (1, weights.shape[2])):
         return None

@@ -1,6 +1,6 @@
-"""Maps side by side: along an axis, along plain dimensions, and single images as an axis of several.
+"""Concatenation along an axis, along plain dimensions, and of images to a batch.
 
-Slices that a loop has cut out of one image at regular places are the same as `unfold`, and recorded as that.
+Patches that a loop slices from one image at regular distances are recorded as `Tensor.unfold`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,13 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Concat(TileOp):
-    """Maps side by side along an axis; ``starts`` says where each begins, and ends with the whole's size."""
+    """Concatenation of maps along an axis.
+
+    Attributes:
+        axis: The axis.
+        dim: Its dimension.
+        starts: Start of each map in the result, and the size of the result.
+    """
 
     kind: ClassVar[str] = "layout"
     axis: int
@@ -37,7 +43,7 @@ class Concat(TileOp):
     starts: tuple[int, ...]
 
     def spans(self, box: Box) -> list[tuple[int, int]]:
-        """Interval that each map gives, in its own positions; an empty interval where it gives nothing."""
+        """Return the interval of each map, in its own positions, that is in a box; it may be empty."""
         lo, hi = box.lo[self.axis], box.hi[self.axis]
         pairs = zip(self.starts, self.starts[1:], strict=False)
         return [(max(lo, a) - a, min(hi, b) - a) for a, b in pairs]
@@ -45,14 +51,14 @@ class Concat(TileOp):
     def need(self, box: Box) -> tuple[Box, ...]:
         found = []
         for i, (lo, hi) in enumerate(self.spans(box)):
-            if hi <= lo:  # one position, which is dropped again: a tile is never empty
+            if hi <= lo:  # one position, which `apply` drops: a tile is never empty
                 lo = min(lo, self.starts[i + 1] - self.starts[i] - 1)
                 hi = lo + 1
             found.append(box.replace(self.axis, lo, hi))
         return tuple(found)
 
     def mark(self, axis: int, lo: int, hi: int) -> Hashable:
-        """Maps that have a share."""
+        """Mask of the maps that are in the interval."""
         if axis != self.axis:
             return None
         return tuple(lo < end and start < hi for start, end in itertools.pairwise(self.starts))
@@ -64,7 +70,7 @@ class Concat(TileOp):
 
 @dataclass(frozen=True)
 class AsInstance(Reshape):
-    """A map as one image of several: an axis more, of one position, which is the first dimension."""
+    """Change of layout: the map gets one more axis, of one position, as its first dimension."""
 
     def need(self, box: Box) -> tuple[Box, ...]:
         return (Box(box.lo[:-1], box.hi[:-1]),)
@@ -88,7 +94,7 @@ def cat(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]
 
 
 def concat_along_axis(rec: Recorder, values: Sequence[Value], lies: Layout, dim: int, outs: Sequence[Tensor]) -> Any:
-    """Maps, and vectors that lie as they do, one after the other along an axis."""
+    """Record a concatenation along an axis of maps, and of vectors that fit their layout ``lies``."""
     axis = lies.axis_of(dim)
     if axis is None:
         return NotImplemented
@@ -116,8 +122,14 @@ def stack(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tenso
 
 
 def stack_images(rec: Recorder, values: Sequence[Value], out: Tensor, lead: int) -> Any:
-    """Maps of one image each as an axis of several: patches that a loop cut out of one, say. ``lead`` is 1 where their
-    first dimension counts images, and 0 where they have none that does."""
+    """Record maps of one image each as a batch, with an axis of images.
+
+    Args:
+        rec: The recorder.
+        values: The maps.
+        out: The result.
+        lead: Number of their first dimensions that count images: 1 for `torch.cat`, 0 for `torch.stack`.
+    """
     if len(values) < 2 or not all(v.is_map for v in values):
         return NotImplemented
     if (patches := patchwork(rec, values, out)) is not None:
@@ -142,7 +154,16 @@ def stack_images(rec: Recorder, values: Sequence[Value], out: Tensor, lead: int)
 
 @dataclass(frozen=True)
 class Patchwork:
-    """Patches of one map, by dimension: where the first begins, how many there are, their size, and how far apart."""
+    """Patches of one map on a regular grid.
+
+    Attributes:
+        source: The map.
+        first: Start of the first patch in each dimension of the grid.
+        counts: Number of patches.
+        sizes: Size of a patch.
+        steps: Distance of patches.
+        dims: Dimensions of the grid.
+    """
 
     source: Value
     first: tuple[int, ...]
@@ -152,7 +173,7 @@ class Patchwork:
     dims: tuple[int, ...]
 
     def cut(self, x: Tensor) -> Tensor:
-        """The patches, one after the other, with all dimensions of the map."""
+        """Return the patches of a tensor in row-major order, along a new first dimension."""
         last = x.dim()
         for d, first, count, size, step in zip(
             self.dims, self.first, self.counts, self.sizes, self.steps, strict=True
@@ -164,7 +185,7 @@ class Patchwork:
 
     @staticmethod
     def of(values: Sequence[Value]) -> Patchwork | None:
-        """Find the map that these are patches of, in row-major order."""
+        """Return the grid whose patches, in row-major order, are these values; None if there is none."""
         found = [crop_origin(v) for v in values]
         source, first = found[0]
         axes = [source.space.axis_of(d) for d in range(len(source.shape))]
@@ -186,13 +207,13 @@ class Patchwork:
         )
 
     def patch_shape(self) -> tuple[int, ...]:
-        """The shape of a patch, with all dimensions of the map."""
+        """Return the shape of a patch, with all dimensions of the map."""
         sizes = dict(zip(self.dims, self.sizes, strict=True))
         return tuple(sizes.get(d, size) for d, size in enumerate(self.source.shape))
 
 
 def crop_origin(v: Value) -> tuple[Value, Box]:
-    """The map that a map is a crop of, and the box."""
+    """Return the map that a map was cropped from, and the box of the crop."""
     box = Box.whole(v.space.extent)
     while v.node is not None and is_crop(v):
         source, op = v.node.inputs[0], v.node.op
@@ -208,18 +229,18 @@ def crop_origin(v: Value) -> tuple[Value, Box]:
 
 
 def is_crop(v: Value) -> bool:
-    """True of a crop of another map, or one that differs in dimensions of one position."""
+    """True if a map is a crop of another, or another with dimensions of size one added or removed."""
     op = v.node.op if v.node is not None else None
     return isinstance(op, (IndexMap, Reshape)) or (isinstance(op, Local) and op.call.func is aten.select.int)
 
 
 def long_dims(v: Value) -> list[Any]:
-    """The dimensions of a map without those of one position."""
+    """Return the dimensions of a map, apart from those of size one."""
     return [dim for d in v.space.dims if (dim := canonical(d, v.space.extent))]
 
 
 def patchwork(rec: Recorder, values: Sequence[Value], out: Tensor) -> Value | None:
-    """Maps side by side as the patches that they are; None where they are not."""
+    """Record patches of one map as `Tensor.unfold`; None if the values are not patches of one map."""
     found = Patchwork.of(values)
     if found is None or math.prod(found.patch_shape()) * len(values) != out.numel():
         return None

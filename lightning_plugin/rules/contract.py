@@ -1,9 +1,8 @@
-"""Matrix products: where positions are rows they are local, where positions are summed over they are a
-reduction.
+"""Matrix products: local if positions are rows or columns of the result, a reduction if they are summed over.
 
-Attention pooling is the second kind: weights (N, heads, positions) times features (N, positions, channels). A
-linear layer over a flattened map is too; each tile meets its own columns of the weight. Where positions are on both
-sides of the result, a (positions, positions) matrix, each tile has its rows and needs the other operand whole.
+Attention pooling is a reduction: weights (N, heads, positions) times features (N, positions, channels). So is a linear
+layer on a flattened map, of whose weight each tile uses its own columns. For a (positions, positions) matrix, each tile
+has its rows and reads the other operand whole.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from lightning_plugin.rules.uncut import axes_under, uncut
 
 aten = torch.ops.aten
 
-#: The dimensions of both operands and of the result: b atch, i and j outer, k summed.
+#: Dimensions of both operands and of the result: b is the batch, i and j are rows and columns, k is summed over.
 FORMS = {
     "mm": ("ik", "kj", "ij"),
     "bmm": ("bik", "bkj", "bij"),
@@ -39,7 +38,7 @@ FORMS = {
 
 @dataclass(frozen=True)
 class Product(ReduceOp):
-    """Σ over positions of a product of two maps; linear in each, so a tile's share is its own derivative."""
+    """Sum over positions of a product of two maps. It is linear in each, so that `pull` is the product of a tile."""
 
     uniform: ClassVar[bool] = True
     form: str
@@ -87,12 +86,12 @@ def product(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Ten
 
 
 def uncut_operand(rec: Recorder, value: Value, letters: str) -> Value:
-    """An operand that no tile cuts but along its batch."""
+    """Return an operand that is uncut except along its batch."""
     return uncut(rec, value, axes_under(value, [d for d, letter in enumerate(letters) if letter != "b"]))
 
 
 def record_product(rec: Recorder, func: Any, left: Value, right: Value, outs: Sequence[Tensor]) -> Any:
-    """A product of operands as they are cut, one of them a map."""
+    """Record a product of operands, one of them a map, without changing their axes."""
     form = operator_name(func)
     at, bt, out = FORMS[form]
     if not left.is_map and not right.is_map:
@@ -103,7 +102,7 @@ def record_product(rec: Recorder, func: Any, left: Value, right: Value, outs: Se
 
 
 def without_single_axes(rec: Recorder, value: Value) -> Value:
-    """A map of one position as a vector: nothing is left of it to tile."""
+    """Return a map of one position as a vector."""
     return rec.gather(value) if value.is_map and all(size == 1 for size in value.space.extent) else value
 
 
@@ -112,7 +111,7 @@ def is_cut(value: Value, dim: int) -> bool:
 
 
 def sum_over_positions(rec: Recorder, form: str, left: Value, right: Value, outs: Sequence[Tensor]) -> Any:
-    """Positions are summed over: all of them, or all of each image, on both sides in the same order."""
+    """Record a sum over positions, all or all of each image, if both operands have them in the same order."""
     at, bt, out = FORMS[form]
     first = left if left.is_map else right
     extent = first.space.extent
@@ -142,7 +141,7 @@ def sum_over_positions(rec: Recorder, form: str, left: Value, right: Value, outs
 def local_product(
     rec: Recorder, func: Any, left: Value, right: Value, outs: Sequence[Tensor], names: tuple[str, str, str]
 ) -> Any:
-    """Positions are rows, columns or batch of the result, and of one operand alone unless they are batch."""
+    """Record a product as local: positions are its rows or columns, from one operand, or its batch."""
     dims: dict[str, Dim] = {}
     for value, letters in ((left, names[0]), (right, names[1])):
         for d, letter in enumerate(letters):
@@ -160,24 +159,21 @@ def local_product(
         return NotImplemented
     if any(size not in (1, full) for v in maps for size, full in zip(v.space.extent, extent, strict=True)):
         return NotImplemented
+    name = operator_name(func)
     if len(maps) == 1 and "b" in dims:
         left, right = (v if v.is_map else matrix_per_position(rec, v, dims["b"], extent) for v in (left, right))
-        func = torch.matmul
-    return local(rec, func, [left, right], {}, outs[0], layout, name=name_of_product(func))
+        func, name = torch.matmul, "matmul"
+    return local(rec, func, [left, right], {}, outs[0], layout, name=name)
 
 
 def matrix_per_position(rec: Recorder, value: Value, batch: Dim, extent: tuple[int, ...]) -> Value:
-    """A batch of matrices, one for each position: often one matrix expanded, as a linear layer leaves it."""
+    """Return a batch of matrices, a vector, as a map; if it is one matrix expanded (a linear layer), that matrix."""
     if value.fake.stride(0) == 0:
         matrix = rec.fake(value.shape[1:], value.dtype, value.device)
         return rec.vector(aten.select.int, [value, 0, 0], {}, [matrix], name="select")[0]
     within = {f.index for f in batch if isinstance(f, Axis)}
     own = tuple(size if a in within else 1 for a, size in enumerate(extent))
     return rec.spread(value, Layout((batch, *((size,) for size in value.shape[1:])), own))
-
-
-def name_of_product(func: Any) -> str:
-    return "matmul" if func is torch.matmul else operator_name(func)
 
 
 @ATEN.rule(aten.addmm.default, aten.baddbmm.default, aten.addmv.default, kind="local or reduce")
@@ -191,7 +187,7 @@ def product_plus(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequenc
 
     def added(bias: Tensor, left: Tensor, right: Tensor) -> Tensor:
         found = product(left, right) if alpha == 1 else product(left, right) * alpha
-        if beta == 0:  # what the bias holds, NaN even, does not count
+        if beta == 0:  # the bias is ignored, even NaN
             return found
         return (bias if beta == 1 else bias * beta) + found
 

@@ -1,7 +1,7 @@
-"""Losses of dense predictions: a number for every position is local, their sum or mean is a reduction.
+"""Losses of dense predictions: the loss of each position is local, the sum or mean is a reduction.
 
-Targets are maps without gradient: real tensors that line up with space, of which each tile takes its slice,
-or lazy images of any dtype. A mean with weights or an ignored class is two sums, divided when both are known.
+Targets are maps without gradient: tensors with sizes along the axes, of which each tile takes its slice, or lazy
+images. A mean with weights or an ignored class is the quotient of two sums.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NONE, MEAN, SUM = 0, 1, 2
 
 
 def reduce_all(rec: Recorder, value: Value, dtype: torch.dtype, divisor: float = 1.0) -> Value:
-    """The sum of all of a map."""
+    """Record the sum of all elements of a map, divided by ``divisor``."""
     dims = tuple(range(len(value.shape)))
     op = Sum(dims, False, dtype, math.prod(value.shape), divisor)
     return rec.emit(op, [value], [rec.fake((), dtype, value.device)], None, "mean" if divisor != 1 else "sum")[0]
@@ -63,7 +63,7 @@ def elementwise_loss(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Seq
 
 
 def cast_result(rec: Recorder, value: Value, out: Tensor) -> Value:
-    """A reduced number in the type that PyTorch returns."""
+    """Cast a reduced value to the type that PyTorch returns."""
     if value.dtype == out.dtype:
         return value
     return rec.vector(aten._to_copy.default, [value], {"dtype": out.dtype}, [out], name="to")[0]
@@ -74,7 +74,7 @@ def cast_result(rec: Recorder, value: Value, out: Tensor) -> Value:
 
 @API.rule(F.cross_entropy, F.nll_loss, kind="local + reduce")
 def class_loss(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """Cross-entropy of class indices or of probabilities, and the likelihood of class indices."""
+    """Cross-entropy with class indices or probabilities, and negative log-likelihood with class indices."""
     a = arguments(func, args, kwargs)
     x, target, weight = a["input"], a["target"], a["weight"]
     reduction = a["reduction"]
@@ -116,7 +116,7 @@ def class_loss(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[
 def mean_of_classes(
     loss: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, dtype: torch.dtype
 ) -> Tensor:
-    """The sum of losses over the sum of weights of the positions that count."""
+    """Return the sum of losses divided by the sum of weights, without ignored positions."""
     ignored = target == ignore_index
     if weight is None:
         weights = ignored.logical_not().sum()
@@ -137,11 +137,11 @@ def gaussian_nll_loss_on_fakes(
     eps: float = 1e-6,
     reduction: str = "mean",
 ) -> Tensor:
-    """PyTorch's loss without its look at the variances' signs."""
+    """Compute PyTorch's loss without its check that variances are not negative, which needs data."""
     variance = torch.full_like(input, var) if isinstance(var, float) else var
     if variance.shape != input.shape and variance.shape == input.shape[:-1]:
         variance = variance.unsqueeze(-1)
-    # The clamp is invisible to autograd: what it adds is a constant.
+    # PyTorch clamps without grad: the difference is a constant.
     variance = variance + (variance.clamp(min=eps) - variance).detach()
     loss = 0.5 * (torch.log(variance) + (input - target) ** 2 / variance)
     if full:
@@ -151,7 +151,7 @@ def gaussian_nll_loss_on_fakes(
 
 @API.rule(F.gaussian_nll_loss, kind="local + reduce", stand_in=gaussian_nll_loss_on_fakes)
 def gaussian_nll_loss(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """PyTorch refuses negative variances before it goes on; here they are looked for in the same pass."""
+    """Negative variances are refused when the variance has been computed, in the same pass over tiles."""
     variance = arguments(func, args, kwargs)["var"]
     if isinstance(variance, Value):
         negative = rec.decompose(any_negative, variance)

@@ -1,11 +1,11 @@
-"""Positions and channels picked by numbers or by rank: index, gather, scatter, one-hot codes, embeddings, top k.
+"""Indexing: index, gather, scatter, one-hot codes, embeddings, top k.
 
-Positions picked along an axis by numbers that are known (``patches[index]``, ``patches[[0, 3]]``) are a map again,
-along the same axis. A tile reads the positions from the least to the greatest of its own numbers: ascending numbers
-keep tiles small. A few positions of a large map are a vector instead, as are those whose numbers are computed, and the
-best k. Indices count positions of the whole map in row-major order. Among equal values the first position wins.
+Positions selected along an axis by known indices (``patches[[0, 3]]``) are a map with the same axis. A tile reads the
+interval from its smallest index to its largest: ascending indices keep tiles small. The result is a vector, by a
+reduction, if it is small, if the indices are computed from the image, and for the k largest. Indices count positions of
+the whole map in row-major order; among equal values the first position wins.
 
-Where a map of indices looks up channels or a table, a position depends on its own index alone: that is local.
+A map of indices into channels or into a table is local.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from lightning_plugin.rules.uncut import axes_under, flatten_dim
 
 aten = torch.ops.aten
 
-#: A picked result is a vector where it has fewer bytes, and is less than such a part of the map.
+#: A selection with fewer bytes than either, the latter as a share of the map, is a vector.
 FEW_BYTES, FEW_PART = 1 << 20, 1 / 16
 
 
 @dataclass(frozen=True, slots=True)
 class PickedIndices:
-    """The positions of one axis that are picked."""
+    """Index arithmetic of a selection along one axis."""
 
     numbers: tuple[int, ...]
 
@@ -45,14 +45,14 @@ class PickedIndices:
         return min(self.numbers[lo:hi]), max(self.numbers[lo:hi]) + 1
 
     def mark(self, lo: int, hi: int) -> tuple[int, ...]:
-        """The numbers, from the least on."""
+        """Indices relative to the smallest."""
         least = min(self.numbers[lo:hi])
         return tuple(n - least for n in self.numbers[lo:hi])
 
 
 @dataclass(frozen=True)
 class IndexSelect(SeparableOp):
-    """Positions along an axis, which is dimension ``dim``."""
+    """`torch.index_select` along an axis, which is dimension ``dim``."""
 
     kind: ClassVar[str] = "layout"
     maps: tuple[PickedIndices]
@@ -80,7 +80,7 @@ def select_along_axis(rec: Recorder, x: Value, dim: int, index: Value, out: Tens
     size = x.shape[dim]
     given = rec.session.captured_tensor(index).tolist()
     if not all(-size <= n < size for n in given):
-        return NotImplemented  # PyTorch says what is wrong with it
+        return NotImplemented  # PyTorch raises the error
     numbers = tuple(n % size for n in given)
     extent = (*line.space.extent[:axis], len(numbers), *line.space.extent[axis + 1 :])
     return rec.emit(
@@ -90,7 +90,13 @@ def select_along_axis(rec: Recorder, x: Value, dim: int, index: Value, out: Tens
 
 @dataclass(frozen=True)
 class PickReduction(ReduceOp):
-    """Values at given positions; ``each`` where every other element has indices of its own (gather)."""
+    """Values at given positions, accumulated over the tiles that have them.
+
+    Attributes:
+        dim: Dimension that is indexed, which has all axes.
+        each: Other elements have indices of their own, as in `torch.gather`.
+        layout: Layout of the map.
+    """
 
     dim: int
     each: bool
@@ -116,7 +122,7 @@ class PickReduction(ReduceOp):
         return Reduction((self.pick(box, tiles[0], index),))
 
     def merge(self, left: Reduction, right: Reduction) -> Reduction:
-        # A position has one owner, so one of the two is zero.
+        # A position is in one tile, so one of the two is zero.
         (a,), (b,) = left.parts, right.parts
         return Reduction((a | b if a.dtype == torch.bool else a + b,))
 
@@ -128,7 +134,7 @@ class PickReduction(ReduceOp):
 
 
 def pick_as_vector(rec: Recorder, x: Value, dim: int, index: Value, out: Tensor, name: str) -> Any:
-    """Positions that are picked by an index that is a vector."""
+    """Record a selection by a vector of indices as a reduction."""
     if not x.is_map or index.is_map or not covers_space(x, [dim]) or not out.numel():
         return NotImplemented
     return rec.emit(PickReduction(dim, name == "gather", x.space), [x, index], [out], None, name)
@@ -146,7 +152,7 @@ def index_select(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequenc
 
 @ATEN.rule(aten.index.Tensor, kind="local, layout or reduce")
 def index(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """``patches[numbers]``, ``x[:, numbers]``; ``weight[classes]`` with a map of classes."""
+    """``patches[indices]``, ``x[:, indices]``; ``weight[classes]`` with a map of classes."""
     x, indices = args
     given = [(d, i) for d, i in enumerate(indices) if i is not None]
     if len(given) == 1 and (found := select_along_axis(rec, x, *given[0], outs[0], "index")) is not NotImplemented:
@@ -158,7 +164,7 @@ def index(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tenso
 def look_up(
     rec: Recorder, func: Any, x: Value, indices: Sequence[Value | None], given: list[tuple[int, Value]], out: Tensor
 ) -> Any:
-    """``weight[classes]`` with a map of classes, and ``x[:, order]`` with an order of channels."""
+    """Record ``weight[classes]`` with a map of classes, and ``x[:, order]`` with indices of channels, as local."""
     dims = [d for d, _ in given]
     if dims != list(range(dims[0], dims[0] + len(dims))) or any(i.dtype == torch.bool for _, i in given):
         return NotImplemented
@@ -179,7 +185,7 @@ def look_up(
 
 
 def pick_by_index(rec: Recorder, x: Value, dim: int, index: Value, out: Tensor) -> Any:
-    """``x[:, index]`` with one index, on the dimension that holds all of space."""
+    """Record ``x[:, index]`` with indices of any shape into the dimension with all of space as a reduction."""
     if index.is_map or index.dtype != torch.int64:
         return NotImplemented
     flat = rec.vector(torch.flatten, [index], {}, [rec.fake([index.fake.numel()], torch.int64, index.device)])[0]
@@ -191,7 +197,7 @@ def pick_by_index(rec: Recorder, x: Value, dim: int, index: Value, out: Tensor) 
 
 
 def align_but_for(rec: Recorder, operands: Sequence[Value], dim: int) -> list[Value] | None:
-    """Operands of one rank as maps that lie alike but for ``dim``; None where they do not."""
+    """Return operands of one rank as maps of equal layouts except in ``dim``; None if that is not possible."""
     first = next(v for v in operands if v.is_map)
     space = first.space.axis_dims
     if dim in space:
@@ -270,7 +276,7 @@ def bucketize(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[T
 
 @dataclass(frozen=True)
 class TopK(ReduceOp):
-    """The k largest (or smallest) along one dimension, best first, with their indices."""
+    """The k largest (or smallest) values along one dimension, sorted, with their indices."""
 
     dim: int
     k: int
@@ -281,7 +287,7 @@ class TopK(ReduceOp):
         x = tiles[0].movedim(self.dim, -1)
         positions = flat_index(self.layout, (self.dim,), box, x.device)
         best, where = x.sort(dim=-1, descending=self.largest, stable=True)
-        # Copies, so that nothing of the tile's size outlives the tile.
+        # Copies, since views would keep tensors of the tile's size alive.
         return Reduction((best[..., : self.k].clone(), positions[where[..., : self.k]]))
 
     def merge(self, left: Reduction, right: Reduction) -> Reduction:
@@ -301,7 +307,7 @@ class TopK(ReduceOp):
 
 @ATEN.rule(aten.topk.default, kind="local or reduce")
 def topk(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """Over channels, or over a dimension that holds all of space."""
+    """Over channels, or over a dimension with all of space."""
     x, k, dim, largest, _ = arguments(func, args, kwargs).values()
     dim %= len(x.shape)
     found = local_on_plain(rec, func, args, kwargs, outs, [dim])

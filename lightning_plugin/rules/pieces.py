@@ -2,11 +2,11 @@
 
     l = log Σ exp(s),   out = Σ exp(s − l) @ v,   s = q @ kᵀ · scale + mask
 
-[Note: pieces] A tile of queries needs all keys and values of what it is about. Where these do not fit beside it, they
-are read from where they are stored, piece by piece, by each tile of queries: in forward once, with the largest score
-so far, and sums relative to it; in backward once more, with l and the result as constants. With δ = Σ g·out, the
-derivative of Σ exp(s − l) (g·v − δ) is the piece's share of the gradients; that of a piece of keys or values goes to
-where these lie, and is not held either.
+[Note: pieces] A tile of queries needs all keys and values of their images. If these do not fit beside it, each tile of
+queries reads them from their tier piece by piece. Forward reads them once and keeps the largest score so far and sums
+relative to it. Backward reads them again, with l and the result as constants. With δ = Σ g·out, the derivative of
+Σ exp(s − l) (g·v − δ) is the piece's part of the gradients. The gradient of a piece of keys or values is added on their
+tier, and is not held whole either.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lightning_plugin.rules.noise import Stream
 
 @dataclass(frozen=True)
 class WeightDropout:
-    """The random numbers of the weights of a tile's queries."""
+    """Dropout of the attention weights of a tile of queries."""
 
     p: float
     stream: Stream
@@ -34,7 +34,7 @@ class WeightDropout:
     box: Box
 
     def apply_to(self, weights: Tensor, first: int, last: int) -> Tensor:
-        """The weights of some keys, dropped out."""
+        """Drop weights of the keys ``[first, last)``."""
         keys = len(self.scores.dims) - 1
         axis = len(self.scores.extent)
         count = self.scores.shape[keys]
@@ -46,9 +46,15 @@ class WeightDropout:
 
 @dataclass(frozen=True)
 class Scores:
-    """Attention scores of queries. ``row`` is the number of the tile's first query, where attention is causal;
-    ``dtype`` the type that autocast has queries, keys and values in, if any. With ``zeros`` a query that may look at
-    nothing finds zeros, and else what is no number."""
+    """Function that computes attention scores of a tile of queries.
+
+    Attributes:
+        scale: As in PyTorch.
+        row: Index of the tile's first query, if attention is causal.
+        dropout: Dropout of the weights.
+        dtype: Type to which autocast casts queries, keys and values.
+        masked_to_zero: Queries without a visible key get zeros, as by PyTorch's function; else NaN, as by hand.
+    """
 
     scale: float | None
     row: int | None
@@ -57,7 +63,7 @@ class Scores:
     masked_to_zero: bool = True
 
     def __call__(self, query: Tensor, key: Tensor, mask: Tensor | None, first: int) -> Tensor:
-        """The scores of a piece of keys, the first of which has this number."""
+        """Return the scores of a piece of keys, whose first one has index ``first``."""
         query, key = self.cast(query), self.cast(key)
         scale = query.shape[-1] ** -0.5 if self.scale is None else self.scale
         last = first + key.shape[-2]
@@ -71,26 +77,26 @@ class Scores:
         return scores
 
     def cast(self, operand: Tensor) -> Tensor:
-        """An operand as it is multiplied: rounded as autocast has it, and in a type that sums are made in."""
+        """Round an operand to autocast's type, and cast it to the type of sums."""
         operand = operand if self.dtype is None else operand.to(self.dtype)
         return operand.to(accumulation_dtype(operand.dtype))
 
     def weigh(self, weights: Tensor, value: Tensor, first: int) -> Tensor:
-        """Values by their weights."""
+        """Return the weighted sum of a piece of values."""
         if self.dropout is not None:
             weights = self.dropout.apply_to(weights, first, first + value.shape[-2])
         return weights @ repeat_heads(self.cast(value), weights)
 
 
 def repeat_heads(operand: Tensor, other: Tensor) -> Tensor:
-    """Keys or values of fewer heads, each repeated for the queries' heads that share it."""
+    """Repeat heads of keys or values for the heads of queries that share them."""
     if operand.dim() < 3 or operand.shape[-3] in (1, other.shape[-3]):
         return operand
     return operand.repeat_interleave(other.shape[-3] // operand.shape[-3], -3)
 
 
 def attend(scores: Scores, query: Tensor, mask: Tensor | None, key: Pieces, value: Pieces) -> Tensor:
-    """Attention of a tile's queries to keys and values that are read piece by piece."""
+    """Compute attention of a tile of queries to keys and values in pieces."""
     found: Tensor = Attend.apply(scores, key, value, query, mask, key.token, value.token)
     return found
 
@@ -105,7 +111,7 @@ class Attend(torch.autograd.Function):
             s, v = scores(query, key.read(i), mask, first), value.read(i)
             now = s.amax(-1, keepdim=True)
             now = torch.maximum(most, now) if i else now
-            shift = now.masked_fill(now.isneginf(), 0.0)  # a query that may look at nothing so far
+            shift = now.masked_fill(now.isneginf(), 0.0)  # queries without a visible key so far
             p = (s - shift).exp_()
             del s
             total, share = p.sum(-1, keepdim=True), scores.weigh(p, v, first)

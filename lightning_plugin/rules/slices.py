@@ -1,12 +1,11 @@
-"""Index maps: an output position is one input position, or a constant.
+"""Slices, flips, rolls, repeats and padding: an output position is one input position, or a constant.
 
-Cropping, strided slices, flips, rolls, repeats and every mode of padding are one thing: on each axis, an integer map
-from output to input that consists of a few straight *runs*. A tile reads the hull of what its outputs read, which for
-a run is an interval, and takes slices of it. (A tile that holds both ends of a roll or of a circular padding reads
-its whole axis: a box has no hole.)
+These operators differ only in the map from output positions to input positions on each axis, which consists of a few
+linear *runs*. A tile reads the smallest interval with the inputs of all its runs, and takes slices of it. (A tile with
+both ends of a roll or of a circular padding reads the whole axis, since a box has no hole.)
 
-Slices, single rows and splits are crops; putting a part into a map (what a write through a view comes to, see
-[Note: views] in `capture.alias`) is a row of such parts.
+Selected rows and splits are slices. A write through a view (see [Note: views] in `capture.alias`) is a concatenation of
+the parts before, in and behind the view.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Outputs ``lo <= o < hi`` read inputs ``first + step * (o - lo)``; those of a run without ``first`` are filled."""
+    """Outputs ``lo <= o < hi`` are inputs ``first + step * (o - lo)``; without ``first``, a constant."""
 
     lo: int
     hi: int
@@ -44,7 +43,7 @@ class Run:
     step: int = 1
 
     def clip(self, lo: int, hi: int) -> Run | None:
-        """The part of the run whose outputs lie in ``[lo, hi)``."""
+        """Return the part of the run with outputs in ``[lo, hi)``; None if it is empty."""
         start, end = max(lo, self.lo), min(hi, self.hi)
         if end <= start:
             return None
@@ -53,14 +52,14 @@ class Run:
 
     @property
     def reach(self) -> tuple[int, int] | None:
-        """The inputs it reads, as an interval."""
+        """Interval of the inputs of the run; None for a constant."""
         if self.first is None:
             return None
         last = self.first + self.step * (self.hi - self.lo - 1)
         return min(self.first, last), max(self.first, last) + 1
 
     def take(self, x: Tensor, dim: int, origin: int, fill: float) -> Tensor:
-        """Its outputs, from a tile whose first position along ``dim`` is ``origin``."""
+        """Return the outputs of the run, from a tile whose first position along ``dim`` is ``origin``."""
         count = self.hi - self.lo
         reach = self.reach
         if reach is None:
@@ -78,7 +77,13 @@ Runs = tuple[Run, ...]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The map of one axis: it lies along ``dim`` of the tensor and its input has ``size`` positions."""
+    """Index arithmetic of one axis.
+
+    Attributes:
+        dim: Dimension of the axis.
+        size: Number of inputs.
+        runs: The runs, in the order of outputs.
+    """
 
     dim: int
     size: int
@@ -88,7 +93,7 @@ class Line:
         return [part for run in self.runs if (part := run.clip(lo, hi)) is not None]
 
     def need(self, lo: int, hi: int) -> tuple[int, int]:
-        """Inputs that outputs ``[lo, hi)`` read; one position, which is dropped again, where all of them are filled."""
+        """Return the interval of inputs of outputs ``[lo, hi)``; one input, not used, if all outputs are constant."""
         reaches = [reach for part in self.parts(lo, hi) if (reach := part.reach) is not None]
         if not reaches:
             at = min(lo, self.size - 1)
@@ -96,7 +101,7 @@ class Line:
         return min(r[0] for r in reaches), max(r[1] for r in reaches)
 
     def mark(self, lo: int, hi: int) -> Hashable:
-        """The runs, from the first output and the first input on."""
+        """Runs, relative to the first output and the first input."""
         first = self.need(lo, hi)[0]
         return tuple(
             (p.lo - lo, p.hi - lo, None if p.first is None else p.first - first, p.step) for p in self.parts(lo, hi)
@@ -105,7 +110,7 @@ class Line:
 
 @dataclass(frozen=True)
 class IndexMap(SeparableOp):
-    """A map of indices on some of the axes; the others stay as they are."""
+    """Index maps along some axes; constants are ``fill``."""
 
     kind: ClassVar[str] = "layout"
     maps: tuple[Line, ...]
@@ -124,17 +129,17 @@ class IndexMap(SeparableOp):
 
 
 def crop_runs(start: int, count: int, step: int = 1) -> Runs:
-    """The map of a slice."""
+    """Return the runs of a slice."""
     return (Run(0, count, start, step),)
 
 
 def has_axis(x: Value, dim: int) -> bool:
-    """True of a dimension that is an axis, be it of extent one, or has one among its factors."""
+    """True if a dimension is one axis, possibly of one position, or has one among its factors."""
     return x.space.axis_of(dim) is not None or not is_plain(x, dim)
 
 
 def remap(rec: Recorder, x: Value, maps: Mapping[int, Runs], name: str, fill: float = 0.0) -> Value | None:
-    """Index maps along dimensions of a map, or None where one of them is not simply an axis, or nothing is left."""
+    """Record index maps along dimensions; None if a dimension is not exactly one axis, or the result would be empty."""
     if not maps:
         return x
     extent, shape = list(x.space.extent), list(x.shape)
@@ -168,7 +173,7 @@ def crop(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor
 
 @ATEN.rule(aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int, kind="local or layout")
 def split(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """Each part is a slice, or a position, of its own, so that one is not kept alive for another's sake."""
+    """Each part is a slice of its own, so that it does not keep the others alive."""
     x, dim = args[0], arguments(func, args, kwargs)["dim"]
     if func is aten.unbind.int:
         return rec.decompose(lambda x: tuple(x.select(dim, i) for i in range(len(outs))), x)
@@ -184,7 +189,7 @@ def select(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tens
 
 
 def select_row(rec: Recorder, x: Value, dim: int, index: int, out: Tensor) -> Value | None:
-    """One position along ``dim``, which then is gone; a flattened dimension is made into its axes first."""
+    """Record `Tensor.select` of one position; a dimension of several axes is unflattened before."""
     dim %= len(x.shape)
     index %= x.shape[dim]
     factors = x.space.dims[dim]
@@ -207,7 +212,7 @@ def select_row(rec: Recorder, x: Value, dim: int, index: int, out: Tensor) -> Va
 
 @ATEN.rule(aten.slice_scatter.default, kind="local or layout")
 def slice_scatter(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """Put the part before the slice, the new part and the part after it side by side."""
+    """Concatenate the part before the slice, the new part, and the part behind it."""
     x, part, dim, *ends = arguments(func, args, kwargs).values()
     dim %= len(outs[0].shape)
     start, stop, step = slice(*ends).indices(x.shape[dim])
@@ -218,7 +223,7 @@ def slice_scatter(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequen
 
 @ATEN.rule(aten.select_scatter.default, kind="local or layout")
 def select_scatter(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """The same of one position."""
+    """The same, for one position."""
     x, part, dim, index = args
     dim %= len(outs[0].shape)
     index %= x.shape[dim]
@@ -226,7 +231,7 @@ def select_scatter(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Seque
 
 
 def replace_part(x: Tensor, part: Tensor, dim: int, start: int, stop: int) -> Tensor:
-    """``x`` with a new part from ``start`` to ``stop``."""
+    """Return ``x`` with ``part`` from ``start`` to ``stop``."""
     after = x.shape[dim] - stop
     pieces = [x.narrow(dim, 0, start)] if start else []
     pieces.append(part)
@@ -235,7 +240,7 @@ def replace_part(x: Tensor, part: Tensor, dim: int, start: int, stop: int) -> Te
     return torch.cat(pieces, dim) if len(pieces) > 1 else part.clone()
 
 
-# Space turned around --------------------------------------------------------------------------------------
+# Flips, rolls, repeats --------------------------------------------------------------------------------------
 
 
 @ATEN.rule(aten.flip.default)
@@ -317,7 +322,7 @@ def expand(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tens
 
 
 def pad_runs(mode: str, size: int, before: int, after: int) -> Runs | None:
-    """The index map of one axis, or None where the padding crops all of it away."""
+    """Return the runs of padding along one axis; None if negative padding crops all of it."""
     start = max(-before, 0)
     kept = size - start + min(after, 0)
     if kept < 1:
@@ -326,7 +331,7 @@ def pad_runs(mode: str, size: int, before: int, after: int) -> Runs | None:
         "constant": (None, None, 1),
         "reflect": (before, size - 2, -1),
         "replicate": (0, size - 1, 0),
-        "circular": (start + kept - before, start, 1),  # PyTorch crops first, and wraps what is left
+        "circular": (start + kept - before, start, 1),  # PyTorch crops first
     }[mode]
     lead, trail = max(before, 0), max(after, 0)
     runs = [
@@ -338,7 +343,7 @@ def pad_runs(mode: str, size: int, before: int, after: int) -> Runs | None:
 
 
 def record_pad(rec: Recorder, x: Value, pads: Sequence[int], mode: str, fill: float, out: Tensor, name: str) -> Any:
-    """``pads`` is in PyTorch's order, last dimension first."""
+    """Record padding; ``pads`` is in PyTorch's order, last dimension first."""
     rank = len(x.shape)
     pairs = {rank - 1 - i: (pads[2 * i], pads[2 * i + 1]) for i in range(len(pads) // 2)}
     pairs = {d: pair for d, pair in pairs.items() if any(pair)}
@@ -373,7 +378,7 @@ def mirrored_pad(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequenc
 
 @API.rule(F.pad, kind="layout")
 def circular_pad(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """PyTorch pads circularly with copies into an empty tensor, which cannot be read off its operators."""
+    """PyTorch's operators for it, copies into an empty tensor, cannot be tiled one by one."""
     a = arguments(func, args, kwargs)
     if a["mode"] != "circular" or not a["input"].is_map:
         return NotImplemented

@@ -1,8 +1,8 @@
 """Changes of shape: a view regroups the factors of a layout, a permutation reorders its dimensions.
 
-A view of ``H`` as ``(H // 2, 2)`` leaves an axis half as long and a plain factor of 2 inside each position; a view of
-``(H, 2)`` as one dimension makes an axis twice as long. Space-to-depth, window partitions and their inverses are made
-of these two, whoever writes them out.
+A view of ``H`` as ``(H // 2, 2)`` gives an axis half as long, with a plain factor of 2 inside each position. A view of
+``(H, 2)`` as one dimension gives an axis twice as long. Space-to-depth, window partitions and their inverses consist of
+these two.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Reshape(TileOp):
-    """The same positions in another shape."""
+    """Another shape of the same axes."""
 
     kind: ClassVar[str] = "layout"
     uniform: ClassVar[bool] = True
@@ -46,20 +46,20 @@ class Reshape(TileOp):
 
 @dataclass(frozen=True)
 class Expand(Reshape):
-    """Plain dimensions repeated."""
+    """Expansion of plain dimensions."""
 
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         return tiles[0].expand(self.layout.tile_shape(box))
 
 
 def reshape_map(rec: Recorder, x: Value, layout: Layout, name: str = "view") -> Value:
-    """A map in another shape of the same positions."""
+    """Record a map in another shape of the same axes."""
     return rec.emit(Reshape(layout), [x], [rec.fake(layout.shape, x.dtype, x.device)], layout, name)[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """An axis that becomes shorter: a block of ``size`` positions becomes one."""
+    """Index arithmetic of an axis whose blocks of ``size`` positions become one position each."""
 
     size: int
 
@@ -72,7 +72,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Cut(SeparableOp):
-    """A view that cuts axes: blocks of rows become a plain factor."""
+    """View that makes blocks of positions of some axes plain factors."""
 
     kind: ClassVar[str] = "layout"
     uniform: ClassVar[bool] = True
@@ -84,7 +84,7 @@ class Cut(SeparableOp):
 
 
 def join_blocks(rec: Recorder, x: Value) -> Value:
-    """The same map with every dimension that is (an axis, a plain factor) made an axis."""
+    """Flatten each dimension of an axis and a plain factor to one axis."""
     for d, dim in enumerate(x.space.dims):
         match dim:
             case (Axis(index=axis), int(size)) if x.space.extent[axis] > 1 and size > 1:
@@ -124,7 +124,7 @@ def permute(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Ten
 
 @ATEN.rule(aten.as_strided.default, kind="layout")
 def restrided(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """The same elements in the same places: pooling says so of a result whose channels lie last in memory."""
+    """Tiled if it changes nothing: PyTorch's pooling calls it on results with channels last."""
     x, out = args[0], outs[0]
     offset = kwargs.get("storage_offset", args[3] if len(args) > 3 else None)
     strides = zip(x.shape, x.fake.stride(), out.stride(), strict=False)
