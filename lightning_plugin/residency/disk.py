@@ -170,11 +170,9 @@ class DiskFile:
     """A map in a file; see `transfer.Lower`.
 
     Attributes:
-        axes: The map's axes among the factors of its layout, outermost first.
-        order: The order of the factors in the file: axes first.
+        order: The factors of the map's layout in the order of the file: axes first.
         inverse_order: The place of each factor in the file.
-        plain_size: Number of elements at each position.
-        position_bytes: Bytes at each position.
+        position_bytes: Bytes at each position of the axes.
     """
 
     def __init__(
@@ -190,14 +188,11 @@ class DiskFile:
         self.dtype = dtype
         self.device = device
         factors = [f for dim in layout.dims for f in dim]
-        self.axes = [i for i, f in enumerate(factors) if isinstance(f, Axis)]
-        self.axes.sort(key=lambda i: factors[i].index)  # type: ignore[union-attr]
-        self.order = [*self.axes, *(i for i in range(len(factors)) if i not in self.axes)]
+        axes = sorted((f.index, i) for i, f in enumerate(factors) if isinstance(f, Axis))
+        plain = [i for i, f in enumerate(factors) if not isinstance(f, Axis)]
+        self.order = [*(i for _, i in axes), *plain]
         self.inverse_order = [self.order.index(i) for i in range(len(factors))]
-        self.plain_size = 1
-        for f in factors:
-            self.plain_size *= f if not isinstance(f, Axis) else 1
-        self.position_bytes = dtype.itemsize * self.plain_size
+        self.position_bytes = dtype.itemsize * math.prod(f for f in factors if not isinstance(f, Axis))
         self.open(self.position_bytes * Box.whole(layout.extent).positions, folder)
 
     def open(self, size: int, folder: str | None) -> None:
@@ -231,9 +226,8 @@ class DiskFile:
         held, parts = [self.lend_tile(box, lend)], stored_parts(self.numbered, box)
 
         def result() -> Tensor:
-            return plain_strides(
-                held[0].to(self.device).permute(self.inverse_order).reshape(self.layout.tile_shape(box))
-            )
+            tile = held[0].to(self.device).permute(self.inverse_order)
+            return plain_strides(tile.reshape(self.layout.tile_shape(box)))
 
         def run() -> None:
             rows, read = self.bytes_by_position(box, held[0]), dict[Box, np.ndarray]()

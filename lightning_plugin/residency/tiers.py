@@ -98,16 +98,19 @@ class HostMemory:
 
     def prepare_write(self, box: Box, tile: Tensor, lend: Lend) -> Transfer:
         held, ready = [tile.to(self.data.dtype)], event_after_launched(self.device)
-        return Transfer(
-            held,
-            lambda: self._to_host(lambda: self.layout.write_into(self.data, self.whole, held[0], box), ready),
-        )
+
+        def work() -> None:
+            self.layout.write_into(self.data, self.whole, held[0], box)
+
+        return Transfer(held, lambda: self._to_host(work, ready))
 
     def prepare_add(self, box: Box, tile: Tensor, lend: Lend) -> Transfer:
         held, ready = [tile], event_after_launched(self.device)
-        return Transfer(
-            held, lambda: self._to_host(lambda: self.layout.add_into(self.data, self.whole, held[0], box), ready)
-        )
+
+        def work() -> None:
+            self.layout.add_into(self.data, self.whole, held[0], box)
+
+        return Transfer(held, lambda: self._to_host(work, ready))
 
     def prepare_read(self, box: Box, lend: Lend) -> Transfer:
         # Slice when the transfer runs: for some layouts a slice is a copy, and writes may be pending before.

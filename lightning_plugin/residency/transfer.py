@@ -95,15 +95,12 @@ class Pool:
         """Take the smallest free buffer that is large enough; if there is none, replace the largest by a new one."""
         fitting = [b for b in self.free if b.size >= size]
         if fitting:
-            return self.remove(min(fitting, key=lambda b: b.size))
+            buffer = min(fitting, key=lambda b: b.size)
+            self.free.remove(buffer)
+            return buffer
         if self.free:  # freed before the new one is allocated
-            self.remove(max(self.free, key=lambda b: b.size))
+            self.free.remove(max(self.free, key=lambda b: b.size))
         return self.make_buffer(size)
-
-    def remove(self, buffer: Buffer) -> Buffer:
-        """Remove a buffer from the free ones, and return it."""
-        self.free.remove(buffer)
-        return buffer
 
     def make_buffer(self, size: int) -> Buffer:
         return Buffer(torch.empty(size, dtype=torch.uint8))
@@ -240,9 +237,6 @@ class Prefetched(Generic[Key]):
 
     def __init__(self) -> None:
         self.pending: dict[Key, Pending] = {}
-
-    def __contains__(self, key: object) -> bool:
-        return key in self.pending
 
     def start(self, key: Key, fetch: Callable[[], Pending]) -> None:
         """Start to fetch, unless a transfer for the key is pending."""
