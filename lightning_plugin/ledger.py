@@ -201,9 +201,7 @@ class Ledger:
         self.live += storage_bytes
         if self.heap is not None and self.heap.is_due:
             self.trim_memory()
-        held = self.live + self.pending_sums.bytes
-        if held > self.peak:
-            self.peak = held
+        self.peak = max(self.peak, self.held)
 
     def trim_memory(self) -> None:
         """Return freed memory of the process to the system: see [Note: heap] in `memory`."""

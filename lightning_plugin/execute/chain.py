@@ -25,6 +25,7 @@ from torch import Tensor
 from lightning_plugin.chain import Body, Chain, stored_links
 from lightning_plugin.execute.frame import Frame, Step
 from lightning_plugin.execute.function import Inputs, count_results
+from lightning_plugin.execute.gradients import live_pairs, pull_back
 from lightning_plugin.graph import Bindings, Capture, Node, Value, with_requires_grad
 from lightning_plugin.ops import Barrier, VectorOp
 from lightning_plugin.plan import ChainPlan
@@ -146,14 +147,14 @@ def run_chain(node: Node, frame: Frame, plan: ChainPlan, run: RunBody) -> None:
         if k in fill:
             links.slots.put(k, entries)
         if skipped is not None and k >= recomputed:
-            skipped.add_kept(k, entries)
+            skipped.add_kept(entries)
         made = links.run_link(k, entries, grad and k < recomputed)
         entries = made[: len(op.body.exits)]
         frame.vectors.update(zip(op.results(node, k), made[len(entries) :], strict=True))
     frame.vectors.update(zip(node.outputs, entries, strict=False))
     if skipped is not None:
         links.skipped = skipped
-        skipped.allocate_kept(entries)
+        skipped.allocate_kept()
         for k in set(range(op.count)).difference(places):
             frame.vectors.update(zip(op.results(node, k), skipped.results, strict=True))
     if not grad or not recomputed:
@@ -215,7 +216,7 @@ class Links:
         nothing, else autograd's own."""
         if not recompute:
             keeps = self.op.trains and torch.is_grad_enabled()
-            with self.count_memory(k, "kept" if keeps else "forward") as step:
+            with self.count_memory("kept" if keeps else "forward") as step:
                 made = self.compute_outputs(k, entries, self.links[k].tensors, step)
             count_results(self.step.ledger, made)
             return made
@@ -230,7 +231,7 @@ class Links:
         """Return the outputs of a link, without a backward."""
         link = self.links[k]
         own = [t if streamed else t.detach() for t, streamed in zip(link.tensors, link.streamed, strict=True)]
-        with torch.no_grad(), self.count_memory(k, "forward") as step:
+        with torch.no_grad(), self.count_memory("forward") as step:
             made = self.compute_outputs(k, [t.detach() for t in entries], own, step)
         count_results(self.step.ledger, made)
         return made
@@ -260,25 +261,15 @@ class Links:
             t if streamed or not v.requires_grad else t.detach().requires_grad_()
             for v, t, streamed in zip(body.own, own, self.links[k].streamed, strict=True)
         ]
-        with torch.enable_grad(), self.count_memory(k, "backward") as step:
+        with torch.enable_grad(), self.count_memory("backward") as step:
             with self.random.restore(k):
                 made = self.compute_outputs(k, entries, own, step)
-            live = [(t, g) for t, g in zip(made, grads, strict=True) if g is not None and t.requires_grad]
+            live = live_pairs(made, grads)
             del made
-            given = [*entries, *own]
-            wanted = [t for t in given if t.requires_grad]
-            found = self.gradients(live, wanted)
-        remaining = iter(found)
-        grads = [next(remaining) if t.requires_grad else None for t in given]
+            found = pull_back(live, [*entries, *own])
         streamed = [*(False for _ in entries), *self.links[k].streamed]  # their gradients are on their tiers
-        count_results(self.step.ledger, (g for g, below in zip(grads, streamed, strict=True) if not below))
-        return grads
-
-    def gradients(self, live: list[tuple[Tensor, Tensor]], wanted: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        if not live or not wanted:
-            return [None for _ in wanted]
-        results, grads = [t for t, _ in live], [g for _, g in live]
-        return torch.autograd.grad(results, wanted, grads, allow_unused=True)
+        count_results(self.step.ledger, (g for g, below in zip(found, streamed, strict=True) if not below))
+        return found
 
     def compute_outputs(self, k: int, entries: Sequence[Tensor], own: Sequence[Tensor], step: Step) -> list[Tensor]:
         """Run a link's body on these tensors, and return its outputs."""
@@ -296,7 +287,7 @@ class Links:
     # Memory
 
     @contextmanager
-    def count_memory(self, k: int, what: str) -> Iterator[Step]:
+    def count_memory(self, what: str) -> Iterator[Step]:
         """Run a block, a run of a link, with the step that it is given. The ledger watches the first link of each
         direction, and takes the others to need as much. Kept links are always watched. A link without tiles is reported
         as one tile."""
@@ -394,7 +385,7 @@ class SkippedLinks:
     def allocate(self, size: int) -> Tensor:
         return torch.empty(size, dtype=torch.uint8, device=self.op.body.outputs[0].device)
 
-    def add_kept(self, k: int, entries: Sequence[Tensor]) -> None:
+    def add_kept(self, entries: Sequence[Tensor]) -> None:
         """Note the live bytes before a kept link."""
         if not self.live:
             for t in entries:
@@ -402,7 +393,7 @@ class SkippedLinks:
                     t.register_hook(self.free_kept)
         self.live.append(self.ledger.live)
 
-    def allocate_kept(self, entries: Sequence[Tensor]) -> None:
+    def allocate_kept(self) -> None:
         """Allocate as much for each kept link that is left out as the last kept link holds."""
         if self.live and self.plan.kept > len(self.live):
             each = self.ledger.live - self.live[-1]

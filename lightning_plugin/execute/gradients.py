@@ -29,6 +29,21 @@ def sum_dtype(dtype: torch.dtype, device: torch.device, tiles: int) -> torch.dty
     return torch.float64 if several else accumulation_dtype(dtype)
 
 
+def live_pairs(results: Iterable[Tensor | None], cotangents: Sequence[Tensor | None]) -> list[tuple[Tensor, Tensor]]:
+    """Pair results with their cotangents, without those that have none or need no gradient."""
+    pairs = zip(results, cotangents, strict=True)
+    return [(t, g) for t, g in pairs if t is not None and g is not None and t.requires_grad]
+
+
+def pull_back(live: Sequence[tuple[Tensor, Tensor]], inputs: Sequence[Tensor]) -> list[Tensor | None]:
+    """Return the gradients of inputs, given results with their cotangents; None for an input without one."""
+    wanted = [t for t in inputs if t.requires_grad]
+    if not live or not wanted:
+        return [None for _ in inputs]
+    found = iter(torch.autograd.grad([t for t, _ in live], wanted, [g for _, g in live], allow_unused=True))
+    return [next(found) if t.requires_grad else None for t in inputs]
+
+
 class Gradients:
     """Sums of the tiles' gradients.
 
@@ -172,17 +187,11 @@ class RecalledCotangent:
     def reduction_share(self, box: Box) -> Tensor:
         """Return the share of a tile's cotangent that comes from the reductions."""
         tile = self.boundary.read(box).detach().requires_grad_()
-        outputs: list[Tensor] = []
-        cotangents: list[Tensor] = []
+        live: list[tuple[Tensor, Tensor]] = []
         for r in self.reductions:
-            made = r.target.op.pull_with_grad(box, [tile], r.operands, r.results)
-            for value, gradient in zip(made, r.gradients, strict=True):
-                if value is not None and gradient is not None and value.requires_grad:
-                    outputs.append(value)
-                    cotangents.append(gradient)
-        if not outputs:
-            return torch.zeros_like(tile)
-        return torch.autograd.grad(outputs, [tile], cotangents)[0]
+            live += live_pairs(r.target.op.pull_with_grad(box, [tile], r.operands, r.results), r.gradients)
+        (share,) = pull_back(live, [tile])
+        return torch.zeros_like(tile) if share is None else share
 
     def prefetch(self, box: Box) -> None:
         self.boundary.prefetch(box)

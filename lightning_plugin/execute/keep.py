@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.execute.frame import Frame
+from lightning_plugin.execute.gradients import live_pairs, pull_back
 from lightning_plugin.graph import Node, Value, with_requires_grad
 from lightning_plugin.ledger import Ledger, watched
 from lightning_plugin.ops import ReduceOp, Source, Spread, TileOp, accumulation_dtype
@@ -164,19 +165,8 @@ class ReduceFunction(torch.autograd.Function):
             t.detach().requires_grad_(n) for t, n in zip(ctx.saved_tensors, ctx.needs_input_grad[4:], strict=True)
         ]
         with watched(ctx.ledger):
-            return (None, None, None, None, *ReduceFunction.pull(ctx, inputs, grads))
-
-    @staticmethod
-    def pull(ctx: Any, inputs: Sequence[Tensor], grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-        pulls = ctx.op.pull_with_grad(ctx.box, inputs[: ctx.maps], inputs[ctx.maps :], ctx.results)
-        live = [
-            (p, g) for p, g in zip(pulls, grads, strict=True) if p is not None and g is not None and p.requires_grad
-        ]
-        wanted = [t for t in inputs if t.requires_grad]
-        if not live or not wanted:
-            return [None for _ in inputs]
-        found = iter(torch.autograd.grad([p for p, _ in live], wanted, [g for _, g in live], allow_unused=True))
-        return [next(found) if t.requires_grad else None for t in inputs]
+            pulls = ctx.op.pull_with_grad(ctx.box, inputs[: ctx.maps], inputs[ctx.maps :], ctx.results)
+            return (None, None, None, None, *pull_back(live_pairs(pulls, grads), inputs))
 
 
 def find_batch_norms(nodes: Sequence[Node], among: Sequence[Node]) -> dict[int, Node]:

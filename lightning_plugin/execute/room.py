@@ -91,7 +91,7 @@ class Guard:
     """
 
     def __init__(self, plan: SegmentPlan, nodes: Sequence[Node], step: Step) -> None:
-        self.plan, self.step, self.ledger = plan, step, step.ledger
+        self.plan, self.ledger = plan, step.ledger
         self.leaves: list[Tensor] = []
         self.readers = readers(nodes)
         self.ends = {i for i, n in enumerate(nodes) if not self.readers[i] and any(v.requires_grad for v in n.outputs)}

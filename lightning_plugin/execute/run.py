@@ -237,7 +237,7 @@ def compute_vector(value: Value, frame: Frame) -> None:
 
 def run_links(node: Node, op: Chain, frame: Frame) -> None:
     """Run a chain; the segments of a link are prepared once."""
-    plan = frame.chains.get(node.serial) or kept_chain(node, op)
+    plan = frame.chains.get(node.serial) or kept_chain(op)
     link_plan, step = Plan(plan.segments), frame.step
     prepared: dict[Body, list[Stage]] = {}
 
@@ -255,7 +255,7 @@ def run_links(node: Node, op: Chain, frame: Frame) -> None:
         run_chain(node, frame, plan, run)
 
 
-def kept_chain(node: Node, op: Chain) -> ChainPlan:
+def kept_chain(op: Chain) -> ChainPlan:
     """Return a plan that keeps all links of a chain, for a plan that has none for it."""
     return ChainPlan(0, op.count, 0, op.count, kept_segments(op.body.nodes), op.body.path)
 
