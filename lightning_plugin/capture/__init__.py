@@ -1,1 +1,1 @@
-"""A user's calls on lazy tensors, recorded as a graph of nodes and values; `record` says how."""
+"""Recording of a user's calls on lazy tensors as a graph of nodes and values; see `record`."""

@@ -401,12 +401,12 @@ def apply_rule(
     if found is not None:
         return found
     values = [a for a in tree_leaves((args, kwargs)) if isinstance(a, Value)]
-    for instead in alternatives(recorder, values, rule is API.get(func)):
-        swapped, named = tree_map(
-            lambda a: instead.get(a, a) if isinstance(a, Value) else a,  # noqa: B023
+    for replacements in alternatives(recorder, values, rule is API.get(func)):
+        new_args, new_kwargs = tree_map(
+            lambda a: replacements.get(a, a) if isinstance(a, Value) else a,  # noqa: B023
             (args, kwargs),
         )
-        found = as_values(rule(recorder, func, swapped, named, outs))
+        found = as_values(rule(recorder, func, new_args, new_kwargs, outs))
         if found is not None:
             return found
     return None
@@ -429,6 +429,7 @@ def record_operators(recorder: Recorder, log: OperatorLog) -> str | None:
 
 
 def record_operator(recorder: Recorder, logged: OperatorCall) -> str | None:
+    """Record an operator of a log; return the reason if that is not possible."""
     func, args, kwargs, outs = logged.func, logged.args, logged.kwargs, logged.outs
     written = list(written_arguments(func, args, kwargs))
     if len(written) > 1 or (written and "out" in kwargs):

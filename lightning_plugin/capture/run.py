@@ -97,43 +97,53 @@ def next_part(session: Session, values: Sequence[Value]) -> tuple[Engine | None,
     if not session.calls:
         return session.engine, values, False
     nodes = ancestors(values, session.vectors)
-    kinds: dict[Node, Engine | None] = {}
-    found: list[Engine] = []
+    engine_by_node: dict[Node, Engine | None] = {}
+    engines: list[Engine] = []
     for node in nodes:
-        kind = engine_of(node, session, kinds)
-        same = (other for other in found if kind is not None and other.options == kind.options)
-        kinds[node] = kind = next(same, kind)
-        if kind is not None and kind not in found:
-            found.append(kind)
-    if len(found) < 2:
-        return found[0] if found else session.engine, values, False
+        engine = engine_of(node, session, engine_by_node)
+        same = (other for other in engines if engine is not None and other.options == engine.options)
+        engine_by_node[node] = engine = next(same, engine)
+        if engine is not None and engine not in engines:
+            engines.append(engine)
+    if len(engines) < 2:
+        return engines[0] if engines else session.engine, values, False
 
     needs: dict[Node, set[Engine]] = {}
     for node in nodes:
-        kind = kinds[node]
-        needs[node] = set() if kind is None else {kind}
-        needs[node].update(*(needs[made] for made in nodes_to_run(node.inputs, session)))
-    crossing = (v for n in nodes for v in n.vectors if v.node is not None and kinds.get(v.node) not in (None, kinds[n]))
+        engine = engine_by_node[node]
+        needs[node] = set() if engine is None else {engine}
+        needs[node].update(*(needs[producer] for producer in pending_producers(node.inputs, session)))
+    crossing = (
+        v
+        for n in nodes
+        for v in n.vectors
+        if v.node is not None and engine_by_node.get(v.node) not in (None, engine_by_node[n])
+    )
     remaining = [v for v in dict.fromkeys((*crossing, *values)) if v not in session.vectors]
     # At least one value depends on a single engine, since nodes depend on earlier nodes only.
-    alone = {v: needs[made] for v in remaining for made in nodes_to_run([v], session) if len(needs[made]) == 1}
-    now = next(iter(alone.values()))
-    return next(iter(now)), [v for v, needed in alone.items() if needed == now], True
+    ready = {v: needs[node] for v in remaining for node in pending_producers([v], session) if len(needs[node]) == 1}
+    first = next(iter(ready.values()))
+    return next(iter(first)), [v for v, needed in ready.items() if needed == first], True
 
 
-def nodes_to_run(values: Iterable[Value], session: Session) -> list[Node]:
+def pending_producers(values: Iterable[Value], session: Session) -> list[Node]:
     """Return the nodes that make some values and have not run."""
     return [v.node for v in values if v.node is not None and v not in session.vectors]
 
 
-def engine_of(node: Node, session: Session, kinds: dict[Node, Engine | None]) -> Engine | None:
+def engine_of(node: Node, session: Session, engine_by_node: dict[Node, Engine | None]) -> Engine | None:
     """Return the engine of a node: that of the maps that it reads, or of the call that recorded it; None if any engine
-    may run it."""
+    may run it.
+
+    Args:
+        node: The node.
+        session: The session.
+        engine_by_node: The engines of earlier nodes.
+    """
     if not node.maps:
         return None
-    own = [call.engine for call in session.calls if node in call][:1]
-    made = [kind for v in node.maps if v.node in kinds and (kind := kinds[v.node]) is not None]
-    engines = [*made, *own]
+    engines = [engine for v in node.maps if v.node in engine_by_node and (engine := engine_by_node[v.node]) is not None]
+    engines += [call.engine for call in session.calls if node in call][:1]
     for other in engines[1:]:
         if other.options != engines[0].options:
             raise RecordingError(
@@ -147,9 +157,9 @@ def engine_of(node: Node, session: Session, kinds: dict[Node, Engine | None]) ->
 def run(session: Session, wanted: Sequence[Value] = ()) -> list[Tensor]:
     """Compute the wanted values, all pending vectors and all effects, under one plan for each of the calls' options;
     see [Note: engines]."""
-    waiting = [(ref, t) for ref in session.pending if (t := ref()) is not None]
-    session.pending = [ref for ref, _ in waiting]
-    pending = [t._value for _, t in waiting if isinstance(binding_of(t._fake), Value)]
+    live = [(ref, t) for ref in session.pending if (t := ref()) is not None]
+    session.pending = [ref for ref, _ in live]
+    pending = [t._value for _, t in live if isinstance(binding_of(t._fake), Value)]
     wanted = [v if not v.is_map else gather(v) for v in wanted]
     values = [v for v in dict.fromkeys((*pending, *wanted)) if v not in session.vectors]
     values += [v for e in session.effects if not e.dormant for v in e.values]

@@ -161,7 +161,7 @@ class Session:
         values = []
         for fake in fakes.values():
             value = binding_of(fake)
-            if isinstance(value, Value) and value in self.vectors:  # an ordinary tensor by now, whatever it came from
+            if isinstance(value, Value) and value in self.vectors:  # computed, so that its node is not needed
                 value = self.bind_result(fake, value, self.vectors[value])
             if isinstance(value, Value):
                 values.append(value)
@@ -256,10 +256,10 @@ class Session:
             empty = self.capture(image.read(Box.whole(image.layout.extent)) if pixels is None else pixels)
             bind(fake, empty)
             return empty
-        lies: Any = "elsewhere" if image.tensor is None else "memory" if image.on_device is None else "here"
+        location: Any = "elsewhere" if image.tensor is None else "memory" if image.on_device is None else "here"
         layout, axes = image.layout, len(source.shape) - image.instances - 1
         value = Value(fake, layout, requires_grad)
-        op = Source(lies, source.reads_ahead, len(layout.extent) - axes, together(source))
+        op = Source(location, source.reads_ahead, len(layout.extent) - axes, together(source))
         Node(op, (), (value,), "image")
         self.instance_axes.update(range(axes, len(layout.extent)))
         bind(fake, value)

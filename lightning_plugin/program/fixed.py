@@ -27,16 +27,16 @@ def stages(nodes: Sequence[Node], stored: set[Value]) -> dict[Value, int]:
     """Return the stage of every value; window operators read ``stored`` maps one stage later."""
     stage: dict[Value, int] = {}
     for node in nodes:
-        here = 0
+        own = 0
         for v in node.inputs:
-            cut = v in stored and node.op.kind in ("window", "resample")
-            here = max(here, stage.get(v, 0) + cut)
+            is_cut = v in stored and node.op.kind in ("window", "resample")
+            own = max(own, stage.get(v, 0) + is_cut)
         for v in node.inputs:
             if is_entire(v):
-                stage[v] = here
-        after = isinstance(node.op, (ReduceOp, Gather, Entire))
+                stage[v] = own
+        ends_stage = isinstance(node.op, (ReduceOp, Gather, Entire))
         for v in node.outputs:
-            stage[v] = here + after
+            stage[v] = own + ends_stage
     return stage
 
 
@@ -44,9 +44,9 @@ def maps_read_later(nodes: Sequence[Node], stage: dict[Value, int]) -> set[Value
     """Return the maps that an operator of a later stage reads."""
     found: set[Value] = set()
     for node in nodes:
-        here = max((stage.get(v, 0) for v in node.outputs), default=0) - isinstance(node.op, ReduceOp)
+        own = max((stage.get(v, 0) for v in node.outputs), default=0) - isinstance(node.op, ReduceOp)
         for v in node.inputs:
-            if v.is_map and can_be_stored(v) and (stage.get(v, 0) < here or isinstance(node.op, Gather)):
+            if v.is_map and can_be_stored(v) and (stage.get(v, 0) < own or isinstance(node.op, Gather)):
                 found.add(v)
     return found
 
@@ -117,24 +117,25 @@ def plan_of_stages(
     backward: Grid | None,
     alike: bool = False,
 ) -> Plan:
-    groups: dict[int, list[int]] = defaultdict(list)
+    """Make one segment of the reductions and stored maps of each stage."""
+    targets: dict[int, list[int]] = defaultdict(list)
     axes: dict[int, int] = {}
-    inner = spatial_axes(nodes)
+    spatial = spatial_axes(nodes)
     for place, node in enumerate(nodes):
         if isinstance(node.op, ReduceOp):
-            when, space = stage[node.outputs[0]] - 1, node.maps[0].space
+            own, layout = stage[node.outputs[0]] - 1, node.maps[0].space
         elif node.outputs and node.outputs[0] in stored:
-            when, space = stage[node.outputs[0]], node.outputs[0].space
+            own, layout = stage[node.outputs[0]], node.outputs[0].space
         else:
             continue
-        groups[when].append(place)
-        axes[when] = max(axes.get(when, 0), len(space.extent))
+        targets[own].append(place)
+        axes[own] = max(axes.get(own, 0), len(layout.extent))
     segments = []
     alike |= any(isinstance(n.op, Source) and n.op.location == "elsewhere" for n in nodes)  # it may know its background
-    for when in sorted(groups):
-        forward = fit_grid(grid, axes[when], inner)
-        back = fit_grid(backward, axes[when], inner) if backward else forward
-        segments.append(SegmentPlan(tuple(groups[when]), forward, back, alike=alike))
+    for own in sorted(targets):
+        forward = fit_grid(grid, axes[own], spatial)
+        back = fit_grid(backward, axes[own], spatial) if backward else forward
+        segments.append(SegmentPlan(tuple(targets[own]), forward, back, alike=alike))
     return Plan(tuple(segments))
 
 
