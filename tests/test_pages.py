@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_plugin import Box
+from lightning_plugin import Box, check
 from wsi_trainer.cli import main
 from wsi_trainer.errors import SlideError
 from wsi_trainer.slide import Slide, formats
@@ -32,7 +32,8 @@ def test_the_page_on_rules_adds_one() -> None:
     exec(code_of(PAGES / "add-a-rule.md"), names)
     result = names["result"]
     assert result.exact, result
-    assert not result.barriers, "the rule that the page adds was not used"
+    assert not result.barriers, "the rules that the page adds were not used"
+    assert not check(names["Edges"](), torch.rand(3, 4, 11, 13)).barriers, "they were not used for a batch"
 
 
 def test_the_page_on_slide_formats_adds_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
