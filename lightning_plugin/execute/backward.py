@@ -63,16 +63,16 @@ class Backward:
         self.needs = ctx.needs_input_grad[4:]
         self.leaves = [t.detach().requires_grad_(need) for t, need in zip(inputs, self.needs, strict=True)]
         self.vectors, self.spreads, self.images = self.segment.split_inputs(self.leaves)
-        self.handles: dict[Value, Boundary] = dict(zip(self.segment.boundaries, ctx.handles, strict=True))
+        self.boundaries: dict[Value, Boundary] = dict(zip(self.segment.boundaries, ctx.boundaries, strict=True))
         # Tokens are the last inputs of the autograd function.
-        makers = ctx.next_functions[len(ctx.next_functions) - len(self.handles) :]
-        followed = {v for v, (maker, _) in zip(self.handles, makers, strict=True) if is_scheduled(maker)}
+        makers = ctx.next_functions[len(ctx.next_functions) - len(self.boundaries) :]
+        followed = {v for v, (maker, _) in zip(self.boundaries, makers, strict=True) if is_scheduled(maker)}
         spreads = {v for v, t in self.spreads.items() if t.requires_grad}
         self.wanted = {v for v in (*followed, *spreads, *self.images) if v.requires_grad}
         self.gradients = Gradients(
             self.leaves[: len(self.vectors)],
             {**self.spreads, **self.images},
-            self.handles,
+            self.boundaries,
             self.segment.backward_grid.tiles,
             self.segment.ledger,
         )
@@ -119,8 +119,8 @@ class Backward:
     def run(self) -> tuple[Tensor | None, ...]:
         segment = self.segment
         if self.live_targets and any(self.needs):
-            for handle in self.handles.values():
-                handle.restore_data()
+            for boundary in self.boundaries.values():
+                boundary.restore_data()
             self.pull_back_tiles(segment if segment.scans else segment.narrow(self.live_targets))
             if segment.team is not None:
                 ordinary = (*segment.spreads, *segment.images)
@@ -140,7 +140,7 @@ class Backward:
         program = self.program = part.program
         self.cotangents = {i: self.map_cotangents[t] for i, t in enumerate(program.targets) if t in self.map_cotangents}
         self.operands = [self.vectors[v] for v in program.vectors]
-        tiles = self.tile_pass = TilePass(part, self.segment.backward_grid, self.handles, self.cotangents)
+        tiles = self.tile_pass = TilePass(part, self.segment.backward_grid, self.boundaries, self.cotangents)
         with (
             torch.autocast(part.autocast_type, enabled=False),
             tiles.count_memory(self.memory_key()) as known,
@@ -159,9 +159,9 @@ class Backward:
                             with profiler_range("tile"):
                                 self.pull_back_tile(evaluation)
                 self.segment.step.report_tiles(len(identical))
-            for handle in self.handles.values():
-                handle.wait()
-                handle.cotangent.wait()
+            for boundary in self.boundaries.values():
+                boundary.wait()
+                boundary.cotangent.wait()
             for cotangent in self.map_cotangents.values():
                 cotangent.wait()
 
@@ -169,8 +169,8 @@ class Backward:
         """Return a key that is equal for passes that hold the same bytes; see [Note: watched] in `ledger`."""
         reads = []
         for v in self.program.reads:
-            handle = self.handles.get(v)
-            begun = handle is not None and handle.cotangent.is_started
+            boundary = self.boundaries.get(v)
+            begun = boundary is not None and boundary.cotangent.is_started
             reads.append((v in self.wanted, begun))
         given = tuple(
             None if t in self.map_cotangents else tuple(g is None for g in self.reductions[t][0])
@@ -250,7 +250,7 @@ class Backward:
         if not doubtful:
             return
         part = segment.narrow(doubtful)
-        found = Forward(part, segment.inputs_of_part(part, self.leaves), self.handles, grid)
+        found = Forward(part, segment.inputs_of_part(part, self.leaves), self.boundaries, grid)
         found.tile_pass.must_watch = False
         with torch.no_grad():
             found.evaluate(report=False)
@@ -272,7 +272,7 @@ class Backward:
 
         def read(v: Value, box: Box) -> Tensor | Pieces:
             add_gradient = self.piece_receiver(v) if v in self.segment.uncut_axes and v in self.wanted else None
-            tile = self.segment.read(v, box, self.spreads, self.handles.get(v), add_gradient)
+            tile = self.segment.read(v, box, self.spreads, self.boundaries.get(v), add_gradient)
             if isinstance(tile, Pieces):
                 tokens.append(tile.token)
                 return tile
@@ -343,7 +343,7 @@ class Backward:
         """Return a function that adds the gradients of a boundary's pieces. They come in a nested pass of autograd, so
         that their memory has to be allocated here; see [Note: passes] in `private`."""
         self.gradients.allocate(v)
-        return self.handles[v].cotangent.allocate().add
+        return self.boundaries[v].cotangent.allocate().add
 
 
 def sum_over_ranks(team: Team, segment: SegmentRun, cotangents: Sequence[Cotangent]) -> None:

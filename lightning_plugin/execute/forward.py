@@ -151,17 +151,21 @@ class Forward:
             self.merge(i, part)
         near = self.segment.is_near_constant(self.tile_pass.reads(tiles[0]))
         for i, target in enumerate(self.segment.program.targets):
-            handle = None if target.stored is None else self.stored[target.stored]
+            boundary = None if target.stored is None else self.stored[target.stored]
             box = tiles[0][i]
-            if handle is None or box.empty:
+            if boundary is None or box.empty:
                 continue
-            shape = handle.layout.tile_shape(box)
+            shape = boundary.layout.tile_shape(box)
             mine = owner == team.rank
-            tile = handle.read(box).contiguous() if mine else torch.empty(shape, dtype=handle.dtype, device=team.device)
+            tile = (
+                boundary.read(box).contiguous()
+                if mine
+                else torch.empty(shape, dtype=boundary.dtype, device=team.device)
+            )
             team.broadcast(tile, owner)
             boxes = [owned[i] for owned in tiles]
             if not mine:
-                handle.write(boxes, tile)
+                boundary.write(boxes, tile)
             self.note_constants(i, boxes, tile, near)
 
 

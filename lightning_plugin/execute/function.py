@@ -125,11 +125,11 @@ class SegmentFunction(torch.autograd.Function):
         boundaries = {v: frame.boundaries[v] for v in run.boundaries}
         if run.plan.drop:
             recompute = Recompute(run, Inputs.of([t.detach() for t in inputs], frame.streams), stored, boundaries)
-            for handle in stored.values():
-                handle.recompute = recompute
+            for boundary in stored.values():
+                boundary.recompute = recompute
         ctx.carried = carried
-        ctx.handles = list(boundaries.values())
-        ctx.cotangents = [handle.cotangent for handle in stored.values()]
+        ctx.boundaries = list(boundaries.values())
+        ctx.cotangents = [boundary.cotangent for boundary in stored.values()]
         ctx.recalled = {t: stored[t.map] for t in run.recalls}
         results = [made[v] for v in (*run.outputs, *run.stored)]
         # Copies, since the user may write to the results before backward.
@@ -155,11 +155,11 @@ class SegmentFunction(torch.autograd.Function):
             rehearsal.begin_turn((ctx.run.place, "backward"), False)
         # Saved tensors come back as new ones; the leaves themselves are known to autograd's nodes.
         leaves = [f.variable for f, _ in ctx.next_functions if hasattr(f, "variable")]
-        make_room(ctx.run, ctx.handles, leaves)
+        make_room(ctx.run, ctx.boundaries, leaves)
         with profiler_range("segment", ctx.run.place, ctx.run.plan.path, "backward"):
             found = Backward(ctx, inputs, grads).run()
         if not retains_graph():
-            ctx.handles, ctx.recalled = [], {}
+            ctx.boundaries, ctx.recalled = [], {}
         count_results(ledger, found)
         return found
 
@@ -207,7 +207,7 @@ class Recompute:
         self.run = run
         self.depth = run.plan.drop
         self.inputs = inputs
-        self.stored = {v: weakref.ref(handle) for v, handle in stored.items()}
+        self.stored = {v: weakref.ref(boundary) for v, boundary in stored.items()}
         self.boundaries = boundaries
 
     def __call__(self, deepest: int) -> None:
@@ -215,14 +215,14 @@ class Recompute:
         dropped deeper than ``deepest``."""
         inputs = self.inputs.restore()
         self.run.check_images()
-        alive = {v: handle for v, ref in self.stored.items() if (handle := ref()) is not None}
-        missing = {v: handle for v, handle in alive.items() if handle.is_dropped}
+        alive = {v: boundary for v, ref in self.stored.items() if (boundary := ref()) is not None}
+        missing = {v: boundary for v, boundary in alive.items() if boundary.is_dropped}
         run = self.run.narrow([t for t in self.run.program.targets if t.stored in missing])
-        restored = [handle for v in run.boundaries if (handle := self.boundaries[v]).is_dropped]
-        for handle in restored:
-            handle.restore_data(deepest)
-        for handle in missing.values():
-            handle.allocate()
+        restored = [boundary for v in run.boundaries if (boundary := self.boundaries[v]).is_dropped]
+        for boundary in restored:
+            boundary.restore_data(deepest)
+        for boundary in missing.values():
+            boundary.allocate()
         with (
             torch.no_grad(),
             torch.autocast(run.autocast_type, enabled=False),
@@ -230,6 +230,6 @@ class Recompute:
             profiler_range("segment", run.place, run.plan.path, "recompute"),
         ):
             Forward(run, self.run.inputs_of_part(run, inputs), {**self.boundaries, **missing}).run()
-        for handle in restored:
-            if handle.recompute is not None and handle.recompute.depth > deepest:
-                handle.drop_data()
+        for boundary in restored:
+            if boundary.recompute is not None and boundary.recompute.depth > deepest:
+                boundary.drop_data()

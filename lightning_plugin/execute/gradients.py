@@ -55,7 +55,7 @@ class Gradients:
         sum_dtypes: The types of their sums.
         vector_sums: Their sums, once there is a gradient.
         ordinary: The tensors of maps that are no boundaries.
-        handles: The boundaries.
+        boundaries: The boundaries.
         map_sums: The sums of gradients of ordinary maps.
     """
 
@@ -63,7 +63,7 @@ class Gradients:
         self,
         vectors: Sequence[Tensor],
         ordinary: Mapping[Value, Tensor],
-        handles: Mapping[Value, Boundary],
+        boundaries: Mapping[Value, Boundary],
         tiles: int,
         ledger: Ledger | None,
     ) -> None:
@@ -71,7 +71,7 @@ class Gradients:
         self.sum_dtypes = {i: sum_dtype(t.dtype, t.device, tiles) for i, t in self.vectors.items()}
         self.vector_sums: dict[int, Tensor] = {}
         self.ordinary = ordinary
-        self.handles = handles
+        self.boundaries = boundaries
         self.ledger = ledger
         self.map_sums: dict[Value, Tensor] = {}
 
@@ -102,8 +102,8 @@ class Gradients:
 
     def add_to_map(self, v: Value, box: Box, gradient: Tensor, ahead: bool) -> None:
         """Add a tile's gradient of a map that it read."""
-        if v in self.handles:
-            self.handles[v].cotangent.add(box, gradient, ahead)
+        if v in self.boundaries:
+            self.boundaries[v].cotangent.add(box, gradient, ahead)
             return
         self.allocate(v)
         whole = self.map_sums[v]
@@ -111,8 +111,8 @@ class Gradients:
 
     def allocate(self, v: Value) -> None:
         """Allocate the sum of a map's gradients, unless it exists."""
-        if v in self.handles:
-            self.handles[v].cotangent.allocate()
+        if v in self.boundaries:
+            self.boundaries[v].cotangent.allocate()
         elif v not in self.map_sums:
             with watched(self.ledger):
                 self.map_sums[v] = self.zero_map_sum(v)

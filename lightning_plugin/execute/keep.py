@@ -34,13 +34,13 @@ class GatherFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, value: Value, handle: Boundary, token: Tensor, team: Team | None) -> Tensor:
-        ctx.cotangent = handle.cotangent
-        ctx.whole = handle.whole
-        ctx.ledger = handle.ledger
+    def forward(ctx: Any, value: Value, boundary: Boundary, token: Tensor, team: Team | None) -> Tensor:
+        ctx.cotangent = boundary.cotangent
+        ctx.whole = boundary.whole
+        ctx.ledger = boundary.ledger
         ctx.team = team
-        with watched(handle.ledger):
-            out = handle.read(handle.whole)
+        with watched(boundary.ledger):
+            out = boundary.read(boundary.whole)
         if not value.requires_grad:
             ctx.mark_non_differentiable(out)
         return out

@@ -150,16 +150,16 @@ class SegmentRun:
         v: Value,
         box: Box,
         spreads: Mapping[Value, Tensor],
-        handle: Boundary | None,
+        boundary: Boundary | None,
         add_gradient: Callable[[Box, Tensor], None] | None = None,
     ) -> Tensor | Pieces:
         """Read a tile of an input: a boundary, a spread vector or an image. If a boundary is read in pieces,
         ``add_gradient`` is called with the gradient of each."""
-        if handle is not None:
+        if boundary is not None:
             axis = self.uncut_axes.get(v)
             if axis is None:
-                return handle.read(box)
-            return read_pieces(handle, axis, box, self.plan.pieces, add_gradient)
+                return boundary.read(box)
+            return read_pieces(boundary, axis, box, self.plan.pieces, add_gradient)
         if v in spreads:
             return v.space.narrow(spreads[v], Box.whole(v.space.extent), box)
         with self.step.progress.waiting("input"):
@@ -184,19 +184,19 @@ REHEARSED_PIECES = 3
 
 
 def read_pieces(
-    handle: Boundary, axis: UncutAxis, box: Box, count: int, add_gradient: Callable[[Box, Tensor], None] | None = None
+    boundary: Boundary, axis: UncutAxis, box: Box, count: int, add_gradient: Callable[[Box, Tensor], None] | None = None
 ) -> Pieces:
     """Read a box of a boundary in ``count`` pieces; ``add_gradient`` is called with the gradient of each."""
     boxes, ends = axis.boxes(box, count), tuple(end * axis.inner for end in axis.ends(count))
-    if handle.home.queue.make_stand_in is not None:
+    if boundary.home.queue.make_stand_in is not None:
         ends = ends[: REHEARSED_PIECES + 1]
 
     def read(piece: int) -> Tensor:
-        return handle.read(boxes[piece]).detach()
+        return boundary.read(boxes[piece]).detach()
 
     def pull(piece: int, gradient: Tensor) -> None:
         assert add_gradient is not None
         add_gradient(boxes[piece], gradient)
 
-    token = torch.zeros((), device=handle.device, requires_grad=add_gradient is not None)
+    token = torch.zeros((), device=boundary.device, requires_grad=add_gradient is not None)
     return Pieces(ends, read, None if add_gradient is None else pull, token)

@@ -374,10 +374,10 @@ def strides_order(t: Tensor) -> tuple[int, ...]:
     return tuple(sorted(range(t.dim()), key=t.stride, reverse=True))
 
 
-def location_of(v: Value, handle: Boundary | None) -> tuple[str, Any]:
+def location_of(v: Value, boundary: Boundary | None) -> tuple[str, Any]:
     """Return the kind of memory that a tile pass reads a map from."""
-    if handle is not None:
-        return handle.home.tier, handle.half
+    if boundary is not None:
+        return boundary.home.tier, boundary.half
     op = v.node.op if v.node is not None else None
     return (op.location, (op.prefetches, op.reads_all_images)) if isinstance(op, Source) else ("here", None)
 
