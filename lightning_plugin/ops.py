@@ -153,7 +153,7 @@ class SeparableOp(TileOp):
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
-    """Input tile that is too large for memory and is read piece by piece; see [Note: pieces] in `rules.pieces`.
+    """Input tile that is too large for memory and is read in pieces; see [Note: pieces] in `rules.attention_pieces`.
 
     Attributes:
         ends: Positions between the pieces along their dimension, both ends included.

@@ -123,7 +123,7 @@ class SegmentPlan:
         drop: Depth to which its stored maps are dropped, freed after forward and recomputed in backward (see [Note:
             dropped] in `execute.function`); 0 is not at all.
         pieces: Number of pieces in which a tile of queries reads the keys and values that it attends to (see [Note:
-            pieces] in `rules.pieces`).
+            pieces] in `rules.attention_pieces`).
         alike: Identical tiles are searched for and computed once (see [Note: identical tiles] in `execute.tile_pass`).
         recall: Backward reads stored maps back, if only reductions read them, in place of recomputing them (see [Note:
             recall] in `program.program`).

@@ -1,4 +1,4 @@
-"""Maps that a program can read piece by piece; see [Note: pieces] in `rules.pieces`."""
+"""Maps that a program can read piece by piece; see [Note: pieces] in `rules.attention_pieces`."""
 
 from __future__ import annotations
 

@@ -27,9 +27,9 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.ops import Autocast, Gather, Pieces, Slot, Spread, TileOp
+from lightning_plugin.rules.attention_pieces import Scores, WeightDropout, attend
 from lightning_plugin.rules.channels import arguments
 from lightning_plugin.rules.noise import Stream
-from lightning_plugin.rules.pieces import Scores, WeightDropout, attend
 from lightning_plugin.rules.pointwise import Local, align, zeros
 from lightning_plugin.rules.table import API, ATEN, Recorder
 from lightning_plugin.rules.uncut import Uncut, axes_under, flatten_dim, uncut

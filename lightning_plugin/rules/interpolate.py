@@ -149,21 +149,14 @@ def record_resample(
     if any(out.shape[len(x.shape) - count + i] != 1 for i in range(count) if i not in used):
         return NotImplemented
     chosen = tuple(samplers[i] for i in used)
+    dims = tuple(len(x.shape) - count + i for i in used)
+    periods = tuple(p for p in map(period_of, chosen) if p is not None)
+    if len(periods) == count:
+        op: SeparableOp = Periodic(periods, axes, dims, func, flags)
+    else:
+        op = Resample(chosen, axes, dims)
     layout = with_window_sizes(x, axes, out.shape)
-    op = cheapest_resample(
-        chosen, axes, tuple(len(x.shape) - count + i for i in used), func if len(used) == count else None, flags
-    )
     return rec.emit(op, [x], [out], layout, operator_name(func))[0]
-
-
-def cheapest_resample(
-    samplers: tuple[Any, ...], axes: tuple[int, ...], dims: tuple[int, ...], func: Any, flags: tuple[Any, ...]
-) -> SeparableOp:
-    """Return PyTorch's kernel ``func`` on tiles, if it is given and all samplers have a period, else `Resample`."""
-    periods = tuple(p for s in samplers if func is not None and (p := period_of(s)) is not None)
-    if len(periods) == len(samplers):
-        return Periodic(periods, axes, dims, func, flags)
-    return Resample(samplers, axes, dims)
 
 
 def scale_factors(args: Sequence[Any], first: int, count: int) -> list[float | None]:

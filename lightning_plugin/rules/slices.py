@@ -133,8 +133,8 @@ def crop_runs(start: int, count: int, step: int = 1) -> Runs:
     return (Run(0, count, start, step),)
 
 
-def has_axis(x: Value, dim: int) -> bool:
-    """True if a dimension is one axis, possibly of one position, or has one among its factors."""
+def needs_index_map(x: Value, dim: int) -> bool:
+    """True if an index map is needed along a dimension: it is one axis, or has an axis of several positions."""
     return x.space.axis_of(dim) is not None or not is_plain(x, dim)
 
 
@@ -247,7 +247,7 @@ def replace_part(x: Tensor, part: Tensor, dim: int, start: int, stop: int) -> Te
 def flip(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x = args[0]
     dims = [d % len(x.shape) for d in args[1]]
-    maps = {d: crop_runs(x.shape[d] - 1, x.shape[d], -1) for d in dims if has_axis(x, d)}
+    maps = {d: crop_runs(x.shape[d] - 1, x.shape[d], -1) for d in dims if needs_index_map(x, d)}
     found = remap(rec, x, maps, "flip")
     others = [d for d in dims if d not in maps]
     if found is None:
@@ -263,7 +263,7 @@ def roll(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor
     if not dims or len(set(dims)) < len(dims):
         return NotImplemented
     pairs = dict(zip(dims, shifts, strict=True))
-    maps = {d: roll_runs(x.shape[d], s) for d, s in pairs.items() if has_axis(x, d)}
+    maps = {d: roll_runs(x.shape[d], s) for d, s in pairs.items() if needs_index_map(x, d)}
     others = {d: s for d, s in pairs.items() if d not in maps}
     found = remap(rec, x, maps, "roll")
     if found is None or not others:
@@ -285,7 +285,7 @@ def repeat(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tens
     maps = {
         d: repeat_runs(x.shape[d], times[d + new])
         for d in range(len(x.shape))
-        if times[d + new] != 1 and has_axis(x, d)
+        if times[d + new] != 1 and needs_index_map(x, d)
     }
     found = remap(rec, x, maps, "repeat")
     if found is None:
@@ -309,7 +309,7 @@ def expand(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tens
     maps = {
         d: repeat_runs(1, shape[d + new])
         for d in range(len(x.shape))
-        if x.shape[d] != shape[d + new] and has_axis(x, d)
+        if x.shape[d] != shape[d + new] and needs_index_map(x, d)
     }
     found = remap(rec, x, maps, "expand")
     if found is None or any(found.shape[d] != shape[d + new] for d in found.space.axis_dims):
@@ -347,7 +347,7 @@ def record_pad(rec: Recorder, x: Value, pads: Sequence[int], mode: str, fill: fl
     rank = len(x.shape)
     pairs = {rank - 1 - i: (pads[2 * i], pads[2 * i + 1]) for i in range(len(pads) // 2)}
     pairs = {d: pair for d, pair in pairs.items() if any(pair)}
-    maps = {d: pad_runs(mode, x.shape[d], *pair) for d, pair in pairs.items() if has_axis(x, d)}
+    maps = {d: pad_runs(mode, x.shape[d], *pair) for d, pair in pairs.items() if needs_index_map(x, d)}
     others = {d: pair for d, pair in pairs.items() if d not in maps}
     if out.dtype != x.dtype or (others and mode != "constant") or any(runs is None for runs in maps.values()):
         return NotImplemented
