@@ -1,1 +1,1 @@
-"""Running a recorded network as a plan says."""
+"""Execution of a recording under a plan, forward and backward."""

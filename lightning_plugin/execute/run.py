@@ -73,8 +73,8 @@ def run_stages(stages: Sequence[Stage], nodes: Sequence[Node], frame: Frame) -> 
 def make_streams(
     below: Collection[Value], ahead: bool, nodes: Sequence[Node], stages: Sequence[Stage], frame: Frame
 ) -> Streams | None:
-    """Collect the streamed tensors of a run: those that the plan puts below the device, and those that are there
-    already."""
+    """Collect the streamed tensors of a run: those that the plan puts below the device, and those that earlier plans
+    have put there."""
     step = frame.step
     if not below and not step.homes:
         return None

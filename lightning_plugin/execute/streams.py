@@ -56,7 +56,7 @@ class Saved:
     offset: int
 
     def restore(self) -> Tensor:
-        """Return the tensor, from a copy that is there or fetched now."""
+        """Return the tensor, from a copy that is alive or fetched now."""
         streams, v = self.streams, self.value
         with torch.no_grad(), torch.autocast(v.autocast_type, enabled=False), watched(streams.ledger):
             return streams.restore(v).as_strided(self.shape, self.stride, self.offset)
