@@ -29,8 +29,6 @@ class Network:
 
     Attributes:
         recording: The operators, with their images and tensors.
-        accumulates: Parameters have gradients when a step begins, as in all steps of a training but the first; else
-            they have those that they have now.
         owed: The bytes that an optimizer keeps, or will keep, for each tensor, by identity.
         below: The tier of each tensor that lives below the device already, by identity.
         space: The number of axes of space, for a network without an image of its own.
@@ -39,7 +37,6 @@ class Network:
     """
 
     recording: Recording
-    accumulates: bool = False
     owed: Mapping[int, int] = field(default_factory=dict)
     below: Mapping[int, str] = field(default_factory=dict)
     space: int | None = None
@@ -57,11 +54,9 @@ class Network:
         return self.space if found is None else found
 
     def has_gradient(self, v: Value) -> bool:
-        """True if a captured tensor has a gradient when a step begins."""
+        """True if a captured tensor has a gradient when a step begins, as in all steps of a training but the first."""
         capture = self.recording.bindings.captures.get(v)
-        if capture is None or not capture.tensor.is_leaf or not v.requires_grad:
-            return False
-        return self.accumulates or capture.tensor.grad is not None
+        return capture is not None and capture.tensor.is_leaf and v.requires_grad
 
     @cached_property
     def stage(self) -> dict[int, int]:
