@@ -131,7 +131,7 @@ def test_depth_makes_no_difference_to_what_is_looked_at(monkeypatch: pytest.Monk
             return found
 
         monkeypatch.setattr(Chooser, "with_rehearsal", counted)
-        room = 12 * 4 * 48 * 48 * 8 + 16 * sum(p.numel() for p in network(count).parameters())
+        room = 13 * 4 * 48 * 48 * 8 + 16 * sum(p.numel() for p in network(count).parameters())
         net = network(count).double()
         plan = make_plan(net, (1, 3, 48, 48), budget=room, dtype=torch.float64, chains="always", disk=False)
         monkeypatch.undo()
