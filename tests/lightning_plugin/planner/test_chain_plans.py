@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from lightning_plugin import BudgetError, Plan, TiledModule, make_plan
 from lightning_plugin.errors import PlanError
 from lightning_plugin.ledger import Ledger
-from lightning_plugin.planner.choose import Chooser
+from lightning_plugin.planner import choose
+from lightning_plugin.planner.analysis.network import Network
+from lightning_plugin.planner.rehearsal.rehearse import RehearsedMemory, rehearse
 from lightning_plugin.strategy.feedback import count_tiles
 from tests.exactness import TOLERANCE, difference
 
@@ -125,13 +127,12 @@ def test_depth_makes_no_difference_to_what_is_looked_at(monkeypatch: pytest.Monk
     for count in (20, 200):
         seen: list[int] = []
 
-        def counted(self: Chooser, plan: Plan, seen: list[int] = seen, measured: Any = Chooser.with_rehearsal) -> Plan:
-            seen.append(len(self.network.order))
-            found: Plan = measured(self, plan)
-            return found
+        def counted(plan: Plan, network: Network, seen: list[int] = seen) -> RehearsedMemory:
+            seen.append(len(network.order))
+            return rehearse(plan, network)
 
-        monkeypatch.setattr(Chooser, "with_rehearsal", counted)
-        room = 13 * 4 * 48 * 48 * 8 + 16 * sum(p.numel() for p in network(count).parameters())
+        monkeypatch.setattr(choose, "rehearse", counted)
+        room = 12 * 4 * 48 * 48 * 8 + 16 * sum(p.numel() for p in network(count).parameters())
         net = network(count).double()
         plan = make_plan(net, (1, 3, 48, 48), budget=room, dtype=torch.float64, chains="always", disk=False)
         monkeypatch.undo()
