@@ -49,7 +49,7 @@ class Way:
     @staticmethod
     def of(plan: Plan, network: Network, body: Body) -> Way:
         """The figures of a rehearsed plan of a link. Forward is taken to be a third of its seconds."""
-        standing = sum(v.bytes * (1 + v.requires_grad) for v in body.own if network.tier_of(v) is None)
+        standing = sum(v.bytes for v in body.own if network.tier_of(v) is None)
         whole = all(s.keep for s in plan.segments)
         forward = plan.seconds / 3 if network.trains else plan.seconds
         needs = max(0, plan.peak_bytes - standing)
@@ -145,7 +145,6 @@ class Chains:
             v: torch.empty(v.shape, dtype=v.dtype, device="meta", requires_grad=v.requires_grad)
             for v in (*body.entries, *body.own)
         }
-        tensors |= {v: tensors[v].view(v.shape) for v in body.entries}  # results of the link before, and no leaves
         bindings = Bindings({}, {v: Capture(t, None) for v, t in tensors.items()})
         tiers = {id(tensors[body.own[i]]): tier for i, tier in below.items()}
         return Network(Recording(body.nodes, bindings), below=tiers, space=self.network.axes_of_space)
