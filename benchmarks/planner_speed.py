@@ -108,7 +108,7 @@ def started(case: Case) -> Planned:
     """A plan as `TiledModule` comes by it: from the cache, if it is there."""
     imports, net = ready(case)
     options = Options(budget=parse_bytes(BUDGET))
-    engine = Engine(Planner(options, DEVICE))
+    engine = Engine(Planner(options, DEVICE, accumulates=True))
     with recorded(net, (1, 3, case.side, case.side), torch.float32, chains=options.chains) as (network, _):
         gc.freeze()  # or Python's collector may come by, and go through all of PyTorch's modules
         begin = time.process_time()

@@ -47,7 +47,7 @@ CASES = {
 
 
 def engine_of(case: Case) -> Engine:
-    return Engine(Planner(Options(budget=parse_bytes(case.budget)), DEVICE))
+    return Engine(Planner(Options(budget=parse_bytes(case.budget)), DEVICE, accumulates=True))
 
 
 def measure(case: Case, count: int, searched: int) -> dict[str, Any]:

@@ -78,6 +78,8 @@ class Planner:
     Attributes:
         options: The user's options.
         device: Type of the device whose rates predict times; None is the images' device.
+        accumulates: Plan for steps that begin with gradients, even if there are none yet, so that one plan fits all
+            steps of a training.
         team: The ranks that share an image's tiles; they have one plan.
         rates: Rates of the device. They are loaded once and kept, so that the plans of a run do not depend on when the
             device was calibrated.
@@ -88,6 +90,7 @@ class Planner:
 
     options: Options = field(default_factory=Options)
     device: str | None = None
+    accumulates: bool = False
     team: Team | None = None
     rates: Rates | None = field(default=None, init=False)
     reserved: int = field(default=0, init=False)
@@ -127,7 +130,8 @@ class Planner:
 
     def _plans_for(self, recording: Recording) -> list[Plan]:
         """Return the list of plans for recordings like this one; an unsaved list if each step draws its splits."""
-        key = digest((recording_key(recording), background_parts(recording)))
+        gradients = self.options.budget is not None and not self.accumulates  # fixed tiles do not depend on them
+        key = digest((recording_key(recording, gradients), background_parts(recording)))
         if self.team is not None:
             self.team.require_equal(key, DIFFERENT_RECORDINGS)
         if has_drawn(recording.nodes):
@@ -214,15 +218,15 @@ class Planner:
         self.rates = self.rates or local_rates(device)
         lower = lower_tiers(device, self.options)
         policy = with_halo(AUTO, self.options.halo)
-        network = Network(recording, dict(occupancy.optimizer_bytes), dict(occupancy.tiers))
+        network = Network(recording, self.accumulates, dict(occupancy.optimizer_bytes), dict(occupancy.tiers))
         shape = tuple(images[0].source.shape) if images else ()
         if has_drawn(recording.nodes) or any(chains(recording.nodes)):
             plan = choose_plan(network, self.rates, budget, lower, policy, calls)
             return with_approximation(replace(plan, shape=shape), recording)
         network_key = (
-            recording_key(recording, sized=False),
+            recording_key(recording, not self.accumulates, sized=False),
             [(t.shape, t.dtype) for t in recording.tensors if isinstance(t, nn.Parameter)],
-            budget, calls, repr((self.rates, lower, policy)), background_parts(recording),
+            self.accumulates, budget, calls, repr((self.rates, lower, policy)), background_parts(recording),
             tuple(map(network.optimizer_bytes, network.captured)),
         )  # fmt: skip
         tiers = tuple(network.below.get(id(t)) for t in recording.tensors)
@@ -343,7 +347,7 @@ def apply_recipes(
 
 def structure_digest(recording: Recording) -> str:
     """Digest a network without sizes: equal for images of any size."""
-    return digest(recording_key(recording, sized=False))
+    return digest(recording_key(recording, gradients=False, sized=False))
 
 
 @lru_cache(16)

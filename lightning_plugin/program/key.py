@@ -149,14 +149,16 @@ def value_key(v: Value) -> Hashable:
     return v.shape, v.layout, v.dtype, v.device, v.requires_grad
 
 
-def recording_key(recording: Recording, sized: bool = True) -> Hashable:
+def recording_key(recording: Recording, gradients: bool = True, sized: bool = True) -> Hashable:
     """Return a plan's key of a recording: structure, shapes, types, and kinds of sources.
 
     Args:
         recording: The recording.
+        gradients: Include which parameters have a gradient already.
         sized: Include sizes; otherwise recordings that differ in the sizes of their images alone have one key.
     """
     place = {v: i for i, v in enumerate(v for n in recording.nodes for v in n.outputs)}
+    with_grad = {v for v, t in recording.bindings.captures.items() if t.tensor.is_leaf and t.tensor.grad is not None}
     return tuple(
         (
             structural_key(n.op, frozenset() if sized else sizes_of(n)),
@@ -171,6 +173,7 @@ def recording_key(recording: Recording, sized: bool = True) -> Hashable:
                 for v in n.outputs
             ),
             n.inplace is not None,
+            gradients and bool(n.outputs) and n.outputs[0] in with_grad,
         )
         for n in recording.nodes
     )

@@ -69,7 +69,7 @@ class Tiling:
     def _init_tiling(self, tile_over: Size, options: StrategyOptions) -> None:
         """Set the attributes; called by the constructors."""
         parsed = Options.parse(options, StrategyOptions)
-        self.engine = Engine(Planner(parsed))
+        self.engine = Engine(Planner(parsed, accumulates=True))
         self._has_user_limits = parsed.budget is not None or parsed.tiles is not None
         self._untiled = {}
         self._tile_over = tile_over

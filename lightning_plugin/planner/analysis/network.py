@@ -29,6 +29,8 @@ class Network:
 
     Attributes:
         recording: The operators, with their images and tensors.
+        accumulates: Parameters have gradients when a step begins, as in all steps of a training but the first; else
+            they have those that they have now.
         owed: The bytes that an optimizer keeps, or will keep, for each tensor, by identity.
         below: The tier of each tensor that lives below the device already, by identity.
         space: The number of axes of space, for a network without an image of its own.
@@ -37,6 +39,7 @@ class Network:
     """
 
     recording: Recording
+    accumulates: bool = False
     owed: Mapping[int, int] = field(default_factory=dict)
     below: Mapping[int, str] = field(default_factory=dict)
     space: int | None = None
@@ -54,9 +57,11 @@ class Network:
         return self.space if found is None else found
 
     def has_gradient(self, v: Value) -> bool:
-        """True if a captured tensor has a gradient when a step begins, as in all steps of a training but the first."""
+        """True if a captured tensor has a gradient when a step begins."""
         capture = self.recording.bindings.captures.get(v)
-        return capture is not None and capture.tensor.is_leaf and v.requires_grad
+        if capture is None or not capture.tensor.is_leaf or not v.requires_grad:
+            return False
+        return self.accumulates or capture.tensor.grad is not None
 
     @cached_property
     def stage(self) -> dict[int, int]:

@@ -43,10 +43,9 @@ def test_a_statistic_that_is_read_first_does_not_hide_the_backward_pass() -> Non
 def test_a_map_that_is_returned_is_planned_with_a_whole_cotangent() -> None:
     """`sum` gives one number for all positions, which takes no room: the only loss for which a plan says too much."""
     module = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(True), nn.Conv2d(8, 16, 3, padding=1))
-    for p in module.parameters():
-        p.grad = torch.zeros_like(p)
     over = {}
     for dense in (True, False):
+        module.zero_grad(set_to_none=True)
         tiled = TiledModule(module, budget="64MiB")
         out = tiled(torch.randn(1, 3, 64, 64))
         out.backward(torch.randn_like(out)) if dense else out.sum().backward()
