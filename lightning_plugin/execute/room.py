@@ -88,10 +88,11 @@ class Guard:
         checked_pass: The last pass that was checked.
         missing: The ends that this pass has not reached.
         held: Bytes held when this pass reached the segment.
+        step: The step. The ledger counts a call as long as its step is alive, and autograd's graph holds the guard.
     """
 
     def __init__(self, plan: SegmentPlan, nodes: Sequence[Node], step: Step) -> None:
-        self.plan, self.ledger = plan, step.ledger
+        self.plan, self.ledger, self.step = plan, step.ledger, step
         self.leaves: list[Tensor] = []
         self.readers = readers(nodes)
         self.ends = {i for i, n in enumerate(nodes) if not self.readers[i] and any(v.requires_grad for v in n.outputs)}
