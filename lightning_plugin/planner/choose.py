@@ -165,8 +165,8 @@ class Chooser:
         """The fastest plan that keeps a limit.
 
         Its segments may span twice as many cuts as before until that makes it no faster: there are as many long
-        intervals as short ones, each takes as long to cost as it is long, and few plans have any. Memory hardly depends
-        on them: if no plan of short segments keeps the limit, the smallest plan tells if any does.
+        intervals as short ones, each takes as long to cost as it is long, and few plans have any. If no plan of short
+        segments keeps the limit, the smallest plan tells if any does.
         """
         self.search.span_limit = FIRST_SPAN
         best = self.with_fewest_streamed(limit)
@@ -180,7 +180,9 @@ class Chooser:
             assert best.budget is not None
             self.search.stream(Streamed(best.on_host, best.on_disk), best.fetched_ahead)
             longer = self.search.run(best.budget)
-            if longer is None or longer.seconds >= (1 - GAIN) * (best.seconds - seconds(best.chains)):
+            if longer is None:
+                continue
+            if longer.seconds >= (1 - GAIN) * (best.seconds - seconds(best.chains)):
                 break
             found = self.with_fewest_streamed(limit)
             best = best if found is None else min(best, found, key=by_seconds)
@@ -277,23 +279,16 @@ class Chooser:
         """The plan with the smallest rehearsed peak, to a few percent; it does not depend on the budgets asked for
         before."""
         self.search.stream(self.streamed_sets[-1])
-        self.search.span_limit = FIRST_SPAN
+        # Long segments need less memory only where short ones have to store their maps on the device.
+        self.search.span_limit = FIRST_SPAN if self.search.offloads else math.inf
         low, high = self.search.fixed, max(2 * self.search.fixed, 1 << 20)
         while (found := self.search.run(high)) is None:
             low, high = high, high * 2
-        while True:
-            while high - low > max(low // 100, 1 << 14):
-                middle = (low + high) // 2
-                smaller = self.search.run(middle)
-                low, found = (middle, found) if smaller is None else (low, smaller)
-                high = found.peak_bytes
-            if self.search.span_limit >= self.search.longest_span:
-                break
-            self.search.span_limit *= 2
-            smaller = self.search.run(low)
-            if smaller is None:
-                break
-            low, high, found = self.search.fixed, smaller.peak_bytes, smaller
+        while high - low > max(low // 100, 1 << 14):
+            middle = (low + high) // 2
+            smaller = self.search.run(middle)
+            low, found = (middle, found) if smaller is None else (low, smaller)
+            high = found.peak_bytes
         best = self.rehearsed_with_chains(found)
         for _ in range(HALVINGS):
             if best.peak_bytes <= low:

@@ -79,6 +79,11 @@ class Search:
             self.copies = Copies(self.network, streamed, self.rates, ahead)
 
     @property
+    def offloads(self) -> bool:
+        """True if any map may go to a lower tier."""
+        return bool(self.policy.offload) and self.lower.disk
+
+    @property
     def cuts(self) -> list[int]:
         """The places where the order may be cut; with those that reading keys piece by piece needs."""
         return sorted(self.cut_places | self.network.key_cuts if self.keys_in_pieces else self.cut_places)
@@ -365,7 +370,7 @@ class Search:
         they are dropped as deep as it takes to find a plan at all. If none is found, keys may be read piece by piece.
         """
         self.budget = budget
-        deepest = min(1, self.policy.drop) if self.policy.offload and self.lower.disk else self.policy.drop
+        deepest = min(1, self.policy.drop) if self.offloads else self.policy.drop
         for self.keys_in_pieces, depth in itertools.product((False, True), range(min(1, deepest), deepest + 1)):
             if self.keys_in_pieces and not self.network.key_cuts:
                 break
