@@ -50,12 +50,8 @@ class Candidate:
 
     def is_nowhere_larger(self, other: Candidate) -> bool:
         """True if another tile has all maps as large."""
-        return is_nowhere_larger(self.sizes, other.sizes)
-
-
-def is_nowhere_larger(one: Sequence[int], other: Sequence[int]) -> bool:
-    """True if no number of one sequence is larger than the other's."""
-    return len(one) == len(other) and all(a <= b for a, b in zip(one, other, strict=True))
+        pairs = zip(self.sizes, other.sizes, strict=False)
+        return len(self.sizes) == len(other.sizes) and all(a <= b for a, b in pairs)
 
 
 def count_heaviest(network: Network) -> int:

@@ -59,8 +59,8 @@ def test_classifier() -> None:
 
 @pytest.mark.parametrize("size", [(2, 3), (5, 6)])
 def test_ties_and_indices(size: Any) -> None:
-    """Of equal values the first one takes the gradient, and its flat index is PyTorch's. Integers add up exactly in
-    any order."""
+    """The first of equal values takes the gradient, and its flat index is PyTorch's. Integers add up exactly in any
+    order."""
     x = torch.randint(0, 3, (2, 4, 11, 13)).double().requires_grad_()
     twin = x.detach().clone().requires_grad_()
     lazy = LazyImage.from_tensor(twin, engine=asked((4, 3), (3, 5)))
