@@ -37,8 +37,10 @@ from lightning_plugin.units import ceil_mib, format_bytes
 WORKSPACE_SHARE = 0.125
 #: More than any network needs.
 PLENTY = 1 << 62
-#: Cuts that a segment spans in the first search, and the part of its seconds that a plan of longer ones has to save.
-FIRST_SPAN, GAIN = 4, 0.05
+#: Cuts that a segment spans in the first search.
+FIRST_SPAN = 4
+#: The part of its seconds that a plan of longer segments has to save to be rehearsed, and to be made longer once more.
+SMALL_GAIN, GAIN = 0.02, 0.05
 #: Searches for one limit.
 ROUNDS = 4
 #: Searches for one limit on the way to the smallest budget.
@@ -182,10 +184,12 @@ class Chooser:
             longer = self.search.run(best.budget)
             if longer is None:
                 continue
-            if longer.seconds >= (1 - GAIN) * (best.seconds - seconds(best.chains)):
+            before = best.seconds - seconds(best.chains)
+            if longer.seconds < (1 - SMALL_GAIN) * before:
+                found = self.with_fewest_streamed(limit)
+                best = best if found is None else min(best, found, key=by_seconds)
+            if longer.seconds >= (1 - GAIN) * before:
                 break
-            found = self.with_fewest_streamed(limit)
-            best = best if found is None else min(best, found, key=by_seconds)
         return best
 
     def with_fewest_streamed(self, limit: int) -> Plan | None:

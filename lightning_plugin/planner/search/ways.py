@@ -1,4 +1,4 @@
-"""WaysToTile to run one interval tile by tile beside the rest of a partial plan: on grids that fit the room."""
+"""Ways to run one interval tile by tile beside the rest of a partial plan: on grids that fit the room."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def with_transfers(
 
 
 class WaysToTile:
-    """WaysToTile to run the intervals of one network under a policy."""
+    """Ways to run the intervals of one network under a policy."""
 
     def __init__(self, intervals: Intervals, policy: Policy) -> None:
         self.intervals = intervals

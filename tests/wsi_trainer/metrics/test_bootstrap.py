@@ -99,7 +99,7 @@ def test_predictions_of_other_labels_are_not_compared() -> None:
 
 
 def others() -> list[tuple[Predictions, Predictions, Score]]:
-    """ClassPredictions of each kind but classes, the same slides predicted at random, and a score."""
+    """Predictions of each kind but classes, the same slides predicted at random, and a score."""
     random = np.random.default_rng(4)
     names, labels = tuple(f"s{n}" for n in range(30)), random.integers(0, 2, (30, 2)).astype(float)
     drawn = random.random((30, 1, 2)) + 1

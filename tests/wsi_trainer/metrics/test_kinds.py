@@ -1,4 +1,4 @@
-"""ClassPredictions of several labels, of a number and of a risk: scores by hand, files bit for bit, patients."""
+"""Predictions of several labels, of a number and of a risk: scores by hand, files bit for bit, patients."""
 
 import math
 from pathlib import Path
