@@ -43,8 +43,6 @@ FIRST_SPAN = 4
 SMALL_GAIN, GAIN = 0.02, 0.05
 #: Searches for one limit.
 ROUNDS = 4
-#: Searches for one limit on the way to the smallest budget.
-FEW_ROUNDS = 3
 #: Bisections of the interval in which the smallest budget lies.
 HALVINGS = 4
 #: If everything fits and a step takes more than ``LONG_STEP`` seconds, smaller tiles that stay in a cache may be faster
@@ -207,40 +205,41 @@ class Chooser:
                 break
         return min(found, key=by_seconds, default=None)
 
-    def kept_or_tiled(self, limit: int, rounds: int = ROUNDS) -> Plan | None:
-        """A plan whose rehearsal keeps a limit: everything kept, or tiles if that does not fit or they are faster."""
+    def kept_or_tiled(self, limit: int, smallest: bool = False) -> Plan | None:
+        """A plan whose rehearsal keeps a limit: everything kept, or tiles if that does not fit or they are faster. On
+        the way to the ``smallest`` plan any will do."""
         whole = self.search.keep_everything(limit)
         best = None if whole is None else self.rehearsed_with_chains(whole, limit)
         if best is not None and best.peak_bytes > limit:
             best = None
         if best is not None and not self.tiles_may_win(best):
             return best
-        tiled = self.tiled(limit, rounds)
+        tiled = self.tiled(limit, smallest)
         return tiled if best is None or (tiled is not None and tiled.seconds < MUCH_FASTER * best.seconds) else best
 
-    def tiled(self, limit: int, rounds: int) -> Plan | None:
+    def tiled(self, limit: int, smallest: bool) -> Plan | None:
         """The fastest plan of a few searches whose rehearsal keeps a limit.
 
-        The first search may take the limit by its own estimate. If the rehearsed peak is over the limit, the difference
-        becomes a reserve. If the plan is slower then than the one that was too large, the next search may take half of
-        the reserve.
+        The first search may take the limit by its own estimate. The next one may take as much more or less as the
+        rehearsal differs from the estimate. If a plan that fits is slower then than one that was too large, the next
+        search may take the middle.
         """
-        best, asked, kept, broke, wanted = None, limit, 0, limit + 1, math.inf
-        for _ in range(rounds):
+        best, asked, fits, breaks, wanted = None, limit, 0, 0, math.inf
+        for _ in range(ROUNDS):
             found = self.search.run(asked)
             if found is None:
                 break
             plan = self.rehearsed_with_chains(found, limit)
             if plan.peak_bytes > limit:
-                broke, wanted = found.peak_bytes, found.seconds
-                reserve = plan.peak_bytes - found.peak_bytes
-                asked = (kept + broke) // 2 if kept else limit - reserve
-                continue
-            kept = asked
-            best = plan if best is None or plan.seconds < best.seconds else best
-            if found.seconds <= (1 + GAIN) * wanted:
-                break
-            asked = (kept + broke) // 2
+                breaks, wanted = found.peak_bytes, plan.seconds
+            else:
+                fits, best = asked, plan if best is None else min(best, plan, key=by_seconds)
+            if best is not None:
+                has_room = asked == limit and plan.peak_bytes < (1 - GAIN) * limit <= found.peak_bytes
+                is_slow = bool(breaks) and best.seconds > (1 + GAIN) * wanted
+                if smallest or not (has_room or is_slow):
+                    break
+            asked = (fits + breaks) // 2 if fits and breaks else limit + found.peak_bytes - plan.peak_bytes
         return best
 
     def tiles_may_win(self, whole: Plan) -> bool:
@@ -298,7 +297,7 @@ class Chooser:
             if best.peak_bytes <= low:
                 break  # the search finds nothing there
             middle = (low + best.peak_bytes) // 2
-            smaller = self.kept_or_tiled(middle, FEW_ROUNDS)
+            smaller = self.kept_or_tiled(middle, smallest=True)
             low, best = (middle, best) if smaller is None else (low, smaller)
         return best
 
@@ -333,7 +332,7 @@ def ways_of_link(rates: Rates, lower: LowerTiers, policy: Policy, network: Netwo
     whole = inner.search.keep_everything(PLENTY)
     limit = inner.with_rehearsal(whole).peak_bytes // 2 if whole is not None else 0
     while limit > inner.smallest_plan.peak_bytes:
-        inner.kept_or_tiled(limit, FEW_ROUNDS)
+        inner.kept_or_tiled(limit)
         limit //= 2
     found: list[Plan] = []
     for plan in sorted(inner.rehearsed, key=lambda plan: (plan.peak_bytes, plan.seconds)):
