@@ -1,8 +1,8 @@
 """The choice of a plan: the search estimates, a rehearsal decides.
 
 The search predicts memory with a quick model; a rehearsal finds it exactly. If the rehearsed peak is over the limit,
-the difference becomes a reserve for the next search, a few times at most, and the first plan that passes its rehearsal
-is taken. If none does, the plan that needs least is rehearsed: it is the answer, or its peak is the smallest budget.
+the next search takes less by the difference; if it leaves much of the limit free, more. If no search finds a plan that
+fits, the plan that needs least is rehearsed: it is the answer, or its peak is the smallest budget.
 """
 
 from __future__ import annotations

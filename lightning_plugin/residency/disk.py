@@ -170,6 +170,8 @@ class DiskFile:
     """A map in a file; see `transfer.Lower`.
 
     Attributes:
+        axes: The axes in the order of the file, which is that of the tensor's dimensions: one image after the other, so
+            that a tile of some images of a bag is read by one call.
         order: The factors of the map's layout in the order of the file: axes first.
         inverse_order: The place of each factor in the file.
         position_bytes: Bytes at each position of the axes.
@@ -188,9 +190,8 @@ class DiskFile:
         self.dtype = dtype
         self.device = device
         factors = [f for dim in layout.dims for f in dim]
-        axes = sorted((f.index, i) for i, f in enumerate(factors) if isinstance(f, Axis))
-        plain = [i for i, f in enumerate(factors) if not isinstance(f, Axis)]
-        self.order = [*(i for _, i in axes), *plain]
+        self.axes = [f.index for f in factors if isinstance(f, Axis)]
+        self.order = sorted(range(len(factors)), key=lambda i: not isinstance(factors[i], Axis))
         self.inverse_order = [self.order.index(i) for i in range(len(factors))]
         self.position_bytes = dtype.itemsize * math.prod(f for f in factors if not isinstance(f, Axis))
         self.open(self.position_bytes * Box.whole(layout.extent).positions, folder)
@@ -232,7 +233,7 @@ class DiskFile:
         def run() -> None:
             rows, read = self.bytes_by_position(box, held[0]), dict[Box, np.ndarray]()
             for part, there in parts:
-                here = rows[tuple(slice(a - lo, b - lo) for (a, b), lo in zip(part.intervals(), box.lo, strict=True))]
+                here = rows[tuple(slice(part.lo[a] - box.lo[a], part.hi[a] - box.lo[a]) for a in self.axes)]
                 if there in read:
                     here[...] = read[there]
                 else:
@@ -268,11 +269,11 @@ class DiskFile:
 
     def bytes_by_position(self, box: Box, data: Tensor) -> np.ndarray:
         """Return the bytes of a tile in the file's order, by position in the box."""
-        return flat_bytes(data).view(*box.extent, self.position_bytes).numpy()
+        return flat_bytes(data).view(*(box.extent[a] for a in self.axes), self.position_bytes).numpy()
 
     def _move_rows(self, box: Box, data: np.ndarray, write: bool) -> None:
         """Read or write rows of the last axis between the file and ``data``; adjacent rows in one call."""
-        extent, lo, hi = self.layout.extent, box.lo, box.hi
+        extent, lo, hi = ([sizes[a] for a in self.axes] for sizes in (self.layout.extent, box.lo, box.hi))
         run = len(extent) - 1  # the axes after ``run`` are full, so that a slab of axis ``run`` is one piece
         while run > 0 and lo[run] == 0 and hi[run] == extent[run] and data.flags.c_contiguous:
             run -= 1

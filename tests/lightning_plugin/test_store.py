@@ -25,7 +25,7 @@ from lightning_plugin.options import Options
 from lightning_plugin.plan import SegmentPlan
 from lightning_plugin.plans import Planner
 from lightning_plugin.residency.boundary import Boundary, Cotangent
-from lightning_plugin.residency.disk import DiskFile, copy_in_file_order
+from lightning_plugin.residency.disk import DiskFile, UnnamedFile, copy_in_file_order
 from lightning_plugin.residency.tiers import Home, LowerMap
 from lightning_plugin.residency.transfer import TransferQueue
 from tests.exactness import asked, assert_exact
@@ -85,6 +85,28 @@ def test_a_map_comes_back_as_it_was_written(
     handle.prefetch(box)
     assert torch.equal(handle.read(box), layout.narrow(whole, handle.whole, box))
     handle.wait()
+
+
+@pytest.mark.parametrize("images", [(1, 4), (0, 7)])
+def test_some_images_of_a_bag_are_one_piece_of_a_file(images: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces: list[int] = []
+    write = UnnamedFile.write
+
+    def counted(file: UnnamedFile, part: memoryview, offset: int) -> None:
+        pieces.append(part.nbytes)
+        write(file, part, offset)
+
+    monkeypatch.setattr(UnnamedFile, "write", counted)
+    layout = Layout.channels_first((7, 3, 5, 6), instances=1)
+    axes = len(layout.extent)
+    first, last = images
+    box = Box((0,) * (axes - 1) + (first,), (*layout.extent[:-1], last))
+    handle = Boundary(layout, torch.float32, CPU, Home("disk", TransferQueue(False)))
+    tile = torch.rand(layout.tile_shape(box))
+    handle.write([box], tile, False)
+    handle.wait()
+    assert pieces == [tile.nbytes]
+    assert torch.equal(handle.read(box), tile)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.uint8])
