@@ -26,6 +26,8 @@ from lightning_plugin.team import Team
 
 #: Most groups of identical tiles with equal cotangents; to find one, all remaining tiles are compared.
 MAX_GROUPS = 8
+#: Distance of the places of a cotangent that are looked at before all are: few tiles have zeros at all of these alone.
+SAMPLED = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,10 +224,9 @@ class Backward:
     def zero_tiles(self) -> Container[Owned]:
         """Return the tiles whose cotangents are zero everywhere, which are not evaluated.
 
-        Losses over drawn regions, and heads that take maxima, leave most of a map without a gradient. All tiles are
-        checked with one read of the device. None is checked if maps are on a lower tier, if statistics add to all
-        cotangents, in a scan, and if several ranks share the tiles. One tile is always evaluated, since parameters have
-        a gradient even if it is zero.
+        Losses over drawn regions, and heads that take maxima, leave most of a map without a gradient. None is checked
+        if maps are on a lower tier, if statistics add to all cotangents, in a scan, and if several ranks share the
+        tiles. One tile is always evaluated, since parameters have a gradient even if it is zero.
         """
         segment, cotangents = self.segment, self.cotangents
         on_device = all(isinstance(c, Cotangent) and c.home.tier == "device" for c in cotangents.values())
@@ -233,12 +234,18 @@ class Backward:
         if self.reductions or not cotangents or not on_device or skips:
             return ()
         tiles = list(self.tile_pass.all_owned())
-        counts = [
-            torch.stack([c.read(owned[i]).count_nonzero() for i, c in cotangents.items() if not owned[i].empty]).sum()
-            for owned in tiles
-        ]
-        zero = [owned for owned, count in zip(tiles, torch.stack(counts).tolist(), strict=True) if count == 0]
+        zero = self.tiles_of_zeros(self.tiles_of_zeros(tiles, SAMPLED), 1)
         return set(zero if len(zero) < len(tiles) else zero[1:])
+
+    def tiles_of_zeros(self, tiles: Sequence[Owned], step: int) -> list[Owned]:
+        """Return those of some tiles whose cotangents are zero at every ``step``-th place of each dimension, by one
+        read of the device."""
+        counts = []
+        for owned in tiles:
+            read = [c.read(owned[i]) for i, c in self.cotangents.items() if not owned[i].empty]
+            counts.append(torch.stack([t[(slice(None, None, step),) * t.dim()].count_nonzero() for t in read]).sum())
+        found = torch.stack(counts).tolist() if counts else []
+        return [owned for owned, count in zip(tiles, found, strict=True) if count == 0]
 
     def recompute_uncertain(self) -> None:
         """Recompute reductions whose results depend on the last bits of tiles (ties of maxima), on backward's tiles."""
