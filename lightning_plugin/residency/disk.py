@@ -1,7 +1,8 @@
 """The disk: maps and parameters in temporary files without names.
 
-In the file of a map, space is outermost and all other dimensions are innermost, so that a row of a box is contiguous.
-Maps are not mapped, since mapped pages would count as the process's memory. Parameters are.
+In the file of a map, images and space are outermost and all other dimensions are innermost, so that some images of a
+bag, or a row of a box, are contiguous. Maps are not mapped, since mapped pages would count as the process's memory.
+Parameters are.
 
 A file has no name, or loses it as soon as it is open, so that its space is freed whatever happens to the process. Reads
 and writes are positional (``preadv``, ``pwrite``); on Windows, which lacks these calls, they seek first, under a lock.
@@ -170,8 +171,7 @@ class DiskFile:
     """A map in a file; see `transfer.Lower`.
 
     Attributes:
-        axes: The axes in the order of the file, which is that of the tensor's dimensions: one image after the other, so
-            that a tile of some images of a bag is read by one call.
+        axes: The axes in the order of the file, which is that of the tensor's dimensions: images before space.
         order: The factors of the map's layout in the order of the file: axes first.
         inverse_order: The place of each factor in the file.
         position_bytes: Bytes at each position of the axes.
