@@ -41,6 +41,8 @@ PLENTY = 1 << 62
 FIRST_SPAN = 4
 #: The part of its seconds that a plan of longer segments has to save to be rehearsed, and to be made longer once more.
 SMALL_GAIN, GAIN = 0.02, 0.05
+#: A plan that takes this share of a limit leaves no room worth another search.
+FULL = 0.95
 #: Searches for one limit.
 ROUNDS = 4
 #: Bisections of the interval in which the smallest budget lies.
@@ -235,8 +237,8 @@ class Chooser:
             else:
                 fits, best = asked, plan if best is None else min(best, plan, key=by_seconds)
             if best is not None:
-                has_room = asked == limit and plan.peak_bytes < (1 - GAIN) * limit <= found.peak_bytes
-                is_slow = bool(breaks) and best.seconds > (1 + GAIN) * wanted
+                has_room = asked == limit and plan.peak_bytes < FULL * limit <= found.peak_bytes
+                is_slow = best.seconds > (1 + GAIN) * wanted
                 if smallest or not (has_room or is_slow):
                     break
             asked = (fits + breaks) // 2 if fits and breaks else limit + found.peak_bytes - plan.peak_bytes

@@ -23,7 +23,6 @@ from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.plans import Planner
 from lightning_plugin.program.program import Program, Target
 from lightning_plugin.residency.boundary import Boundary
-from lightning_plugin.residency.disk import UnnamedFile
 from lightning_plugin.residency.tiers import Home
 from lightning_plugin.residency.transfer import TransferQueue
 from lightning_plugin.source import TensorSource
@@ -32,7 +31,7 @@ from tests.exactness import TOLERANCE
 from tests.lightning_plugin.background import Background
 from tests.lightning_plugin.test_background import VALUE, Skips, random_box, slide
 from tests.lightning_plugin.test_identical_tiles import counted
-from tests.lightning_plugin.test_store import lower
+from tests.lightning_plugin.test_store import lower, written
 
 # Tensors that are background in part
 
@@ -212,19 +211,6 @@ def test_an_image_of_which_nothing_is_known_makes_tiles_different() -> None:
 
 
 # What is stored
-
-
-def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The bytes of each piece that is written to a file, from now on."""
-    found: list[int] = []
-    before = UnnamedFile.write
-
-    def write(self: UnnamedFile, part: memoryview, offset: int) -> None:
-        found.append(part.nbytes)
-        before(self, part, offset)
-
-    monkeypatch.setattr(UnnamedFile, "write", write)
-    return found
 
 
 @pytest.mark.parametrize("ahead", [False, True])

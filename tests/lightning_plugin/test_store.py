@@ -87,20 +87,25 @@ def test_a_map_comes_back_as_it_was_written(
     handle.wait()
 
 
+def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of each piece that is written to a file, from now on."""
+    found: list[int] = []
+    before = UnnamedFile.write
+
+    def write(self: UnnamedFile, part: memoryview, offset: int) -> None:
+        found.append(part.nbytes)
+        before(self, part, offset)
+
+    monkeypatch.setattr(UnnamedFile, "write", write)
+    return found
+
+
 @pytest.mark.parametrize("images", [(1, 4), (0, 7)])
 def test_some_images_of_a_bag_are_one_piece_of_a_file(images: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    pieces: list[int] = []
-    write = UnnamedFile.write
-
-    def counted(file: UnnamedFile, part: memoryview, offset: int) -> None:
-        pieces.append(part.nbytes)
-        write(file, part, offset)
-
-    monkeypatch.setattr(UnnamedFile, "write", counted)
+    pieces = written(monkeypatch)
     layout = Layout.channels_first((7, 3, 5, 6), instances=1)
-    axes = len(layout.extent)
     first, last = images
-    box = Box((0,) * (axes - 1) + (first,), (*layout.extent[:-1], last))
+    box = Box((0, 0, first), (5, 6, last))
     handle = Boundary(layout, torch.float32, CPU, Home("disk", TransferQueue(False)))
     tile = torch.rand(layout.tile_shape(box))
     handle.write([box], tile, False)
