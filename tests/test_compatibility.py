@@ -1,4 +1,4 @@
-"""Files that version 0.1.0 wrote are read, and give the numbers that they gave then (docs/stability.md)."""
+"""Files that earlier versions wrote are read, and give the numbers that they gave then (docs/stability.md)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from wsi_trainer.data.features import FeatureSource
 from wsi_trainer.fit.run import Run
 from wsi_trainer.slide import Slide
 
-OLD = Path(__file__).parent / "data" / "0.x"
+DATA = Path(__file__).parent / "data"
+VERSIONS = ("0.x", "1.0")
 
 
-@pytest.fixture
-def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The files, in another folder than they were written in; commands run there."""
-    with zipfile.ZipFile(OLD / "files.zip") as files:
+@pytest.fixture(params=VERSIONS)
+def old(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The files of a version, in another folder than they were written in; commands run there."""
+    with zipfile.ZipFile(DATA / request.param / "files.zip") as files:
         files.extractall(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -37,7 +38,7 @@ def expected(old: Path) -> Any:
 
 
 def network() -> torch.nn.Module:
-    spec = importlib.util.spec_from_file_location("make_old", OLD / "make.py")
+    spec = importlib.util.spec_from_file_location("make_old", DATA / "make.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -54,6 +55,16 @@ def test_a_plan_gives_the_same_step(expected: Any) -> None:
     loss.backward()
     assert loss.item() == pytest.approx(expected["plan"]["loss"], rel=1e-5)
     assert tiled.plan.segments == plan.segments
+
+
+@pytest.mark.parametrize("old", ["1.0"], indirect=True)
+def test_a_state_dict_of_a_tiled_module_gives_the_same_loss(expected: Any) -> None:
+    net = network()
+    image = torch.rand(1, 3, 256, 192)
+    for parameter in net.parameters():
+        torch.nn.init.zeros_(parameter)
+    torch.nn.ModuleDict({"net": net}).load_state_dict(torch.load("weights.pt"))
+    assert net(image).square().sum().item() == pytest.approx(expected["plan"]["loss"], rel=1e-5)
 
 
 def test_a_store_holds_its_pixels_and_is_verified(expected: Any) -> None:
@@ -125,5 +136,5 @@ def public_names() -> dict[str, list[str]]:
 
 def test_names_of_1_0_are_there() -> None:
     there = public_names()
-    for place, names in json.loads((OLD.parent / "1.0" / "names.json").read_text()).items():
+    for place, names in json.loads((DATA / "1.0" / "names.json").read_text()).items():
         assert set(names) <= set(there[place]), f"{place}: a public name is gone (docs/stability.md)"

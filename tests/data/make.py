@@ -1,10 +1,10 @@
-"""Write the files of `files.zip` with the version of the program that is installed.
+"""Write the files of a `files.zip` with the version of the program that is installed.
 
-    python tests/data/0.x/make.py FOLDER
+    python tests/data/make.py FOLDER
 
-A store of each slide, a config, a run of one epoch, a plan, features, and in `expected.json` the numbers that a later
-version has to read from them. `files.zip` was written at version 0.1.0, without slides and pictures. It is not written
-again: a new version has a new folder.
+A store of each slide, a config, a run of one epoch, a plan, a state_dict, features, and in `expected.json` the numbers
+that a later version has to read from them. Each version has a folder, without slides and pictures, which is not written
+again: `0.x` was written at version 0.1.0, `1.0` at the commit of the release 1.0.
 """
 
 from __future__ import annotations
@@ -28,29 +28,31 @@ from wsi_trainer.slide import Slide
 from wsi_trainer.synthetic import SlideSpec, write_slide
 
 SPLITS = ("train", "train", "val", "val", "test", "test")
-VGG = {"class_path": "wsi_trainer.models.VGG", "init_args": {"widths": [4, 8], "convs": 1, "norm": "batch"}}
 FIT = {
     "out": "run",
     "model": {
-        "backbone": VGG,
-        "head": {"class_path": "wsi_trainer.models.AttentionPooling", "init_args": {"hidden": 8}},
-        "task": {"class_path": "wsi_trainer.models.BinaryTask"},
-        "levels": 2,
-        "share_levels": False,
-        "trained": "all",
-        "statistics": "tissue",
+        "backbone": {"name": "vgg", "widths": [4, 8], "convs": 1, "norm": "batch"},
+        "head": {"name": "abmil", "hidden": 8},
+        "task": "binary",
+        "magnifications": 2,
+        "share_backbone": False,
+        "finetune": "all",
+        "batchnorm_over": "tissue",
         "pool_over": "tissue",
         "learning_rate": 0.003,
     },
-    "data": {"manifest": "manifest.csv", "stores": "stores", "context": [4], "turn": True, "stain": 0.1},
+    "data": {
+        "manifest": "manifest.csv",
+        "stores": "stores",
+        "extra_downsamples": [4],
+        "flip_rotate": True,
+        "stain": 0.1,
+    },
     "train": {"epochs": 1, "budget": "4MiB", "accelerator": "cpu", "resamples": 50, "precision": "32-true"},
 }
 RESNET = {"class_path": "wsi_trainer.models.ResNet", "init_args": {"widths": [4, 8], "norm": "group"}}
 EMBED = {
-    "model": {
-        "backbone": {"class_path": "wsi_trainer.models.PatchEncoder", "init_args": {"size": 32, "network": RESNET}},
-        "pretrained": "encoder.pt",
-    },
+    "model": {"backbone": {"name": "patches", "size": 32, "network": RESNET}, "pretrained": "encoder.pt"},
     "data": {"manifest": "manifest.csv", "stores": "stores", "patches": {"size": 32, "min_tissue": 0.3}},
     "train": {"accelerator": "cpu", "precision": "32-true"},
 }
@@ -95,6 +97,7 @@ def write_all(folder: Path) -> None:
     tiled = TiledModule(net, plan=plan)
     loss = tiled(image).square().sum()
     loss.backward()
+    torch.save(nn.ModuleDict({"net": tiled}).state_dict(), "weights.pt")
     run = Run.open("run")
     with h5py.File("features/s4.h5") as file:
         features = file["features"][:]
