@@ -101,7 +101,7 @@ def write_heatmaps(
     target = index_of(model.task, options.target)
     shown_as = PathClass.of(targets_of(model.task)[target], target)
     records = run.slides(split, model.task.columns)
-    folder = run.maps(folder_of(model.task, options.method, options.target))
+    folder = run.maps(folder_of(model.task, options.method, options.target), split)
     folder.mkdir(parents=True, exist_ok=True)
     field = receptive_field(model.backbone) if data.patches is None else data.patches.size
     model.to(device_of(config))
@@ -150,7 +150,8 @@ def write_heatmaps(
         scale = None if options.method == "attention" else largest
         entries[slide] |= one.overlay(scale, _regions_of(one.record, regions), field)
     write_detected(folder, records, marks, shown_as.name, split, config.resamples)
-    facts = facts_of(shown_as.name, options, field, entries, skipped, maps)
+    facts = {"split": split, "checkpoint": run.chosen}
+    facts |= facts_of(shown_as.name, options, field, entries, skipped, maps)
     write_json(folder / MAPS, facts)
     write_script(folder)
     return facts
@@ -207,7 +208,8 @@ def heatmap(words: Sequence[str]) -> int:
         "heatmap",
         "Write whole-slide maps of how much each position speaks for a class, tile by tile: OME-Zarr layers, a PNG "
         "overlay, GeoJSON outlines and tiles for QuPath, DICOM results and the top regions of each slide, in the "
-        "folder heatmaps/METHOD of the run (heatmaps/METHOD-TARGET for a --target that is not the default). All "
+        "folder heatmaps/METHOD of the run (heatmaps/METHOD-TARGET for a --target that is not the default, "
+        "heatmaps/SPLIT/METHOD for a --split that is not test). All "
         "places are in pixels of level 0 of the original slides, also where they were converted with --mpp or --crop. "
         "Its script qupath.groovy loads all into a QuPath project.",
     )
@@ -236,7 +238,7 @@ def heatmap(words: Sequence[str]) -> int:
             "a heat map is of one slide, and data.group is patient; --data.group slide maps each slide by itself"
         )
     maps = fields_of(MapOptions, options)
-    folder = run.maps(folder_of(model.task, maps.method, maps.target))
+    folder = run.maps(folder_of(model.task, maps.method, maps.target), options.split)
     run.keep(folder / MAPS, options.overwrite)
     with at_work(run.path):
         facts = write_heatmaps(run, options.split, maps, options.regions)

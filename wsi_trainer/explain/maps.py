@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit.run import MAPS, Run, as_written, read_json
+from wsi_trainer.fit.run import MAPS, SEGMENTS, Run, as_written, read_json
 from wsi_trainer.io.arrays import load_array
 from wsi_trainer.regions.outlines import READERS
 from wsi_trainer.slide.geometry import SlideTransform
@@ -43,7 +43,7 @@ class MapFile:
 
 @dataclass(frozen=True)
 class Maps:
-    """The maps of a method for a class: a folder with heatmaps.json."""
+    """The maps of a method for a class, on the slides of a split: a folder with heatmaps.json."""
 
     run: Run
     folder: Path
@@ -58,6 +58,12 @@ class Maps:
     @property
     def title(self) -> str:
         return f"{self.facts.get('method', '')}, {self.facts.get('class', '')}"
+
+    @property
+    def slides(self) -> set[str]:
+        """The slides that have a map."""
+        with as_written(self.folder / MAPS):
+            return {str(slide) for slide in dict(self.facts.get("slides", {}))}
 
     def pictures(self) -> dict[str, Path]:
         """The pictures by slide, of those that are there."""
@@ -88,11 +94,14 @@ class Maps:
 
 def outlines_of(run: Run) -> dict[str, Path]:
     """The files of the regions that `segment` found, by slide, of those that are there."""
-    about = run.segments / "segments.json"
-    with as_written(about):
-        entries = dict(read_json(about).get("slides", {})).items()
-        found = {str(slide): run.segments / str(entry["outlines"]) for slide, entry in entries}
-    return {slide: path for slide, path in found.items() if inside(run, about, path).is_file()}
+    outlines: dict[str, Path] = {}
+    for folder in run.segmented:
+        about = folder / SEGMENTS
+        with as_written(about):
+            entries = dict(read_json(about).get("slides", {})).items()
+            found = {str(slide): folder / str(entry["outlines"]) for slide, entry in entries}
+        outlines |= {slide: path for slide, path in found.items() if inside(run, about, path).is_file()}
+    return outlines
 
 
 def annotations_on(record: SlideRecord) -> Path | None:

@@ -14,6 +14,7 @@ from PIL import Image as Picture
 from PIL import ImageDraw
 from scipy.ndimage import binary_dilation
 
+from wsi_trainer.io.files import write_text
 from wsi_trainer.regions.geojson import PathObject, rectangle
 from wsi_trainer.regions.shapes import Rings, mask_of
 from wsi_trainer.slide.tissue import TissueMask, any_of
@@ -214,7 +215,7 @@ def write_script(folder: Path) -> Path:
     """Put the script beside heatmaps.json, which it reads; it knows its folder, which QuPath would not tell it."""
     script = Path(__file__).with_name(NAME).read_text(encoding="utf-8")
     path = folder / NAME
-    path.write_text(script.replace(_BLANK, f"new File({_quoted(str(folder.resolve()))})"), encoding="utf-8")
+    write_text(path, script.replace(_BLANK, f"new File({_quoted(str(folder.resolve()))})"))
     return path
 
 

@@ -456,13 +456,14 @@ def fields_of(kind: type[T], options: Namespace) -> T:
 
 
 def load(run: Run) -> Loaded:
-    """The model with the weights of the run's checkpoint, and the configs."""
+    """The model with the weights of the run's checkpoint, in evaluation mode, and the configs."""
     parser = make_parser("fit", "")
     with limited(run.trust) if _trusted.get() is None else nullcontext():
         options = parse(parser, [f"--config={run.config}", f"--out={run.path}", *run.overrides])
         checkpoint = run.checkpoint()
         loaded = instantiate(parser, options)
     load_weights(loaded.model, checkpoint)
+    loaded.model.eval()
     return loaded
 
 

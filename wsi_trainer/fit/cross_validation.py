@@ -19,7 +19,7 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.fit.config import instantiate, trust_words, with_whole_paths
 from wsi_trainer.fit.run import Run
 from wsi_trainer.io.display import cell
-from wsi_trainer.io.files import write_json
+from wsi_trainer.io.files import write_json, write_text
 from wsi_trainer.metrics import Interval, cross_validation, read_predictions
 from wsi_trainer.models import Task
 
@@ -46,7 +46,7 @@ def fit_folds(
         raise UserError("--folds divides the slides anew, and data.splits says how: leave one of them out")
     manifests = divide(model.task, data, count, config.seed, by, out.path)
     split = held_out(manifests)
-    out.config.write_text(parser.dump(with_whole_paths(options)), encoding="utf-8")
+    write_text(out.config, parser.dump(with_whole_paths(options)))
     console = Console()
     runs = []
     for number, manifest in enumerate(manifests):
@@ -109,7 +109,7 @@ def run_apart(parser: ArgumentParser, options: Namespace, config: Path, resume: 
         resume: Whether to go on from "last".
         split: What the run is tested on.
     """
-    config.write_text(parser.dump(options), encoding="utf-8")
+    write_text(config, parser.dump(options))
     words = [
         "fit",
         *trust_words(),

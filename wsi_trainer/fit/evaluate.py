@@ -22,7 +22,7 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.fit.callbacks import FailureLog
 from wsi_trainer.fit.config import limits_imports, open_run, run_parser
 from wsi_trainer.fit.run import LESIONS, Run
-from wsi_trainer.fit.trainer import Bar, at_work, image_of, logged_to, make_trainer
+from wsi_trainer.fit.trainer import Bar, at_work, image_of, logged_to, make_trainer, quiet
 from wsi_trainer.io.display import say
 from wsi_trainer.io.files import write_json
 from wsi_trainer.io.tables import write_table
@@ -83,6 +83,7 @@ def predict(words: Sequence[str]) -> int:
     run.keep(target, options.overwrite)
     model, data, _ = cohort.loaded
     records = records_of(run, options.slides)
+    keep_slides(cohort, records)
     said = predict_records(cohort, records)
     rows = (
         [record.slide, record.patient, *(float(value) for value in said[record.slide])]
@@ -143,6 +144,15 @@ def with_cohort(run: Run, options: Namespace) -> Run:
     return cohort
 
 
+def keep_slides(cohort: Run, records: Sequence[SlideRecord]) -> None:
+    """Keep the list of slides without labels, so that `heatmap`, `segment` and `view` know the cohort by its name.
+
+    The slides of a cohort that was tested are those of its scores, and stay.
+    """
+    if not cohort.evaluation("test").is_file():
+        cohort.freeze([replace(record, split="test") for record in records])
+
+
 def records_in(run: Run, manifest: Path, **how: Any) -> list[SlideRecord]:
     """The slides of another manifest, read from stores where the run reads stores; `read_manifest` says how."""
     data = run.loaded.data
@@ -191,13 +201,27 @@ def test_split(run: Run, split: str, progress: bool = True) -> dict[str, Any]:
     return scores
 
 
-def predict_records(run: Run, records: Sequence[SlideRecord], progress: bool = True) -> dict[str, np.ndarray]:
+def predict_records(run: Run, records: Sequence[SlideRecord]) -> dict[str, np.ndarray]:
     """The outputs of slides without labels, by slide (or patient, with `data.group`); unreadable ones are absent."""
-    model, data, config = run.loaded
-    dataset = SlideDataset(grouped(data, records, None), None, data, image_of(config), None, model.tissue_stride)
+    slides = unlabelled(run, records)
     with at_work(run.path), logged_to(run.log):
-        trainer = evaluator(run, progress, failure_log(run))
-        return read_outputs(trainer.predict(model, dataloaders=in_order(dataset, data.workers)))
+        trainer = evaluator(run, True, failure_log(run))
+        return read_outputs(trainer.predict(run.loaded.model, dataloaders=in_order(slides, run.loaded.data.workers)))
+
+
+def predict_slide(run: Run, record: SlideRecord) -> np.ndarray:
+    """The output of one slide, for use from Python: nothing is written, and signals stay the caller's."""
+    with quiet():
+        trainer = evaluator(run, False, [])
+        outputs = trainer.predict(run.loaded.model, dataloaders=in_order(unlabelled(run, [record]), 0))
+    (said,) = read_outputs(outputs).values()
+    return said
+
+
+def unlabelled(run: Run, records: Sequence[SlideRecord]) -> SlideDataset:
+    """Slides without labels (or patients, with `data.group`), as the run reads them."""
+    model, data, config = run.loaded
+    return SlideDataset(grouped(data, records, None), None, data, image_of(config), None, model.tissue_stride)
 
 
 def evaluator(run: Run, progress: bool, logs: Sequence[FailureLog]) -> pl.Trainer:

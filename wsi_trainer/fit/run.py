@@ -164,6 +164,8 @@ LESION_SCORES = "scores.json"
 LESIONS = "lesions.csv"
 MAPS = "heatmaps.json"
 """The list of maps in the folder of a method."""
+SEGMENTS = "segments.json"
+"""The list of slides in the folder of what `segment` found."""
 
 
 class _File:
@@ -228,9 +230,11 @@ class Run:
             raise UserError(f"--data-root is {root}; there is no such folder")
         run = cls(Path(path), checkpoint, cohort, root, tuple(overrides), trust).existing()
         if cohort is not None and not run.splits.is_file():
-            known = ", ".join(run.cohorts) or "none"
+            known = ", ".join(name for name in run.cohorts if replace(run, cohort=name).splits.is_file()) or "none"
+            again = "; give the command that made it again, with --overwrite" if cohort in run.cohorts else ""
             raise UserError(
-                f"{path} has no cohort {cohort!r}; it has: {known}. `wsi-train test {path} --cohort` adds one"
+                f"{path} has no list of the slides of cohort {cohort!r}{again}. It has the cohorts: {known}; "
+                f"`wsi-train test {path} --cohort` adds one"
             )
         return run
 
@@ -272,14 +276,24 @@ class Run:
     segments = _File("segments", of_results=True)
     report = _File("report.html", of_results=True)
 
-    def maps(self, method: str) -> Path:
-        """The folder of the maps of a method of `heatmap`, or of METHOD-TARGET."""
-        return self.results / "heatmaps" / method
+    def maps(self, method: str, split: str = "test") -> Path:
+        """The folder of the maps of a method of `heatmap`, or of METHOD-TARGET, on the slides of a split."""
+        return _of_split(self.results / "heatmaps", split) / method
 
     @property
     def mapped(self) -> list[Path]:
-        """The folders of the maps that were made, one for each method and target."""
-        return [path.parent for path in sorted(self.maps("any").parent.glob(f"*/{MAPS}"))]
+        """The folders of the maps that were made, one for each method, target and split; first those of test."""
+        maps = self.results / "heatmaps"
+        return [path.parent for depth in ("*", "*/*") for path in sorted(maps.glob(f"{depth}/{MAPS}"))]
+
+    def segments_of(self, split: str) -> Path:
+        """The folder of what `segment` found on the slides of a split."""
+        return _of_split(self.segments, split)
+
+    @property
+    def segmented(self) -> list[Path]:
+        """The folders of what `segment` found, one for each split; first that of test."""
+        return [path.parent for depth in ("", "*/") for path in sorted(self.segments.glob(f"{depth}{SEGMENTS}"))]
 
     def predictions(self, split: str) -> Path:
         return self.results / "predictions" / f"{split}.csv"
@@ -290,6 +304,8 @@ class Run:
     def checkpoint(self, which: str | None = None) -> Path:
         """The chosen checkpoint, or another; an error where there is none."""
         path = self.checkpoint_path(which or self.chosen)
+        if not path.is_file() and self.cross_validation.is_file():
+            raise UserError(f"{self.path} holds a run for each fold; take one of them, such as {self.path / 'fold0'}")
         if not path.is_file():
             raise UserError(f"there is no checkpoint at {path}; `wsi-train fit` writes best.ckpt and last.ckpt")
         return path
@@ -461,6 +477,7 @@ class Run:
         from wsi_trainer.models.weights import load_weights
 
         load_weights(loaded.model, self.checkpoint())
+        loaded.model.eval()
         other = replace(self)
         vars(other)["loaded"] = loaded
         return other
@@ -499,13 +516,13 @@ class Run:
 
     @cached_property
     def loaded(self) -> Loaded:
-        """The model with the weights of the checkpoint, and the settings of data and training."""
+        """The model with the weights of the checkpoint, in evaluation mode, and the settings of data and training."""
         loaded: Loaded = _of_models("config").load(self)
         return loaded
 
     @property
     def encoder(self) -> nn.Module:
-        """The trained backbone, or the network within it that encodes patches."""
+        """The trained backbone, or the network within it that encodes patches, in evaluation mode."""
         from wsi_trainer.models.weights import encoder_of
 
         return encoder_of(self.loaded.model.backbone)
@@ -516,11 +533,21 @@ class Run:
         return {path.stem: read_json(path) for path in sorted(self.evaluation("any").parent.glob("*.json"))}
 
     def predict(self, slide: str | Path) -> dict[str, float]:
-        """The prediction of one slide: a number for each name in the columns of `wsi-train predict`."""
-        record = self.record_of(Path(slide), Path(slide).name)
-        records = self.as_seen([record])
-        said: dict[str, np.ndarray] = _of_models("evaluate").predict_records(self, records, progress=False)
-        return dict(zip(self.loaded.model.task.names, map(float, said[record.slide])))
+        """The prediction of one slide: a number for each name in the columns of `wsi-train predict`.
+
+        Nothing is written into the folder of the run.
+
+        Raises:
+            SlideError: The slide cannot be read, whatever `data.on_error` says.
+        """
+        (record,) = self.as_seen([self.record_of(Path(slide), Path(slide).name)])
+        said: np.ndarray = _of_models("evaluate").predict_slide(self, record)
+        return dict(zip(self.loaded.model.task.names, map(float, said)))
+
+
+def _of_split(folder: Path, split: str) -> Path:
+    """The folder of results on a split: those on test, as on the slides of a cohort, are in the folder itself."""
+    return folder if split == "test" else folder / split
 
 
 def _of_models(module: str) -> Any:

@@ -211,27 +211,36 @@ class LogFile(logging.FileHandler):
 
 
 @contextmanager
-def logged_to(path: Path) -> Iterator[None]:
-    """In this context Lightning's messages go to a file; only warnings also go to the console."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handler = LogFile(path, encoding="utf-8")
-    handler.setFormatter(CleanFormatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
-    loggers = [logging.getLogger(name) for name in LOGGERS]
-    consoles = [(h, h.level) for logger in loggers for h in logger.handlers]
+def quiet() -> Iterator[None]:
+    """In this context only warnings of Lightning go to the console."""
+    consoles = [(h, h.level) for name in LOGGERS for h in logging.getLogger(name).handlers]
     for console, _ in consoles:
         console.setLevel(logging.WARNING)
-    for logger in loggers:
-        logger.addHandler(handler)
     try:
         with warnings.catch_warnings():
             for message in _KNOWN:
                 warnings.filterwarnings("ignore", message=message)
             yield
     finally:
-        for logger in loggers:
-            logger.removeHandler(handler)
         for console, level in consoles:
             console.setLevel(level)
+
+
+@contextmanager
+def logged_to(path: Path) -> Iterator[None]:
+    """In this context Lightning's messages go to a file; only warnings also go to the console."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = LogFile(path, encoding="utf-8")
+    handler.setFormatter(CleanFormatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    try:
+        with quiet():
+            for logger in loggers:
+                logger.addHandler(handler)
+            yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
         handler.close()
 
 

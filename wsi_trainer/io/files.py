@@ -30,8 +30,10 @@ def replace_file(path: Path, *parts: bytes | memoryview) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
-    except (OSError, KeyboardInterrupt):
+    except (OSError, KeyboardInterrupt) as error:
         partial.unlink(missing_ok=True)  # a full disk needs the room, and nobody looks for it after Ctrl-C
+        if isinstance(error, OSError):
+            error.filename, error.filename2 = os.fspath(path), None  # a write that fails names no file
         raise
 
 
@@ -103,10 +105,16 @@ class Locked(Exception):
 
 
 @contextmanager
-def lock(path: Path) -> Iterator[None]:
-    """Keeps other processes away from something by a file; the system lifts the lock when this one dies."""
+def lock(path: Path, patience: float | None = None) -> Iterator[None]:
+    """Keeps other processes away from something by a file; the system lifts the lock when this one dies.
+
+    Args:
+        path: The file.
+        patience: Seconds to wait for it; `PATIENCE` by default.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    held = FileLock(path, timeout=PATIENCE, poll_interval=0.1, thread_local=False)
+    waiting = PATIENCE if patience is None else patience
+    held = FileLock(path, timeout=waiting, poll_interval=0.1, thread_local=False)
     try:
         held.acquire()
     except Timeout as error:

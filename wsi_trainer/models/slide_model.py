@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, Self, TypedDict
 
 import pytorch_lightning as pl
 import torch
@@ -27,7 +27,7 @@ from wsi_trainer.models.heads import AveragePooling, Pooling
 from wsi_trainer.models.segmentation import SegmentationTask
 from wsi_trainer.models.tasks import BinaryTask, Owners, Task
 from wsi_trainer.models.tissue_norm import TissueCells, over_tissue
-from wsi_trainer.models.weights import Match, load_pretrained
+from wsi_trainer.models.weights import Match, load_pretrained, load_weights
 
 COLOURS = (0.8, 0.7, 0.8), (0.2, 0.2, 0.2)
 """Mean and standard deviation of each colour of stained tissue and background, about."""
@@ -315,6 +315,37 @@ class SlideModel(pl.LightningModule):
     def _predicted(self, batch: SlideBatch) -> Tensor:
         """The prediction of a slide."""
         raise NotImplementedError
+
+    @classmethod
+    def load_from_checkpoint(  # type: ignore[override]
+        cls, checkpoint_path: str | Path, map_location: torch.device | str | None = None, **keys: Any
+    ) -> Self:
+        """The model of a checkpoint in evaluation mode.
+
+        Args:
+            checkpoint_path: A checkpoint of `wsi-train fit`, in the folder of its run, which says what the network is;
+                or any other one, with the network's `config`.
+            map_location: The device of the model; by default the processor.
+            keys: As for the constructor, `config` or fields of `ModelConfig`, for a checkpoint outside of a run.
+        """
+        from wsi_trainer.fit.run import Run
+
+        path = Path(checkpoint_path)
+        run = Run(path.absolute().parent.parent, str(path))
+        if keys or not run.config.is_file():
+            model: Any = cls(**keys)
+            try:
+                load_weights(model, path)
+            except UserError as error:
+                raise UserError(
+                    f"{path} is of another network than {cls.__name__} with these keys, and in no folder of a run, "
+                    "which says what its network is; give the network's config"
+                ) from error
+        else:
+            model = run.loaded.model
+        if not isinstance(model, cls):
+            raise UserError(f"{path} is of a {type(model).__name__}: use {type(model).__name__}.load_from_checkpoint")
+        return model.eval().to(map_location or "cpu")
 
     @property
     def backbones(self) -> list[nn.Module]:

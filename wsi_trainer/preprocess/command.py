@@ -110,8 +110,8 @@ def preprocess(
         if copy_associated:
             failures += _copy_associated(out, converted, settings)
         failures += _export(console, out, _copied(out, converted, export_ngff is not None))
+        write_failures(out, failures, shard)  # what only this job knows comes before the tables that jobs share
         listing = write_stores(out)
-        write_failures(out, failures, shard)
         _show_masks(out, listing.stores, failures)
         failed = {failure.slide for failure in failures}
         names = [item.job.name for item in listed if str(item.job.slide) not in failed]

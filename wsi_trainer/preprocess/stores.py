@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from wsi_trainer.store.manifest import read_manifest
 STORES = "stores.csv"
 TEMPLATE = "manifest.csv"
 TABLES = f"{LOCKS}/tables.lock"
+PATIENCE = 600.0
+"""Seconds to wait for the tables: a job that lists ten thousand stores reads the manifest of each."""
 _COLUMNS = ("slide", "store", *(f.name for f in fields(Converted) if f.name not in ("name", "store", "skipped")))
 
 
@@ -65,17 +68,24 @@ def write_stores(out: Path) -> Listing:
 
     The table is made of what is on disk: whatever other runs do, and wherever one dies, the next run corrects it.
     """
+    with _tables(out):
+        before = listed_in(out)
+        found = find_stores(out)
+        rows = tuple(row for name in found if (row := stored(Job(Path(), name), out)) is not None)
+        write_file(out / STORES, table_bytes(_COLUMNS, map(_cells, rows)))
+    return Listing(rows, tuple(name for name in before if name not in found))
+
+
+@contextmanager
+def _tables(out: Path) -> Iterator[None]:
+    """Keep the other jobs of an array, which end at the same time, from the tables of a folder; they take turns."""
     try:
-        with lock(out / TABLES):
-            before = listed_in(out)
-            found = find_stores(out)
-            rows = tuple(row for name in found if (row := stored(Job(Path(), name), out)) is not None)
-            write_file(out / STORES, table_bytes(_COLUMNS, map(_cells, rows)))
+        with lock(out / TABLES, PATIENCE):
+            yield
     except Locked as error:
         raise UserError(
             f"{out / STORES}: another run is writing it; what is converted is safe, give the same command again"
         ) from error
-    return Listing(rows, tuple(name for name in before if name not in found))
 
 
 def listed_in(out: Path) -> list[str]:
@@ -104,7 +114,7 @@ def unlisted(out: Path, names: Sequence[str], template: bool) -> list[str]:
         template: Write one with a line for each of these where there is none, for the user to complete.
     """
     path = out / TEMPLATE
-    with lock(out / TABLES):
+    with _tables(out):
         if template and not path.exists():
             rows = [{"slide": f"{name}.zarr"} for name in names]
             write_file(path, table_bytes(("slide", "label", "patient"), rows))

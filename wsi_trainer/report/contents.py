@@ -37,7 +37,7 @@ class Regions:
     @staticmethod
     def load(name: str, folder: Run, split: str) -> Regions | None:
         """The comparison of a run, or of its maps; None where it has none of the split."""
-        for place in (folder.segments, *folder.mapped):
+        for place in (*folder.segmented, *folder.mapped):
             if scores := read_lesion_scores(place, split):
                 return Regions(name, scores, LesionPredictions.read(place / LESIONS))
         return None
@@ -75,15 +75,24 @@ class RunResults:
         """Read a run that was tested on the split, or a cross-validation, of which the split is what folds hold out."""
         if folder.cross_validation.is_file():
             return _of_folds(name, folder)
+        folder.existing()
+        if folder.cohort is not None and not folder.predictions(split).is_file():
+            raise UserError(
+                f"the cohort {folder.cohort} has no scores, which a report is about: `wsi-train test {folder.path} "
+                f"--cohort MANIFEST.csv --name {folder.cohort}` scores slides with labels. `wsi-train view "
+                f"{folder.path} --name {folder.cohort}` shows slides without"
+            )
+        records = _records(folder)
+        own = {record.slide for record in records.values() if record.split == split}
         return RunResults(
             name,
-            folder.existing(),
+            folder,
             read_predictions(folder.predictions(split)),
             read_json(folder.evaluation(split)),
             read_curves(folder.metrics),
             read_json(folder.memory),
-            _records(folder),
-            Maps.of(folder),
+            records,
+            [maps for maps in Maps.of(folder) if own & maps.slides],
             Regions.load(name, folder, split),
         )
 
@@ -135,7 +144,9 @@ def slide_rows(run: RunResults, baseline: RunResults | None) -> list[SlideRow]:
     """The slides, worst mistakes first."""
     errors = run.predictions.errors()
     other = {} if baseline is None else dict(zip(baseline.predictions.slides, baseline.predictions.errors()))
-    pictures = {maps.folder.name: maps.pictures() for maps in run.maps}
+    pictures: dict[str, dict[str, Path]] = {}
+    for maps in run.maps:
+        pictures.setdefault(maps.folder.name, {}).update(maps.pictures())
     found = outlines_of(run.folder)
     rows = []
     for index, slide in enumerate(run.predictions.slides):

@@ -17,6 +17,7 @@ from rich.console import Console
 from wsi_trainer.explain.outputs import sentence_on_regions
 from wsi_trainer.fit.run import Run, as_written, read_json
 from wsi_trainer.io.display import format_bytes, say, template
+from wsi_trainer.io.files import write_text
 from wsi_trainer.io.untrusted import read_text
 from wsi_trainer.metrics import AreaPredictions, Interval, JointPredictions
 from wsi_trainer.report import figures
@@ -72,8 +73,7 @@ def write_report(
         except UndefinedError as error:  # the page shows what the file has to have
             raise ValueError(str(error)) from error
     target = out or folder.report
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(page, encoding="utf-8")
+    write_text(target, page)
     return target
 
 

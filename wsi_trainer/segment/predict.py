@@ -22,7 +22,8 @@ from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.explain.heatmaps import budget_of
 from wsi_trainer.fit.config import fields_of, limits_imports, open_run, run_parser
-from wsi_trainer.fit.evaluate import add_overwrite, name_of, records_in
+from wsi_trainer.fit.evaluate import add_overwrite, keep_slides, name_of, records_in
+from wsi_trainer.fit.run import SEGMENTS
 from wsi_trainer.fit.trainer import at_work, device_of
 from wsi_trainer.io.display import say
 from wsi_trainer.io.files import write_json
@@ -212,11 +213,12 @@ def segment(words: Sequence[str]) -> int:
     parser = run_parser(
         "segment",
         "Write the predicted class of each pixel of whole slides, block by block: an OME-Zarr label image and GeoJSON "
-        "outlines for QuPath, in pixels of the slide, in the folder segments of the run. For runs of SegmentationTask. "
-        "Where the manifest has the column regions, what is found is also compared with what is drawn, with 95 % "
-        "intervals by patient (scores.json, borders.csv, lesions.csv): F1 of borders within --tolerance micrometres, "
-        "and FROC, the share of lesions that is detected at 1/4 to 8 false positives for each slide, where a found "
-        "region stands for its most probable point. `wsi-train report` then shows them.",
+        "outlines for QuPath, in pixels of the slide, in the folder segments of the run (segments/SPLIT for a --split "
+        "that is not test). For runs of SegmentationTask. Where the manifest has the column regions, what is found is "
+        "also compared with what is drawn, with 95 % intervals by patient (scores.json, borders.csv, lesions.csv): F1 "
+        "of borders within --tolerance micrometres, and FROC, the share of lesions that is detected at 1/4 to 8 false "
+        "positives for each slide, where a found region stands for its most probable point. `wsi-train report` then "
+        "shows them.",
     )
     parser.add_argument("--split", type=str, default="test", help="which slides of the run: train, val or test")
     parser.add_argument("--slides", type=Path, default=None, help="a manifest of other slides, instead of a split")
@@ -230,18 +232,20 @@ def segment(words: Sequence[str]) -> int:
     if options.slides is not None:
         records = run.as_seen(records_in(run, options.slides, labelled=False))
         run = run.of_cohort(options.name or name_of(options.slides))
-    run.keep(run.segments / "segments.json", options.overwrite)
+    out = run.segments if options.slides is not None else run.segments_of(options.split)
+    run.keep(out / SEGMENTS, options.overwrite)
     model, data, config = run.loaded
     if not isinstance(model, SlideSegmenter):
         raise UserError(f"{type(model.task).__name__} has one prediction for a slide; segment is for SegmentationTask")
     if options.slides is None:
         records = run.slides(options.split)
+    else:
+        keep_slides(run, records)
     model.to(device_of(config))
-    out = run.segments
     classes, segments = list(model.task.classes), Segments(model, data, out, chosen, budget_of(config, model.device))
     with at_work(run.path):
         segments.write(records)
-    write_json(out / "segments.json", {"classes": classes, "slides": segments.found, "skipped": segments.skipped})
+    write_json(out / SEGMENTS, {"classes": classes, "slides": segments.found, "skipped": segments.skipped})
     facts = {"split": "" if options.slides else options.split, "tolerance": chosen.tolerance, "join": chosen.join}
     scores = write_scores(out, records, segments.judged, classes, facts, config.resamples)
     console = Console()

@@ -70,13 +70,35 @@ def test_another_method_and_target_are_said(
 ) -> None:
     words = ["heatmap", str(run[0].path), "--overwrite", "--split=val", "--train.budget=64MiB"]
     assert main([*words, "--method=integrated", "--steps=2", "--target=0", "--top=0"]) == 0
-    facts = json.loads((run[0].maps("integrated-0") / "heatmaps.json").read_text())
+    facts = json.loads((run[0].maps("integrated-0", "val") / "heatmaps.json").read_text())
     assert facts["class"] == "0" and facts["method"] == "integrated"
     assert all(not entry["top"] for entry in facts["slides"].values())
     assert main([*words, "--method=attention"]) == 2
     assert "choose another --method" in capsys.readouterr().err
     assert main([*words, "--target=2"]) == 2
     assert "--target is '2'; this model has 0, 1" in capsys.readouterr().err
+
+
+def test_maps_of_splits_stay_side_by_side(run: tuple[Run, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    folder, lesions = run
+    assert main(["validate", str(folder.path)]) == 0
+    words = ["heatmap", str(folder.path), "--train.budget=64MiB", "--top=1", f"--regions={lesions}", "--overwrite"]
+    assert main([*words, "--split=test"]) == 0
+    first = {path: path.read_bytes() for path in folder.maps("activation").rglob("*") if path.is_file()}
+    assert main([*words, "--split=val"]) == 0
+    assert {path: path.read_bytes() for path in first} == first
+    facts = [json.loads((folder.maps("activation", split) / "heatmaps.json").read_text()) for split in ("test", "val")]
+    assert [one["split"] for one in facts] == ["test", "val"] and facts[0]["checkpoint"] == "best"
+    for split in ("test", "val"):
+        results = RunResults.load("run", folder, split)
+        rows = slide_rows(results, None)
+        assert rows and all(row.maps["activation"].is_relative_to(folder.maps("activation", split)) for row in rows)
+        assert results.regions is not None and set(results.regions.lesions.slides) <= {row.slide for row in rows}
+        assert main(["report", str(folder.path), f"--split={split}"]) == 0
+        page = folder.report.read_text(encoding="utf-8")
+        assert page.count('title="activation"') == len(rows) and "has no maps of what" not in page
+    shown = [slide for slide in contents_of(folder.path).slides if slide.split in ("val", "test")]
+    assert shown and all([one.title for one in slide.maps].count("activation, 1") == 1 for slide in shown)
 
 
 def test_maps_of_methods_and_targets_stay_side_by_side(

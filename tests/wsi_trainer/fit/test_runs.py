@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import logging
+import os
 import shutil
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
+import torch
 
 from tests.wsi_trainer.small import QUICK, VGG, rows
 from wsi_trainer.cli import main
+from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.fit.run import Run, read_json
 from wsi_trainer.metrics import read_predictions
+from wsi_trainer.models import SlideClassifier, SlideSegmenter
 from wsi_trainer.preprocess.command import preprocess
 from wsi_trainer.synthetic import generate
 
@@ -73,7 +80,43 @@ def test_another_cohort_is_tested_whole_in_a_folder_of_its_own(
     after = files_of(run)
     assert {name: after[name] for name in before} == before
     assert main(["heatmap", str(run), "--name=nowhere"]) == 2
-    assert "has no cohort 'nowhere'; it has: external-1" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "no list of the slides of cohort 'nowhere'" in said and "has the cohorts: external-1" in said
+
+
+def test_predicted_slides_are_a_cohort_of_which_there_are_no_scores(
+    moved: Path, external: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = moved / "runs" / "first"
+    assert main(["predict", str(run), str(external), "--name=p1"]) == 0
+    cohort = Run.open(run, cohort="p1")
+    assert [record.slide for record in cohort.slides("test")] == [slide for slide, _ in _labels(external)]
+    assert main(["heatmap", str(run), "--name=p1", "--top=0"]) == 0
+    assert main(["view", str(run), "--name=p1", f"--static={tmp_path / 'page'}"]) == 0
+    capsys.readouterr()
+    assert main(["report", str(run), "--name=p1"]) == 2
+    said = capsys.readouterr().err
+    assert "the cohort p1 has no scores" in said and "--name p1` scores slides with labels" in said
+    assert main(["test", str(run), f"--cohort={external}", "--name=p1"]) == 0
+    tested = cohort.splits.read_bytes()
+    assert main(["predict", str(run), str(external), "--name=p1", "--overwrite"]) == 0
+    assert cohort.splits.read_bytes() == tested, "the slides of the scores"
+    assert main(["report", str(run), "--name=p1"]) == 0
+
+
+def test_a_predicted_cohort_of_an_earlier_version_is_named(moved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (moved / "runs" / "first" / "cohorts" / "p1").mkdir(parents=True)
+    assert main(["report", str(moved / "runs" / "first"), "--name=p1"]) == 2
+    said = capsys.readouterr().err
+    assert "give the command that made it again" in said and "has the cohorts: none" in said
+
+
+def test_a_folder_of_folds_is_no_run(moved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Run(moved / "runs" / "first")
+    shutil.rmtree(run.checkpoints)
+    run.cross_validation.write_text("{}")
+    assert main(["validate", str(run.path)]) == 2
+    assert f"holds a run for each fold; take one of them, such as {run.path / 'fold0'}" in capsys.readouterr().err
 
 
 def test_slides_of_the_run_are_no_other_cohort(
@@ -185,3 +228,47 @@ def test_a_run_from_python(cohort: Path) -> None:
     assert said["probability_1"] == pytest.approx(row.probabilities[list(row.slides).index(kept[0].slide), 1], abs=1e-6)
     assert run.scores["test"]["slides"] == len(kept)
     assert run.encoder is run.loaded.model.backbone
+    assert not any(module.training for module in run.loaded.model.modules())
+
+
+def test_a_run_that_may_only_be_read_predicts_from_python_and_says_nothing(
+    moved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = moved / "runs" / "first"
+    config = folder / "config.yaml"
+    config.write_text(config.read_text().replace("on_error: stop", "on_error: skip"))
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    slide = Run.open(folder).kept()[0].path
+    loud = logging.getLogger("pytorch_lightning")
+    monkeypatch.setattr(loud, "handlers", [logging.StreamHandler()])
+    capfd.readouterr()
+    with monkeypatch.context() as patch:  # root may write everywhere, so that the mode of the folder would show nothing
+        patch.setattr(logging.FileHandler, "_open", forbidden)
+        patch.setattr(os, "mkdir", forbidden)
+        run = Run.open(folder)
+        assert set(run.predict(slide)) == {"probability_0", "probability_1"}
+        assert capfd.readouterr() == ("", "")
+        (tmp_path / "bad.svs").write_bytes(b"no slide")
+        for name in ("bad.svs", "absent.svs"):
+            with pytest.raises(SlideError, match=name):
+                run.predict(tmp_path / name)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def forbidden(*_: object, **__: object) -> NoReturn:
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
+def test_the_model_of_a_checkpoint_is_that_of_its_run(moved: Path, tmp_path: Path) -> None:
+    run = Run.open(moved / "runs" / "first", checkpoint="last")
+    model = SlideClassifier.load_from_checkpoint(run.checkpoint())
+    assert type(model) is SlideClassifier and not model.training
+    for name, value in run.loaded.model.state_dict().items():
+        assert torch.equal(model.state_dict()[name], value), name
+    with pytest.raises(UserError, match=r"use SlideClassifier\.load_from_checkpoint"):
+        SlideSegmenter.load_from_checkpoint(str(run.checkpoint()))
+    shutil.copyfile(run.checkpoint(), tmp_path / "alone.ckpt")
+    with pytest.raises(UserError, match=r"alone\.ckpt .* give the network's config"):
+        SlideClassifier.load_from_checkpoint(tmp_path / "alone.ckpt")
+    again = SlideClassifier.load_from_checkpoint(tmp_path / "alone.ckpt", config=run.loaded.model.config)
+    assert torch.equal(again.classifier.weight, model.classifier.weight)

@@ -38,6 +38,7 @@ from wsi_trainer.regions.ngff import add_levels, create_labels
 from wsi_trainer.regions.outlines import read_regions
 from wsi_trainer.regions.shapes import joined, pieces
 from wsi_trainer.regions.target import Legend, blocks_of, open_target
+from wsi_trainer.report.contents import RunResults
 from wsi_trainer.segment.predict import predicted
 from wsi_trainer.slide.geometry import SlideTransform
 from wsi_trainer.synthetic import generate
@@ -152,6 +153,20 @@ def test_without_drawn_regions_or_unasked_there_are_no_scores(run: Run, tmp_path
         (folder / "scores.json").write_text("{}")  # of an earlier command
         assert main(["segment", str(run.path), "--overwrite", *words]) == 0
         assert not [name for name in ("scores.json", "borders.csv", "lesions.csv") if (folder / name).exists()]
+
+
+def test_what_was_found_on_two_splits_stays_side_by_side(segmented: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run = segmented
+    first = {path: path.read_bytes() for path in run.segments.rglob("*") if path.is_file()}
+    assert main(["segment", str(run.path), "--split=val"]) == 0
+    assert {path: path.read_bytes() for path in first} == first
+    assert main(["segment", str(run.path), "--split=val"]) == 2
+    assert "give --overwrite" in capsys.readouterr().err
+    found = {slide.name: slide.found for slide in contents_of(run.path).slides if slide.split in ("val", "test")}
+    assert found and all(path is not None and path.is_file() for path in found.values())
+    assert main(["validate", str(run.path)]) == 0
+    results = RunResults.load("run", run, "val")
+    assert results.regions is not None and set(results.regions.lesions.slides) == set(results.predictions.slides)
 
 
 def test_lesions_are_joined_where_asked(run: Run) -> None:

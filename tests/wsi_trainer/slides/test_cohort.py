@@ -8,13 +8,16 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from wsi_trainer.cli import main
 from wsi_trainer.data import manifest as data
 from wsi_trainer.errors import SlideError, UserError
+from wsi_trainer.io import files
 from wsi_trainer.io.tables import read_table
+from wsi_trainer.preprocess import stores
 from wsi_trainer.store.convert import Job, Settings, convert
 from wsi_trainer.store.export import export_ngff04, is_current
 from wsi_trainer.synthetic import SlideSpec, write_slide
@@ -145,6 +148,37 @@ def test_parts_of_a_job_array_give_one_order(folder: Path, tmp_path: Path) -> No
         assert [row["slide"] for row in rows(out)] == list("abcdef")
         assert {path.name for path in out.glob("failures*")} == {f"failures-{n}-of-3.csv" for n in (1, 2, 3)}
         assert [row["slide"] for row in rows(out, "manifest.csv")] == [f"{name}.zarr" for name in "abcdef"]
+
+
+def test_jobs_of_an_array_that_end_together_wait_for_each_other(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that holds the tables for longer than any other lock is waited for."""
+    monkeypatch.setattr(files, "PATIENCE", 0.01)
+    out = tmp_path / "out"
+    assert preprocess(folder, out, "--shard", "1/2") == 0
+    with files.lock(out / stores.TABLES):
+        ending = Thread(target=stores.write_stores, args=(out,))
+        ending.start()
+        ending.join(0.3)
+        assert ending.is_alive()
+    ending.join()
+    assert [row["slide"] for row in rows(out)] == ["a"]
+
+
+def test_the_failures_of_a_job_are_kept_where_the_tables_stay_locked(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(stores, "PATIENCE", 0.01)
+    out = tmp_path / "out"
+    (folder / "c.tif").write_bytes(b"no slide")
+    out.mkdir()
+    with files.lock(out / stores.TABLES):
+        assert preprocess(folder, out, "--shard", "1/1") == 2
+        assert "another run is writing it; what is converted is safe" in capsys.readouterr().err
+        assert [Path(row["slide"]).name for row in rows(out, "failures-1-of-1.csv")] == ["c.tif"]
+        with pytest.raises(UserError, match="another run is writing it"):
+            stores.unlisted(out, ["a"], template=True)
 
 
 # -- nothing is deleted before what replaces it is there (S9)
