@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache, wraps
 from typing import Any
 
@@ -186,6 +187,20 @@ def is_recomputing() -> bool:
     """True while non-reentrant `torch.utils.checkpoint` runs a block again."""
     pack = _pack_hook()
     return pack is not None and pack.__qualname__.startswith("_recomputation_hook.")
+
+
+@contextmanager
+def outside_checkpoint() -> Iterator[None]:
+    """Suspend the hooks of the innermost `torch.utils.checkpoint`, if it is non-reentrant."""
+    hooks = None
+    if checkpoint_block() is not None or is_recomputing():
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)  # type: ignore[call-arg]
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        if hooks is not None:
+            torch._C._autograd._push_saved_tensors_default_hooks(*hooks)
 
 
 def _pack_hook() -> Any:

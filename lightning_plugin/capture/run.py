@@ -16,7 +16,8 @@ object is an ordinary tensor again.
 statistics of a BatchNorm within it twice. Recorded nodes of the block do not run again. So a backward pass through a
 result that depends on the statistics repeats the update with the same values: blocks from the last to the first,
 updates of a block in the order of the user's code. If PyTorch does run the block again, since a value was read within
-it, that run updates nothing.
+it, that run updates nothing. What the engine computes within a block, which may be more than the block recorded, is
+not part of it: it saves nothing there, so that both runs of the block save the same.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.frame import Frame, Step
 from lightning_plugin.execute.run import run_plan
 from lightning_plugin.graph import Effect, Node, Recording, Value, ancestors, gather
-from lightning_plugin.private import current_pass, tree_leaves
+from lightning_plugin.private import current_pass, outside_checkpoint, tree_leaves
 from lightning_plugin.program.fixed import fixed_plan
 from lightning_plugin.progress import profiler_range
 
@@ -164,7 +165,7 @@ def run(session: Session, wanted: Sequence[Value] = ()) -> list[Tensor]:
     values = [v for v in dict.fromkeys((*pending, *wanted)) if v not in session.vectors]
     values += [v for e in session.effects if not e.dormant for v in e.values]
     restore_buffers(session.effects)
-    with torch.inference_mode(False), profiler_range("step"):
+    with torch.inference_mode(False), outside_checkpoint(), profiler_range("step"):
         default, more = session.engine, bool(values)
         try:
             while more:
@@ -182,7 +183,9 @@ def run(session: Session, wanted: Sequence[Value] = ()) -> list[Tensor]:
             drop_module_names()
         apply_effects(session)
         hook_recomputed_effects(session, values)
-    return [session.vectors[v] for v in wanted]
+    results = [session.vectors[v] for v in wanted]
+    session.drop_unsound_results()
+    return results
 
 
 @torch.no_grad()

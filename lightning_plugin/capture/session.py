@@ -154,6 +154,19 @@ class Session:
                 nodes = tuple(ancestors(wanted, self.vectors))
         return Recording(nodes, self.bindings, frozenset(self.vectors))
 
+    def drop_unsound_results(self) -> None:
+        """Drop results that a later run must not take over, and computes again.
+
+        - Results without the graph that was recorded for them: the statistics of a BatchNorm that ran as one call of
+          PyTorch's kernel.
+        - Captured tensors: a parameter that was frozen when it was used may require grad by then.
+        """
+        self.vectors = {
+            v: t
+            for v, t in self.vectors.items()
+            if (t.requires_grad or not v.requires_grad) and not (v.node is not None and isinstance(v.node.op, Captured))
+        }
+
     def drop_unreachable(self) -> None:
         """Drop nodes, results and bindings that no lazy tensor and no effect depends on."""
         self.lazy_tensors = [ref for ref in self.lazy_tensors if ref() is not None]

@@ -149,7 +149,7 @@ class Backward:
             part.home.queue.open_pool(),
         ):
             if known and part.rehearsal is not None:
-                self.gradients.allocate_all([v for v in program.reads if v in self.wanted])
+                self.allocate_missing_gradients()
                 return
             self.recompute_uncertain()
             tiles.set_largest_tiles()
@@ -161,11 +161,20 @@ class Backward:
                             with profiler_range("tile"):
                                 self.pull_back_tile(evaluation)
                 self.segment.step.report_tiles(len(identical))
+            self.allocate_missing_gradients()
             for boundary in self.boundaries.values():
                 boundary.wait()
                 boundary.cotangent.wait()
             for cotangent in self.map_cotangents.values():
                 cotangent.wait()
+
+    def allocate_missing_gradients(self) -> None:
+        """Allocate zeros for the inputs that gradients of the live targets reach and that no tile gave one."""
+        reached = self.program.differentiated
+        self.gradients.allocate_missing(
+            [v for v in self.program.reads if v in self.wanted and v in reached],
+            [i for i, v in enumerate(self.segment.program.vectors) if v in reached],
+        )
 
     def memory_key(self) -> Hashable | None:
         """Return a key that is equal for passes that hold the same bytes; see [Note: watched] in `ledger`."""
@@ -226,7 +235,7 @@ class Backward:
 
         Losses over drawn regions, and heads that take maxima, leave most of a map without a gradient. None is checked
         if maps are on a lower tier, if statistics add to all cotangents, in a scan, and if several ranks share the
-        tiles. One tile is always evaluated, since parameters have a gradient even if it is zero.
+        tiles. Inputs that no evaluated tile reaches get gradients of zeros (`allocate_missing_gradients`).
         """
         segment, cotangents = self.segment, self.cotangents
         on_device = all(isinstance(c, Cotangent) and c.home.tier == "device" for c in cotangents.values())
@@ -234,8 +243,7 @@ class Backward:
         if self.reductions or not cotangents or not on_device or skips:
             return ()
         tiles = list(self.tile_pass.all_owned())
-        zero = self.tiles_of_zeros(self.tiles_of_zeros(tiles, SAMPLED), 1)
-        return set(zero if len(zero) < len(tiles) else zero[1:])
+        return set(self.tiles_of_zeros(self.tiles_of_zeros(tiles, SAMPLED), 1))
 
     def tiles_of_zeros(self, tiles: Sequence[Owned], step: int) -> list[Owned]:
         """Return those of some tiles whose cotangents are zero at every ``step``-th place of each dimension, by one

@@ -117,11 +117,13 @@ class Gradients:
             with watched(self.ledger):
                 self.map_sums[v] = self.zero_map_sum(v)
 
-    def allocate_all(self, maps: Iterable[Value]) -> None:
-        """Allocate the sums of these maps' and all vectors' gradients, as tiles would have done."""
+    def allocate_missing(self, maps: Iterable[Value], vectors: Iterable[int]) -> None:
+        """Allocate the sums of these maps' and vectors' gradients, by place, where no tile has done so."""
         for v in maps:
             self.allocate(v)
-        self.vector_sums = {i: self.zero_vector_sum(i) for i in self.vectors}
+        for i in vectors:
+            if i in self.vectors and i not in self.vector_sums:
+                self.vector_sums[i] = self.zero_vector_sum(i)
 
     def zero_vector_sum(self, place: int) -> Tensor:
         """Return a sum of a vector's gradients that is zero."""

@@ -138,6 +138,16 @@ class Program:
         return frozenset(n.serial for n, v in stored if v.requires_grad and v not in self.last_use)
 
     @cached_property
+    def differentiated(self) -> frozenset[Value]:
+        """Maps and vectors that the targets' gradients reach: in plain PyTorch each of them gets a gradient, if only of
+        zeros."""
+        found = {v for t in self.targets for v in t.node.outputs if v.requires_grad}
+        for node in reversed(self.nodes):
+            if not found.isdisjoint(node.outputs):
+                found.update(v for v in node.inputs if v.requires_grad)
+        return frozenset(found)
+
+    @cached_property
     def vector_slots(self) -> Mapping[Value, int]:
         """Index of every vector."""
         return {v: i for i, v in enumerate(self.vectors)}

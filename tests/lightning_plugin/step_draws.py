@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tests.lightning_plugin.step_parts import CONVOLUTIONS, EDITS, EXACT, LAYERS, NORMS, POOLS, RUNNING, SMALLS
+from tests.lightning_plugin.step_parts import ASKS, CONVOLUTIONS, EDITS, EXACT, LAYERS, NORMS, POOLS, RUNNING, SMALLS
 from tests.lightning_plugin.steps import (
     Action,
     Ask,
@@ -36,12 +36,18 @@ def one_in(draw: Draw, n: int) -> bool:
 
 
 @st.composite
-def steps(draw: Draw, dtypes: Sequence[str] = ("float64",)) -> Step:
+def steps(draw: Draw, dtypes: Sequence[str] = ("float64",), asking: bool = False) -> Step:
+    """Draw a step; with ``asking``, values are asked for within networks, under budgets that keep all, some and no
+    parts as often as under grids."""
     dtype = draw(st.sampled_from(dtypes))
     whole = one_in(draw, 7)
     nets = tuple(network(draw, whole, first=i == 0) for i in range(draw(st.sampled_from([1, 1, 2, 2, 3]))))
     images = tuple(mended(image(draw, whole), nets) for _ in range(draw(st.sampled_from([1, 1, 2, 3]))))
     way = draw(ways())
+    if asking:
+        nets = tuple(replace(net, asks=asks(draw, net)) for net in nets)
+        way = replace(way, budget=draw(st.sampled_from([None, 20, 60, 120, 200, 300, 450, 600, 1000, 100_000])))
+        way = replace(way, budget=way.budget and 1024 * way.budget)
     step = Step(dtype, images, nets, actions(draw, nets, images), way, draw(st.sampled_from([4, 6])), whole,
                 draw(st.integers(0, 999)))  # fmt: skip
     return answerable(step)
@@ -88,6 +94,12 @@ def network(draw: Draw, whole: bool, first: bool) -> Network:
         layers = ["batch" if n in RUNNING else n for n in layers]  # docs/how-to/train-with-lightning.md says of others
     returns = draw(st.sampled_from(["vector", "vector", "map"]))
     return Network(tuple(layers), drawn, edit, small, returns, not first and one_in(draw, 3), inside, one_in(draw, 6))
+
+
+def asks(draw: Draw, net: Network) -> tuple[tuple[int, str], ...]:
+    """Values that are asked for in a network, one or two; whole numbers that are scaled would be whole no longer."""
+    place = st.integers(0, len(net.layers) - 1)
+    return tuple(draw(st.tuples(place, st.sampled_from(sorted(ASKS)))) for _ in range(draw(st.sampled_from([1, 1, 2]))))
 
 
 def ways() -> st.SearchStrategy[Way]:

@@ -106,12 +106,12 @@ def compared(step: Step, plain: Outcome, tiled: Outcome, safe: bool = False) -> 
 
 
 def missing(plain: Outcome, tiled: Outcome) -> list[str]:
-    """What one of the two has no number for; a gradient of zeros is as good as none."""
+    """What one of the two has no number for: an optimizer tells a gradient of zeros from none."""
     found = [f"buffer {n} is missing" for n in plain.buffers.keys() ^ tiled.buffers.keys()]
     found += [f"loss {n} is missing" for n in plain.losses.keys() ^ tiled.losses.keys()]
     for name, e in plain.gradients.items():
         a = tiled.gradients[name]
-        if (a is None) != (e is None) and bool((a if e is None else e).any()):  # type: ignore[union-attr]
+        if (a is None) != (e is None):
             found.append(f"gradient {name} is {'missing' if a is None else 'there and should not be'}")
     return found
 

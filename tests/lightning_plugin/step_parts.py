@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lightning_plugin import materialize
+
 Map = Callable[[Tensor], Tensor]
 
 
@@ -167,6 +169,58 @@ EDITS = {
     "y * y.detach().sigmoid()": Edit(detached_weight, writes=False),
     "y - mean without grad": Edit(without_grad, writes=False),
 }
+
+
+# A value that is asked for in the middle of a network -----------------------------------------------------------------
+
+
+def check_finite(y: Tensor, seen: list[float]) -> None:
+    assert torch.isfinite(y).all()
+
+
+def branch(y: Tensor, seen: list[float]) -> Tensor:
+    return y * 2 if y.mean() > 0.123 else y
+
+
+def print_mean(y: Tensor, seen: list[float]) -> None:
+    assert "tensor" in repr(y.mean())
+
+
+def log_item(y: Tensor, seen: list[float]) -> None:
+    seen.append(y.detach().square().mean().item())
+
+
+def log_std(y: Tensor, seen: list[float]) -> None:
+    with torch.no_grad():
+        seen.append(float(y.std()))
+
+
+def log_array(y: Tensor, seen: list[float]) -> None:
+    seen.extend(y.detach().double().sum((2, 3)).numpy().ravel().tolist())
+
+
+def log_list(y: Tensor, seen: list[float]) -> None:
+    seen.extend(y.amax((0, 2, 3)).tolist())
+
+
+def count_positive(y: Tensor, seen: list[float]) -> None:
+    assert len((y.mean((2, 3)) > 0.123).nonzero()) <= y.shape[0] * y.shape[1]
+
+
+def scale_by_number(y: Tensor, seen: list[float]) -> Tensor:
+    return y / (1 + y.detach().abs().mean().item())
+
+
+def whole_map(y: Tensor, seen: list[float]) -> None:
+    seen.append(float(materialize(y.detach()).double().abs().sum()))
+
+
+#: Each gets a map, and a list for the numbers that it saw; it returns another map, or None.
+ASKS: dict[str, Callable[[Tensor, list[float]], Tensor | None]] = {
+    "assert isfinite": check_finite, "if y.mean() > 0.123": branch, "print(y.mean())": print_mean, "item": log_item,
+    "std without grad": log_std, "numpy": log_array, "tolist": log_list, "nonzero": count_positive,
+    "y / number": scale_by_number, "materialize": whole_map,
+}  # fmt: skip
 
 
 # From a map to a vector ----------------------------------------------------------------------------------------------

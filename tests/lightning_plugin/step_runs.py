@@ -72,6 +72,9 @@ class Run:
         found.gradients = {name: p.grad for name, p in self.nets.named_parameters()}
         found.gradients |= {f"image {i}": x.grad for i, x in enumerate(self.tensors) if x.requires_grad}
         found.buffers |= {name: b.clone() for name, b in self.nets.named_buffers()}
+        for i, net in enumerate(self.nets):
+            if net.seen and net.about.inside != "checkpoint":  # which plain PyTorch runs twice
+                found.losses[f"numbers of network {i}"] = torch.tensor(net.seen, dtype=torch.float64)
         return found
 
     def do_call(self, action: Call, name: str) -> None:
@@ -198,6 +201,8 @@ def once(step: Step, nets: nn.ModuleList, tensors: list[Tensor], budget: int | N
             nets.zero_grad(set_to_none=True)
             for x in tensors:
                 x.grad = None
+            for net in nets:
+                net.seen.clear()
             continue
         if begun:
             found.buffers = {}  # how often a batch counts whose step came to nothing, is anybody's guess

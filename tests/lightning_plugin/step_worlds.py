@@ -5,6 +5,8 @@ The plain world shares no code with the engine: it is what the engine is judged 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_plugin import Box, LazyImage, TiledModule, TileSource
 from tests.exactness import asked
-from tests.lightning_plugin.step_parts import CONTENTS, EDITS, LAYERS, POOLS, SMALLS
+from tests.lightning_plugin.step_parts import ASKS, CONTENTS, EDITS, LAYERS, POOLS, SMALLS
 from tests.lightning_plugin.steps import Image, Network, Step
 
 DTYPES = {
@@ -46,6 +48,12 @@ class Net(nn.Module):
         self.layers = nn.Sequential(*layers)
         if about.hook:
             self.layers[0].register_forward_hook(lambda module, args, out: out * 2)
+        self.seen: list[float] = []
+        for place, how in about.asks:
+            self.layers[place].register_forward_hook(partial(self.ask, ASKS[how]))
+
+    def ask(self, ask: Callable[[Tensor, list[float]], Tensor | None], module: nn.Module, args: Any, y: Tensor) -> Any:
+        return ask(y, self.seen)
 
     def forward(self, x: Tensor) -> Any:
         y = checkpoint(self.layers, x, use_reentrant=False) if self.about.inside == "checkpoint" else self.layers(x)

@@ -31,7 +31,8 @@ class Network:
     ``returns``: whether that is in the module's forward, or in the code around a module that returns a map. ``tied``:
     the first convolution's weight is the first network's, where it has the same shape. ``inside``: layers under
     `torch.utils.checkpoint`; or all parameters replaced by `torch.func.functional_call`. ``hook``: a forward hook that
-    doubles the first layer's output.
+    doubles the first layer's output. ``asks``: after the layers of these numbers, a value is asked for (see
+    `step_parts.ASKS`), as checks, metrics and branches do.
     """
 
     layers: tuple[str, ...]
@@ -42,6 +43,7 @@ class Network:
     tied: bool = False
     inside: Literal["nothing", "checkpoint", "functional_call"] = "nothing"
     hook: bool = False
+    asks: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True)

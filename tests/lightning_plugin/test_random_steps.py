@@ -49,9 +49,9 @@ class Tally:
         return {"steps": self.total, **self.kinds, "largest error over the bound's unit": self.worst}
 
 
-def run(tally: Tally, examples: int, fixed: int | None, dtypes: Sequence[str]) -> None:
+def run(tally: Tally, examples: int, fixed: int | None, dtypes: Sequence[str], asking: bool = False) -> None:
     @settings(max_examples=examples, derandomize=False, phases=[Phase.generate, Phase.shrink], **QUIET)
-    @given(steps(dtypes))
+    @given(steps(dtypes, asking))
     def every(step: Step) -> None:
         tally.check(step)
 
@@ -75,6 +75,24 @@ def test_sampled_steps_round_no_more_than_plain(dtype: str) -> None:
 def test_fresh_steps_are_exact() -> None:
     """Other steps in every run."""
     run(Tally(), 10, None, ("float64", *FEW))
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_sampled_steps_with_values_asked_for_in_networks(part: int) -> None:
+    tally = Tally()
+    run(tally, 12, 300 + part, ("float64",), asking=True)
+    assert tally.made and tally.kinds["compared"] >= 0.5 * tally.made, tally.kinds
+
+
+@pytest.mark.full
+def test_five_hundred_steps_with_values_asked_for_in_networks(
+    record_result: Callable[[str, dict[str, Any]], None],
+) -> None:
+    tally = Tally()
+    for part in range(5):
+        run(tally, 100, 400 + part, ("float64",), asking=True)
+    assert tally.total >= 500
+    record_result("exactness_asked_values", tally.result())
 
 
 @pytest.mark.full

@@ -10,9 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lightning_plugin import LazyImage, TiledModule
 from lightning_plugin.execute.backward import Backward, Evaluation
+from tests.exactness import assert_same_step
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -60,10 +62,10 @@ def network(seed: int, strided: bool) -> nn.Module:
     ).double()  # fmt: skip
 
 
-def step(net: nn.Module, image: Tensor | LazyImage, target: Tensor, loss: Loss) -> list[Tensor]:
+def step(net: nn.Module, image: Tensor | LazyImage, target: Tensor, loss: Loss) -> list[Tensor | None]:
     made = loss(net(image), target)
     made.backward()
-    return [made.detach(), *(p.grad for p in net.parameters() if p.grad is not None)]
+    return [made.detach(), *(p.grad for p in net.parameters())]
 
 
 @given(
@@ -81,9 +83,37 @@ def test_gradients_are_those_of_plain_pytorch(
     target[:, 3 : 3 + side, 5 : 5 + side] = 1
     expected = step(plain, image, target, LOSSES[name])
     found = step(TiledModule(tiled, tiles=tiles), LazyImage.from_tensor(image), target, LOSSES[name])
-    assert len(found) == len(expected)  # where no tile has a gradient, weights have one of zeros
     for mine, theirs in zip(found, expected, strict=True):
+        assert mine is not None and theirs is not None  # where no tile has a gradient, weights have one of zeros
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-9 * max(1.0, float(theirs.abs().max())))
+
+
+class Stacked(nn.Module):
+    """Two branches, one above the other in the map that is read next, and one whose result is detached."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.top, self.bottom, self.detached = (nn.Conv2d(3, 4, 3, padding=1) for _ in range(3))
+        self.norm, self.last = nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = [F.max_pool2d(self.top(x), 2), self.norm(F.max_pool2d(self.bottom(x), 2))]
+        return self.last(torch.cat(maps, 2)) * F.avg_pool2d(self.detached(x).detach(), (1, 2))
+
+
+@pytest.mark.parametrize("options", [{"tiles": (1, 1)}, {"tiles": (4, 2)}, {"budget": "500KiB"}, {"budget": "9MiB"}])
+@pytest.mark.parametrize(
+    "loss", [lambda y: y[:, :, :16].sum(), lambda y: y[:, :, 40:].sum(), lambda y: (y * 0).sum(), lambda y: y.sum()]
+)
+def test_branches_that_no_tile_with_a_cotangent_reads(loss: Callable[[Tensor], Tensor], options: dict) -> None:
+    """Weights have a gradient of zeros, or none, as in plain PyTorch: weight decay and momentum tell them apart."""
+    torch.manual_seed(0)
+    plain = Stacked().double()
+    tiled = copy.deepcopy(plain)
+    x = torch.rand(1, 3, 64, 64, dtype=torch.float64, requires_grad=True)
+    twin = x.detach().clone().requires_grad_()
+    assert_same_step(plain, tiled, loss(plain(x)), loss(TiledModule(tiled, **options)(twin)))
+    torch.testing.assert_close(twin.grad, x.grad, rtol=0, atol=1e-9 * float(x.grad.abs().max() + 1))
 
 
 @pytest.mark.parametrize("name", ["drawn", "largest"])
