@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_plugin.module import TiledModule
+from lightning_plugin.ops import has_gradients
 from lightning_plugin.private import DropoutBase, tree_leaves
 
 #: Upper bound of errors by floating-point reassociation in float64.
@@ -149,8 +150,8 @@ class _Step:
         module: nn.Module, image: Tensor, dtype: torch.dtype, tiles: int | Sequence[int] | None, seed: int
     ) -> _Step:
         """Run a step on a copy of a module; without ``tiles`` it is plain PyTorch's."""
-        module = copy.deepcopy(module).to(dtype)
-        x = image.to(dtype).clone().requires_grad_()
+        module = _in_precision(copy.deepcopy(module), dtype)
+        x = _cast(image, dtype).clone().requires_grad_()
         tiled = None if tiles is None else TiledModule(module, tiles=tiles)
         torch.manual_seed(seed)
         outputs = _tensors((module if tiled is None else tiled)(x))
@@ -160,7 +161,12 @@ class _Step:
             total.backward()
         gradients = {**{name: p.grad for name, p in module.named_parameters()}, "input": x.grad}
         barriers = () if tiled is None or tiled.plan is None else tiled.plan.barriers
-        return _Step([o.detach() for o in outputs], gradients, dict(module.named_buffers()), barriers)
+        return _Step(
+            [o.detach() for o in outputs],
+            {name: None if g is None else _real(g) for name, g in gradients.items()},
+            {name: _real(b) for name, b in module.named_buffers()},
+            barriers,
+        )
 
     @property
     def is_finite(self) -> bool:
@@ -207,7 +213,25 @@ def _switch_off_dropout(module: nn.Module) -> list[str]:
 
 
 def _tensors(out: Any) -> list[Tensor]:
-    return [t for t in tree_leaves(out) if isinstance(t, Tensor) and t.is_floating_point()]
+    return [_real(t) for t in tree_leaves(out) if isinstance(t, Tensor) and has_gradients(t.dtype)]
+
+
+def _real(t: Tensor) -> Tensor:
+    """Return a complex tensor's real and imaginary parts as one real tensor; a real one unchanged."""
+    return torch.view_as_real(t.resolve_conj()) if t.is_complex() else t
+
+
+def _in_precision(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Cast a module's tensors to the precision of a type; `Module.to` would make complex ones real."""
+    for t in (*module.parameters(), *module.buffers()):
+        if has_gradients(t.dtype):
+            t.data = _cast(t.data, dtype)
+    return module
+
+
+def _cast(t: Tensor, dtype: torch.dtype) -> Tensor:
+    """Cast a tensor to a type, or if it is complex to the complex type of the same precision."""
+    return t.to(dtype.to_complex() if t.is_complex() else dtype)
 
 
 def _error(actual: Tensor | None, expected: Tensor | None, floor: float = 0.0) -> float:

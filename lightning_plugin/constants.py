@@ -26,7 +26,7 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.layout import Axis, Layout
-from lightning_plugin.private import FakeTensor, dense_bytes
+from lightning_plugin.private import FakeTensor, dense_bytes, values_in_memory
 
 #: Numbers of cells that were not written and of cells with several values; constant cells have numbers from 1 on.
 UNKNOWN, VARIED = -1, 0
@@ -215,7 +215,11 @@ def positions_first(layout: Layout, tile: Tensor, box: Box) -> Tensor:
 
 
 def as_integers(values: Tensor) -> Tensor:
-    """View values as integers, to compare them to the bit: 0.0 and -0.0 differ."""
+    """View values as integers, to compare them to the bit: 0.0 and -0.0 differ.
+
+    Of a conjugate or a negative that PyTorch has not computed yet, the numbers in memory are compared.
+    """
+    values = values_in_memory(values)
     if values.is_complex():
         values = torch.view_as_real(values).flatten(-2)
     whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

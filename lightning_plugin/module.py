@@ -16,6 +16,7 @@ from lightning_plugin.engine import Engine
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.finite import NonFinite
 from lightning_plugin.graph import next_serial
+from lightning_plugin.ops import has_gradients
 from lightning_plugin.options import ModuleOptions, Options
 from lightning_plugin.plan import Plan
 from lightning_plugin.plans import Planner
@@ -84,7 +85,7 @@ class TiledModule(nn.Module):
 
     def _make_lazy(self, a: Any) -> Any:
         # An integer tensor with three dimensions is a target (N, H, W), not an image with H channels.
-        is_image = isinstance(a, Tensor) and (a.dim() > 3 or (a.dim() == 3 and a.is_floating_point()))
+        is_image = isinstance(a, Tensor) and (a.dim() > 3 or (a.dim() == 3 and has_gradients(a.dtype)))
         if is_image and not isinstance(a, LazyTensor):
             if not a.requires_grad and channels_lie_last(a.shape):
                 return LazyImage.from_tensor(a.movedim(-1, 1), engine=self.engine).movedim(1, -1)

@@ -31,8 +31,22 @@ Kernel = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the type of reductions and of sums of gradients: float32 for 16-bit types, else the same."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    """Return the type of reductions and of sums of gradients: that of 32 bits for numbers of 16 bits, else the same."""
+    if dtype in (torch.float16, torch.bfloat16):
+        return torch.float32
+    return torch.complex64 if dtype == torch.complex32 else dtype
+
+
+def merging_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the type in which results of many tiles are added up: float64 or complex128; that of integers stays."""
+    if dtype.is_complex:
+        return torch.complex128
+    return torch.float64 if dtype.is_floating_point else dtype
+
+
+def has_gradients(dtype: torch.dtype) -> bool:
+    """True if tensors of a type may require grad."""
+    return dtype.is_floating_point or dtype.is_complex
 
 
 class Op(ABC):

@@ -21,11 +21,19 @@ def difference(actual: Tensor, expected: Tensor, floor: float = 0.0) -> float:
     """The error of one tensor."""
     if actual.shape != expected.shape:
         raise AssertionError(f"shape {tuple(actual.shape)}, expected {tuple(expected.shape)}")
+    if actual.is_complex() != expected.is_complex():
+        raise AssertionError(f"type {actual.dtype}, expected {expected.dtype}")
     if expected.numel() == 0:
         return 0.0
+    actual, expected = real(actual), real(expected)
     scale = max(expected.abs().max().item(), floor)
     error = (actual.double() - expected.double()).abs().max().item()
     return error / scale if scale > 0 else error
+
+
+def real(t: Tensor) -> Tensor:
+    """Complex numbers as pairs; real ones as they are."""
+    return torch.view_as_real(t.resolve_conj()) if t.is_complex() else t
 
 
 def errors(
@@ -48,9 +56,9 @@ def errors(
     expected = net(x)
     torch.manual_seed(seed + 1)
     actual = other(LazyImage.from_tensor(twin, engine=engine or asked(tiles, backward_tiles)))
-    weights = [torch.randn_like(e) for e in flat(expected)]
+    weights = [torch.randn_like(real(e)) for e in flat(expected)]
     objective = loss or (
-        lambda out: sum(((o * w).sum() for o, w in zip(flat(out), weights, strict=True)), torch.zeros(()))
+        lambda out: sum(((real(o) * w).sum() for o, w in zip(flat(out), weights, strict=True)), torch.zeros(()))
     )
     losses = objective(expected), objective(actual)
     for value in losses:

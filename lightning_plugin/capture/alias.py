@@ -162,6 +162,10 @@ VIEW_UPDATES: dict[Any, Callable[..., Tensor]] = {
     aten.transpose.int: lambda parent, part, a, b: part.transpose(a, b),
     aten.t.default: lambda parent, part: part.t(),
     aten.alias.default: lambda parent, part: part,
+    aten.view_as_real.default: lambda parent, part: torch.view_as_complex(part),
+    aten.view_as_complex.default: lambda parent, part: torch.view_as_real(part),
+    aten._conj.default: lambda parent, part: part.conj(),
+    aten._neg_view.default: lambda parent, part: part.neg(),
     **dict.fromkeys(
         (
             aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default, aten.unsqueeze.default,

@@ -22,7 +22,7 @@ from lightning_plugin.capture.run import run
 from lightning_plugin.capture.session import Session, binding_of
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Value
-from lightning_plugin.ops import Autocast
+from lightning_plugin.ops import Autocast, has_gradients
 from lightning_plugin.private import collate_by, has_compiler, tree_leaves, tree_map, without_storage
 from lightning_plugin.source import TensorSource, TileSource, batch, likely_instances
 
@@ -37,8 +37,7 @@ class LazyTensor(Tensor):
 
     @staticmethod
     def _wrap(cls: type, fake: Tensor, session: Session, requires_grad: bool) -> Any:
-        grad = requires_grad and (fake.is_floating_point() or fake.is_complex())
-        self = without_storage(cls, fake, grad)
+        self = without_storage(cls, fake, requires_grad and has_gradients(fake.dtype))
         self._fake = fake
         self._session = session
         session.lazy_tensors.append(weakref.ref(self))

@@ -43,7 +43,7 @@ from lightning_plugin.capture.session import Session, bind, binding_of, current_
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Effect, Node, Value
 from lightning_plugin.layout import Layout
-from lightning_plugin.ops import Autocast, Barrier, Call, Gather, Op, Slot, Source, Spread, VectorOp
+from lightning_plugin.ops import Autocast, Barrier, Call, Gather, Op, Slot, Source, Spread, VectorOp, has_gradients
 from lightning_plugin.private import (
     BatchNormBase,
     FakeTensor,
@@ -156,8 +156,7 @@ class Recorder:
         if needs and self.block is not None:
             self.session.recomputed_blocks.add(self.block)
         outputs = tuple(
-            Value(f, layout, needs and (f.is_floating_point() or f.is_complex()))
-            for f, layout in zip(fakes, layouts, strict=True)
+            Value(f, layout, needs and has_gradients(f.dtype)) for f, layout in zip(fakes, layouts, strict=True)
         )
         for v in outputs:
             if v.layout is not None and v.layout.shape != v.shape:

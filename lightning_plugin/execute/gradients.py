@@ -12,7 +12,7 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.ledger import Ledger, watched
-from lightning_plugin.ops import accumulation_dtype
+from lightning_plugin.ops import accumulation_dtype, merging_dtype
 from lightning_plugin.private import add_each
 from lightning_plugin.program.program import Target
 from lightning_plugin.residency.boundary import Boundary, Cotangent
@@ -25,8 +25,8 @@ MAX_FLOAT32_TILES = 16
 
 def sum_dtype(dtype: torch.dtype, device: torch.device, tiles: int) -> torch.dtype:
     """Return the type in which the gradients of a number of tiles are summed."""
-    several = tiles > MAX_FLOAT32_TILES and dtype == torch.float32 and device.type != "mps"
-    return torch.float64 if several else accumulation_dtype(dtype)
+    several = tiles > MAX_FLOAT32_TILES and dtype in (torch.float32, torch.complex64) and device.type != "mps"
+    return merging_dtype(dtype) if several else accumulation_dtype(dtype)
 
 
 def live_pairs(results: Iterable[Tensor | None], cotangents: Sequence[Tensor | None]) -> list[tuple[Tensor, Tensor]]:

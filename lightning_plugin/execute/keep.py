@@ -19,7 +19,7 @@ from lightning_plugin.execute.frame import Frame
 from lightning_plugin.execute.gradients import live_pairs, pull_back
 from lightning_plugin.graph import Node, Value, with_requires_grad
 from lightning_plugin.ledger import Ledger, watched
-from lightning_plugin.ops import ReduceOp, Source, Spread, TileOp, accumulation_dtype
+from lightning_plugin.ops import ReduceOp, Source, Spread, TileOp, accumulation_dtype, has_gradients
 from lightning_plugin.private import first_order, without_view
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.rules.norm import Normalize, is_channels_last, register_layout_hook
@@ -155,7 +155,7 @@ class ReduceFunction(torch.autograd.Function):
         ctx.results = [r.clone() for r in results]
         ctx.save_for_backward(*inputs)
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(r for r in results if not r.is_floating_point()))
+        ctx.mark_non_differentiable(*(r for r in results if not has_gradients(r.dtype)))
         return results
 
     @staticmethod

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
-from lightning_plugin.ops import ReduceOp, Reduction, SeparableOp
+from lightning_plugin.ops import ReduceOp, Reduction, SeparableOp, merging_dtype
 from lightning_plugin.private import operator_name
 from lightning_plugin.rules.channels import over_last_dims
 from lightning_plugin.rules.interpolate import Resample
@@ -133,7 +133,8 @@ class BinMean(BinOp):
         return total
 
     def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
-        return Reduction((self.sums(box, widen(tiles[0])).double(),))
+        total = self.sums(box, widen(tiles[0]))
+        return Reduction((total.to(merging_dtype(total.dtype)),))
 
     def merge(self, left: Reduction, right: Reduction) -> Reduction:
         return Reduction((left.parts[0] + right.parts[0],))

@@ -17,7 +17,7 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Dim, Layout
-from lightning_plugin.ops import ReduceOp, Reduction
+from lightning_plugin.ops import ReduceOp, Reduction, merging_dtype
 from lightning_plugin.private import operator_name
 from lightning_plugin.rules.attention import attention_by_hand
 from lightning_plugin.rules.pointwise import local
@@ -53,7 +53,7 @@ class Product(ReduceOp):
 
     def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
         share = self.product(tiles)
-        return Reduction((share.double() if share.is_floating_point() else share,))
+        return Reduction((share.to(merging_dtype(share.dtype)),))
 
     def merge(self, left: Reduction, right: Reduction) -> Reduction:
         return Reduction((left.parts[0] + right.parts[0],))

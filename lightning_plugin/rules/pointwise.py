@@ -232,8 +232,9 @@ NO_GRADIENT = {"detach", "sign", "round", "floor", "ceil", "trunc", "zeros_like"
 
 #: Pointwise operators that PyTorch does not tag as such.
 UNTAGGED = (
-    aten.absolute, aten.alias, aten.contiguous, aten.detach, aten.fill, aten.floor_divide, aten.full_like,
-    aten.hardswish, aten.lift_fresh, aten.ones_like, aten.zeros_like, aten._prelu_kernel, aten._to_copy,
+    aten.absolute, aten.alias, aten.complex, aten.contiguous, aten.detach, aten.fill, aten.floor_divide, aten.full_like,
+    aten.hardswish, aten.lift_fresh, aten.ones_like, aten.polar, aten.resolve_conj, aten.resolve_neg, aten.zeros_like,
+    aten._conj, aten._neg_view, aten._prelu_kernel, aten._to_copy,
 )  # fmt: skip
 
 ATEN.rule(*UNTAGGED, torch.Tag.pointwise, kind="local")(pointwise)

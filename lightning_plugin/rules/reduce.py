@@ -114,6 +114,8 @@ def first_index(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence
 @reduction(aten.logsumexp.default)
 def logsumexp(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, out = args[0], outs[0]
+    if x.dtype.is_complex:
+        return NotImplemented
     dims, _ = reduced_dims(func, args, kwargs)
     dtype = accumulation_dtype(out.dtype)
     shape = [1 if d in dims else s for d, s in enumerate(x.shape)]
@@ -126,10 +128,19 @@ def logsumexp(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[T
 
 @reduction(aten.var.correction, aten.std.correction, aten.var_mean.correction, aten.std_mean.correction)
 def moments(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """Variance and mean are one reduction."""
+    """Variance and mean are one reduction. The variance of complex numbers is that of both their parts together."""
     x, name = args[0], operator_name(func)
     dims, keep = reduced_dims(func, args, kwargs)
     correction = kwargs.get("correction")
+    if x.dtype.is_complex:
+
+        def of_parts(x: Tensor) -> tuple[Tensor, ...]:
+            real, imag = (part.var(dims, correction=correction, keepdim=keep) for part in (x.real, x.imag))
+            var = real + imag
+            spread = root_of_sum(var, 2, var.dtype) if name.startswith("std") else var
+            return (spread, x.mean(dims, keep))[: len(outs)]
+
+        return rec.decompose(of_parts, x)
     dtype = accumulation_dtype(x.dtype) if name == "std" else x.dtype
     op = VarMean(dims, keep, dtype, reduced_size(x, dims), 1 if correction is None else correction)
     found = record_reduction(rec, op, x, [rec.fake(outs[0].shape, dtype, x.device) for _ in range(2)], name)
@@ -150,7 +161,7 @@ def norm(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor
     dims, keep = reduced_dims(func, args, kwargs)
 
     def powers(x: Tensor) -> Tensor:
-        x = x.to(accumulation_dtype(outs[0].dtype))
+        x = (x.abs() if x.is_complex() else x).to(accumulation_dtype(outs[0].dtype))
         power = x.square() if order == 2 else x.abs().pow(order)
         return root_of_sum(power.sum(dims, keepdim=keep), order, outs[0].dtype)
 

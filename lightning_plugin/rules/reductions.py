@@ -23,7 +23,7 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Dim, Layout
-from lightning_plugin.ops import ReduceOp, Reduction, accumulation_dtype
+from lightning_plugin.ops import ReduceOp, Reduction, accumulation_dtype, merging_dtype
 from lightning_plugin.private import FakeTensor, first_order
 from lightning_plugin.rules.noise import coordinates
 from lightning_plugin.rules.table import Recorder
@@ -71,11 +71,8 @@ class Sum(SpaceReduction):
     divisor: float = 1.0
 
     def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
-        return Reduction((widen(tiles[0]).sum(self.dims, keepdim=self.keep).to(self.sum_dtype),))
-
-    @property
-    def sum_dtype(self) -> torch.dtype:
-        return torch.float64 if self.dtype.is_floating_point else self.dtype
+        total = widen(tiles[0]).sum(self.dims, keepdim=self.keep)
+        return Reduction((total.to(merging_dtype(self.dtype)),))
 
     def merge(self, left: Reduction, right: Reduction) -> Reduction:
         return Reduction((left.parts[0] + right.parts[0],))
@@ -90,7 +87,8 @@ class Sum(SpaceReduction):
 
 @dataclass(frozen=True)
 class VarMean(SpaceReduction):
-    """Variance, as `torch.var` with ``correction``, and mean, by merged moments (Chan, Golub and LeVeque)."""
+    """Variance, as `torch.var` with ``correction``, and mean of real numbers, by merged moments (Chan, Golub and
+    LeVeque)."""
 
     uniform: ClassVar[bool] = True
     correction: float = 0.0

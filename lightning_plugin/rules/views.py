@@ -133,6 +133,32 @@ def restrided(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[T
     return rec.emit(Reshape(x.space), [x], outs, x.space, "view")
 
 
+def real_parts(x: Tensor) -> Tensor:
+    """Return a view of complex numbers as pairs; conjugates that PyTorch has not computed yet are computed."""
+    return torch.view_as_real(x.resolve_conj())
+
+
+@ATEN.rule(aten.view_as_real.default)
+def view_as_real(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    x = args[0]
+    layout = Layout((*x.space.dims, (2,)), x.space.extent)
+    return local(rec, real_parts, [x], {}, outs[0], layout, name="view_as_real")
+
+
+@ATEN.rule(aten.view_as_complex.default)
+def view_as_complex(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    x = args[0]
+    if x.space.normalized.has_axis(len(x.shape) - 1):
+        return NotImplemented
+    layout = Layout(x.space.dims[:-1], x.space.extent)
+    return local(rec, complex_numbers, [x], {}, outs[0], layout, name="view_as_complex")
+
+
+def complex_numbers(x: Tensor) -> Tensor:
+    """Return pairs as complex numbers; a tile's strides may not be those that a view needs."""
+    return torch.complex(*x.unbind(-1))
+
+
 ATEN.rule(
     aten.channel_shuffle.default, aten.pixel_shuffle.default, aten.pixel_unshuffle.default, aten.rot90.default,
     kind="views",

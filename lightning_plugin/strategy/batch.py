@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from lightning_plugin.capture.lazy import LazyImage, LazyTensor
 from lightning_plugin.engine import Engine
+from lightning_plugin.ops import has_gradients
 from lightning_plugin.private import parse_to
 from lightning_plugin.source import COLOURS, TensorSource
 
@@ -41,7 +42,7 @@ class Arrangement:
         if rank < 3 or 0 in shape:
             return None
         if rank == 3:
-            if not dtype.is_floating_point:
+            if not has_gradients(dtype):
                 return Arrangement(None)  # (N, H, W): the class of every pixel
             return Arrangement(1) if shape[2] > shape[1] else None  # else (N, positions, features)
         if shape[1] in COLOURS:

@@ -12,7 +12,7 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.fakes import MODES
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ledger import Ledger, watched
-from lightning_plugin.ops import ReduceOp, TileOp
+from lightning_plugin.ops import ReduceOp, TileOp, has_gradients
 from lightning_plugin.private import FlopCounter, storage_key
 
 
@@ -133,4 +133,4 @@ def _like(v: Value) -> Tensor:
 
 def _fake(v: Value) -> Any:
     t = _like(v)
-    return t.requires_grad_() if v.requires_grad and (t.is_floating_point() or t.is_complex()) else t
+    return t.requires_grad_() if v.requires_grad and has_gradients(t.dtype) else t
