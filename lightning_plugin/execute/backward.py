@@ -170,7 +170,7 @@ class Backward:
 
     def allocate_missing_gradients(self) -> None:
         """Allocate zeros for the inputs that gradients of the live targets reach and that no tile gave one."""
-        reached = self.program.differentiated
+        reached = self.program.differentiated(self.live_targets)
         self.gradients.allocate_missing(
             [v for v in self.program.reads if v in self.wanted and v in reached],
             [i for i, v in enumerate(self.segment.program.vectors) if v in reached],

@@ -137,15 +137,14 @@ class Program:
         stored = [(t.node, t.stored) for t in self.targets if t.stored is not None]
         return frozenset(n.serial for n, v in stored if v.requires_grad and v not in self.last_use)
 
-    @cached_property
-    def differentiated(self) -> frozenset[Value]:
-        """Maps and vectors that the targets' gradients reach: in plain PyTorch each of them gets a gradient, if only of
-        zeros."""
-        found = {v for t in self.targets for v in t.node.outputs if v.requires_grad}
+    def differentiated(self, targets: Sequence[Target]) -> set[Value]:
+        """Return the maps and vectors that the gradients of some targets reach: in plain PyTorch each of them gets a
+        gradient, if only of zeros."""
+        found = {v for t in targets for v in t.node.outputs if v.requires_grad}
         for node in reversed(self.nodes):
             if not found.isdisjoint(node.outputs):
                 found.update(v for v in node.inputs if v.requires_grad)
-        return frozenset(found)
+        return found
 
     @cached_property
     def vector_slots(self) -> Mapping[Value, int]:
