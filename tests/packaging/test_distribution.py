@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -23,15 +24,17 @@ def wheel(tmp_path_factory):
     return path
 
 
-@pytest.fixture(scope="module")
-def installed(wheel, tmp_path_factory):
-    """A clean environment that holds only the wheel: not even its requirements."""
-    folder = tmp_path_factory.mktemp("clean")
+def environment(folder: Path, wheel: Path) -> Path:
+    """The commands of a clean environment that holds only the wheel: not even its requirements."""
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    python = folder / "bin" / "python"
-    command = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel]
+    command = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel]
     subprocess.run(command, check=True)
     return folder / "bin"
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    return environment(tmp_path_factory.mktemp("clean"), wheel)
 
 
 def clean_environment() -> dict[str, str]:
@@ -45,7 +48,7 @@ def test_wheel_holds_only_the_two_packages(wheel):
     assert "wsi_trainer/py.typed" in names
     assert "lightning_plugin/py.typed" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
-    shipped = {path.name for path in (ROOT / "wsi_trainer" / "configs").glob("*.yaml")}
+    shipped = {path.name for path in (ROOT / "configs").glob("*.yaml")}
     assert {name.removeprefix("wsi_trainer/configs/") for name in names if "/configs/" in name} == shipped
 
 
@@ -61,23 +64,34 @@ def test_help_works_without_any_requirement(installed, tmp_path):
     assert "usage: wsi-train COMMAND" in run.stdout
 
 
-def test_a_config_of_the_package_is_found_where_the_folder_has_none(installed, tmp_path):
-    program = "from wsi_trainer.cli import *; print(CONFIG.sub(shipped, '--config=configs/demo.yaml'))"
+def test_a_config_of_the_package_is_found_where_the_folder_has_none(installed, wheel, tmp_path):
+    program = "import sys; from wsi_trainer.cli import *; print(*with_own_configs(sys.argv[1:]))"
 
-    def word() -> str:
-        run = subprocess.run(
-            [installed / "python", "-c", program], capture_output=True, text=True, cwd=tmp_path, env=clean_environment()
-        )
+    def words(binaries: Path, *given: str) -> str:
+        command = [binaries / "python", "-c", program, *given]
+        run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=clean_environment())
         return run.stdout.strip()
 
-    path = Path(word().removeprefix("--config="))
-    assert (
-        path.is_relative_to(installed.parent)
-        and path.read_text() == (ROOT / "wsi_trainer" / "configs" / "demo.yaml").read_text()
-    )
+    def found(binaries: Path) -> Path:
+        option, path = words(binaries, "--config=configs/demo.yaml").split("=")
+        assert words(binaries, "--config", "configs/demo.yaml") == f"{option} {path}"
+        return Path(path)
+
+    shipped = found(installed)
+    assert shipped.is_relative_to(installed.parent)
+    assert shipped.read_text() == (ROOT / "configs" / "demo.yaml").read_text()
+    editable = environment(tmp_path / "clean", wheel)
+    (site,) = editable.parent.glob("lib/python*/site-packages")
+    for path in (site / "wsi_trainer").iterdir():  # hatchling leaves a copy of the configs beside the .pth file
+        if path.name != "configs":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    (site / "clone.pth").write_text(f"{ROOT}\n")
+    assert found(editable) == ROOT / "configs" / "demo.yaml"
+    for other in ("--config=./configs/demo.yaml", "--config configs/none.yaml", "--data.manifest configs/demo.yaml"):
+        assert words(installed, *other.split()) == other
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "demo.yaml").touch()
-    assert word() == "--config=configs/demo.yaml"
+    assert words(installed, "--config=configs/demo.yaml") == "--config=configs/demo.yaml"
 
 
 def test_importing_the_engine_imports_neither_the_application_nor_lightning():

@@ -202,7 +202,7 @@ def dispatch(words: list[str]) -> int:
     if words[0] == "--version":
         print(f"wsi-train {__version__}")
         return 0
-    return call(find(words[0]), [CONFIG.sub(shipped, word) for word in with_underscores(words[1:])])
+    return call(find(words[0]), with_own_configs(with_underscores(words[1:])))
 
 
 def with_underscores(words: list[str]) -> list[str]:
@@ -221,13 +221,26 @@ def with_underscores(words: list[str]) -> list[str]:
     return found
 
 
-CONFIG = re.compile(r"^(--config=)?(configs/[\w-]+\.yaml)$")
+def own_configs() -> Path:
+    """The folder `configs`: a wheel puts it into the package, and in a clone it lies beside the package."""
+    package = Path(__file__).resolve().parents[1]
+    inside = package / "configs"
+    return inside if inside.is_dir() else package.parent / "configs"
 
 
-def shipped(found: re.Match[str]) -> str:
-    """A word that names one of the package's own configs, where the working folder has none of that name."""
-    path = Path(__file__).parents[1] / found[2]
-    return f"{found[1] or ''}{path}" if path.is_file() and not Path(found[2]).exists() else found[0]
+def with_own_configs(words: list[str]) -> list[str]:
+    """The words with each `--config configs/NAME.yaml` as a file, also where the working folder has none of that name.
+
+    `./configs/NAME.yaml` and every other path mean the working folder alone.
+    """
+    found = []
+    for before, word in zip(["", *words], words):
+        option, equals, path = word.partition("=") if word.startswith("--config=") else (before, "", word)
+        if option == "--config" and path.startswith("configs/") and not Path(path).exists():
+            own = own_configs() / path.removeprefix("configs/")
+            word = f"{option}=" * bool(equals) + str(own) if own.is_file() else word
+        found.append(word)
+    return found
 
 
 def find(name: str) -> Command:

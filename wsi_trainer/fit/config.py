@@ -6,6 +6,7 @@ words of the command line alone decide whether names lead out of this package, n
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import sys
@@ -20,7 +21,14 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import pytorch_lightning as pl
-from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, set_parsing_settings  # type: ignore[attr-defined]
+import yaml
+from jsonargparse import (  # type: ignore[attr-defined]
+    ActionConfigFile,
+    ArgumentParser,
+    Namespace,
+    get_loader,
+    set_parsing_settings,
+)
 from jsonargparse._common import parsing_settings
 from torch import nn
 
@@ -221,25 +229,73 @@ SHORT = {
     },
 }  # fmt: skip
 """Names of classes as the field says them; the names of the classes themselves serve too, in any case."""
+NESTED = {"network": "backbone", "auxiliary": "task"}
+"""Arguments that are parts of a model themselves, and whose short names they take."""
 
 
-def spelled_out(key: str, value: Any) -> Any:
-    """The class that a short name under `model` means: `abmil`, or `{name: abmil, hidden: 128}`.
+def spelled_out(part: str, value: Any) -> Any:
+    """The class that a short name under `model` means: `abmil`, or `{name: abmil, hidden: 128}`, nested ones too.
 
     Any other name of a backbone is a network of timm.
     """
-    if isinstance(value, Mapping) and "name" in value:
+    if not isinstance(value, Mapping):
+        return class_named(part, value) if isinstance(value, str) else value
+    if "name" in value:
+        named = class_named(part, str(value["name"]))
         arguments = {name: argument for name, argument in value.items() if name != "name"}
-        return {"class_path": spelled_out(key, value["name"]), "init_args": arguments}
-    if not isinstance(value, str) or value == "null" or set(value) & set(".:{["):
+        if not named.startswith("timm:"):
+            value = {"class_path": named, "init_args": arguments}
+        elif not arguments:
+            return named
+        else:
+            raise UserError(
+                f"{place_of(part)}: {value['name']} is no network of this package, and one of timm takes no further "
+                f"keys here ({', '.join(arguments)}); {suggest(str(value['name']).lower(), sorted(names_of(part)))}"
+            )
+    if not isinstance(value.get("init_args"), Mapping):
         return value
-    own = {found.__name__.lower(): found.__name__ for found in own_classes(f"model.{key}")}
-    known = own | SHORT[key]
-    if found := known.get(value.lower()):
+    arguments = value["init_args"].items()
+    inner = {name: spelled_out(name, given) if name in NESTED else given for name, given in arguments}
+    return {**value, "init_args": inner}
+
+
+def place_of(part: str) -> str:
+    """The key of a config with a part of the model: `model.backbone`, or `model.backbone.network`."""
+    return f"model.{NESTED[part]}.{part}" if part in NESTED else f"model.{part}"
+
+
+def names_of(part: str) -> dict[str, str]:
+    """The class for each short name that a part of the model may have, and for each name of a class in lower case."""
+    kind = NESTED.get(part, part)
+    return {found.__name__.lower(): found.__name__ for found in own_classes(f"model.{kind}")} | SHORT[kind]
+
+
+def class_named(part: str, name: str) -> str:
+    """The import path, or the network of timm, that a name means; what is no short name is returned as it is."""
+    if name == "null" or set(name) & set(".:{["):
+        return name
+    if found := names_of(part).get(name.lower()):
         return f"{models.__name__}.{found}"
-    if key == "backbone":
-        return f"timm:{value}"
-    raise UserError(f"model.{key}: there is no {value!r}; {suggest(value.lower(), sorted(SHORT[key]))}")
+    if part == "network" and is_encoder(name):
+        return name
+    kind = NESTED.get(part, part)
+    if kind == "backbone":
+        return f"timm:{name}"
+    raise UserError(f"{place_of(part)}: there is no {name!r}; {suggest(name.lower(), sorted(SHORT[kind]))}")
+
+
+OF_MODEL = re.compile(rf"--model\.(?:[\w.]+\.)?({'|'.join([*SHORT, *NESTED])})")
+"""Options whose values are names of classes."""
+
+
+def spelled_out_word(option: str, part: str, word: str) -> str:
+    """The value of an option, which may be a mapping: `{name: abmil, hidden: 128}`."""
+    if not word.lstrip().startswith("{"):
+        return class_named(part, word)
+    try:
+        return json.dumps(spelled_out(part, get_loader("yaml")(word)))
+    except yaml.YAMLError as error:
+        raise UserError(f"{option}: {word} is no mapping: {getattr(error, 'problem', error)}") from error
 
 
 def config_of(content: Any) -> Any:
@@ -325,11 +381,14 @@ def _present(words: Sequence[str]) -> Iterator[str]:
         if name.startswith("--") and (key := present_key(name[2:])) != name[2:]:
             told[name[2:]] = key
             name, word = f"--{key}", f"--{key}{equals}{value}"
-        of_model = re.fullmatch(r"--model\.(\w+)", name if equals else before)
-        if of_model is not None and of_model[1] in SHORT:
-            yield f"{name}={spelled_out(of_model[1], value)}" if equals else spelled_out(of_model[1], word)
-        else:
+        option = name if equals else before
+        of_model = OF_MODEL.fullmatch(option)
+        if of_model is None:
             yield word
+        elif equals:
+            yield f"{name}={spelled_out_word(option, of_model[1], value)}"
+        else:
+            yield spelled_out_word(option, of_model[1], word)
         before = word
     tell(told)
 

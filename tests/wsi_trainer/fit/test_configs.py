@@ -1,4 +1,4 @@
-"""Every config in `wsi_trainer/configs/` is one that `wsi-train fit` takes, and its network runs."""
+"""Every config in `configs/` is one that `wsi-train fit` takes, and its network runs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from wsi_trainer.models import (
 )
 from wsi_trainer.models.weights import load_weights
 
-CONFIGS = sorted((Path(__file__).resolve().parents[3] / "wsi_trainer" / "configs").glob("*.yaml"))
+CONFIGS = sorted((Path(__file__).resolve().parents[3] / "configs").glob("*.yaml"))
 ADDITIONS = {"card-11gib.yaml", "cpu-only.yaml", "multi-gpu.yaml"}
 """Configs that change the machine only, to be put after one with a model."""
 
@@ -130,6 +130,41 @@ def test_names_on_the_command_line_mean_classes() -> None:
     assert parse(parser, [*words[:2], "--model.backbone=resnet50"]).model.backbone == "timm:resnet50"
 
 
+def test_a_mapping_on_the_command_line_is_that_of_a_config(tmp_path: Path) -> None:
+    parts = {
+        "model.backbone": "{name: patches, size: 32, network: {name: resnet, widths: [4, 8]}}",
+        "model.head": "{name: abmil, hidden: 7}",
+        "model.task": "{name: segmentation, classes: [a, b], auxiliary: binary}",
+    }
+    lines = [f"  {key.removeprefix('model.')}: {value}" for key, value in parts.items()]
+    (tmp_path / "c.yaml").write_text("\n".join(["model:", *lines]))
+    parser = make_parser("fit", "")
+    given = ["--out=run", "--data.manifest=slides.csv"]
+    model = parse(parser, [*given, f"--config={tmp_path / 'c.yaml'}"]).model
+    assert model.backbone.init_args.network.class_path.endswith("ResNet")
+    assert model.task.init_args.auxiliary.class_path.endswith("BinaryTask")
+    for words in (
+        [f"--{key}={value}" for key, value in parts.items()],
+        [w for k, v in parts.items() for w in (f"--{k}", v)],
+    ):
+        assert parse(parser, [*given, *words]).model == model
+
+
+@pytest.mark.parametrize(
+    ("network", "meant"), [("resnet18", "timm:resnet18"), ("resnet50", "resnet50"), ("timm:vit_a", "timm:vit_a")]
+)
+def test_a_network_of_patches_is_a_published_encoder_or_one_of_timm(network: str, meant: str) -> None:
+    parser = make_parser("fit", "")
+    mapping = [f"--model.backbone={{name: patches, network: {network}}}"]
+    for words in (mapping, ["--model.backbone=patches", f"--model.backbone.network={network}"]):
+        options = parse(parser, ["--out=run", "--data.manifest=s.csv", *words])
+        assert options.model.backbone.init_args.network == meant
+
+
+def test_shipped_configs_are_in_the_short_form() -> None:
+    assert not [path.name for path in CONFIGS if "class_path" in path.read_text()]
+
+
 @pytest.mark.parametrize("key", SHORT)
 def test_each_name_is_of_a_class(key: str) -> None:
     assert set(SHORT[key].values()) <= {found.__name__ for found in own_classes(f"model.{key}")}
@@ -141,6 +176,11 @@ def test_each_name_is_of_a_class(key: str) -> None:
         ("--model.head=abml", "model.head: there is no 'abml'; did you mean 'abmil'?"),
         ("--model.head=AttentionPoling", "model.head: there is no 'AttentionPoling'"),
         ("--model.task=binry", "did you mean 'binary'?"),
+        ("--model.task={name: segmentation, auxiliary: binry}", "model.task.auxiliary: there is no 'binry'"),
+        ("--model.head={name: abml, hidden: 7}", "model.head: there is no 'abml'; did you mean 'abmil'?"),
+        ("--model.head={name: abmil, hiden: 7}", "did you mean 'hidden'?"),
+        ("--model.head={name: abmil, hidden: 7", "--model.head: {name: abmil, hidden: 7 is no mapping"),
+        ("--model.backbone={name: resnt, widths: [4]}", "takes no further keys here (widths); did you mean 'resnet'?"),
     ],
 )
 def test_a_wrong_name_is_one_line(word: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from lightning_plugin import Plan
 from wsi_trainer.cli import main
 from wsi_trainer.fit.plan import build_model
 
-DEMO = Path(__file__).resolve().parents[3] / "wsi_trainer" / "configs" / "demo.yaml"
+DEMO = Path(__file__).resolve().parents[3] / "configs" / "demo.yaml"
 HERE = "tests.wsi_trainer.fit.test_plan_command"
 
 

@@ -55,8 +55,8 @@ def test_shipped_configs_have_the_classes_of_the_tables(
     shared_data: Path, tmp_path: Path, recipe: str, table: str, config: str
 ) -> None:
     assert _run(recipe, shared_data / "labels" / table, tmp_path / "m.csv").returncode == 0
-    task = yaml.safe_load((RECIPES.parent / "wsi_trainer" / "configs" / config).read_text())["model"]["task"]
-    assert {row["label"] for row in rows(tmp_path / "m.csv")} == set(task["init_args"]["classes"])
+    task = yaml.safe_load((RECIPES.parent / "configs" / config).read_text())["model"]["task"]
+    assert {row["label"] for row in rows(tmp_path / "m.csv")} == set(task["classes"])
 
 
 def test_panda(tmp_path: Path) -> None:
