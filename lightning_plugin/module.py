@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial, wraps
+from functools import cache, wraps
 from typing import Any, Unpack
 
 import torch
@@ -23,16 +23,6 @@ from lightning_plugin.plans import Planner
 from lightning_plugin.private import never_compiled, tree_map
 from lightning_plugin.residency.homes import Initialize, build
 from lightning_plugin.source import channels_lie_last
-
-
-class WithForwardSignature:
-    """Descriptor of a `TiledModule` method that has the signature of the wrapped module's `forward`, for trainers."""
-
-    def __init__(self, run: Callable[..., Any]) -> None:
-        self.run = run
-
-    def __get__(self, tiled: TiledModule | None, kind: type) -> Callable[..., Any]:
-        return self.run if tiled is None else wraps(tiled.module.forward)(partial(self.run, tiled))
 
 
 class TiledModule(nn.Module):
@@ -65,11 +55,23 @@ class TiledModule(nn.Module):
             )
         self.module = module
         self.engine = Engine(Planner(parsed))
+        self._set_class()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle as an object of the class that the user has named, since that of `class_for` cannot be imported."""
+        kind = type(self)
+        return make_empty, (kind.__base__ if "wrapped_class" in vars(kind) else kind,), self.__getstate__()
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)
+        self._set_class()
+
+    def _set_class(self) -> None:
+        self.__class__ = class_for(type(self), type(self.module))  # type: ignore[arg-type]  # mypy: classes have no hash
 
     #: `torch.compile` breaks the graph at this call and leaves it uncompiled.
     __call__ = never_compiled(nn.Module.__call__)
 
-    @WithForwardSignature
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         is_eager = not lazy_tensors((args, kwargs))
         args, kwargs = tree_map(self._make_lazy, (args, kwargs))
@@ -130,3 +132,26 @@ class TiledModule(nn.Module):
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         return self.module.load_state_dict(*args, **kwargs)
+
+
+def make_empty(kind: type[TiledModule]) -> TiledModule:
+    """Return an object of a class that has no attributes yet, for `pickle` and `copy`."""
+    return kind.__new__(kind)
+
+
+@cache
+def class_for(kind: type[Any], wrapped: type[Any]) -> type[TiledModule]:
+    """Return the subclass of a kind of `TiledModule` whose ``forward`` has the signature of a wrapped class's.
+
+    Trainers look for the names of arguments: Lightning's and most others in the module, Hugging Face's in its class,
+    where it finds labels by the arguments' names, and those of question answering by the name of the class.
+    """
+    members: dict[str, Any] = {"__module__": kind.__module__, "__doc__": kind.__doc__, "wrapped_class": wrapped}
+    if kind.forward is TiledModule.forward:
+
+        @wraps(wrapped.forward)
+        def forward(self: TiledModule, *args: Any, **kwargs: Any) -> Any:
+            return kind.forward(self, *args, **kwargs)
+
+        members["forward"] = forward
+    return type(f"{kind.__name__}[{wrapped.__name__}]", (kind,), members)

@@ -249,17 +249,35 @@ def test_results_within_objects_are_ordinary_tensors(wrap: Callable[[torch.Tenso
             torch.testing.assert_close(a, b)
 
 
-def test_a_wrapper_has_the_signature_of_what_it_wraps() -> None:
-    class Named(nn.Module):
-        def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor | None = None) -> torch.Tensor:
-            return pixel_values if labels is None else labels
+class Named(nn.Module):
+    def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor | None = None) -> torch.Tensor:
+        return pixel_values if labels is None else labels
 
-    tiled = TiledModule(Named(), tiles=2)
-    assert inspect.signature(tiled.forward) == inspect.signature(tiled.module.forward)
-    assert inspect.signature(copy.deepcopy(tiled).forward) == inspect.signature(tiled.module.forward)
-    assert callable(TiledModule.forward)
-    image = torch.randn(1, 2, 8, 8)
-    assert torch.equal(tiled(pixel_values=image), image)
+
+class Subclass(TiledModule):
+    pass
+
+
+@pytest.mark.parametrize("kind", [TiledModule, Subclass])
+def test_a_wrapper_and_its_class_have_the_signature_of_what_they_wrap(kind: type[TiledModule]) -> None:
+    tiled, image = kind(Named(), tiles=2), torch.randn(1, 2, 8, 8)
+    for other in (tiled, copy.deepcopy(tiled), pickle.loads(pickle.dumps(tiled)), kind(tiled, tiles=2)):
+        assert isinstance(other, kind)
+        assert inspect.signature(other.forward) == inspect.signature(Named().forward)
+        assert inspect.signature(type(other).forward) == inspect.signature(Named.forward)
+        assert torch.equal(other(pixel_values=image), image)
+    assert "labels" not in inspect.signature(kind.forward).parameters
+    assert pickle.dumps(tiled).count(b"Named]") == 0, "the class of one module's wrapper cannot be imported"
+
+
+def test_a_subclass_with_a_forward_of_its_own_keeps_it() -> None:
+    class Doubled(TiledModule):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(x)  # type: ignore[no-any-return]
+
+    tiled, image = Doubled(Named(), tiles=2), torch.randn(1, 2, 8, 8)
+    assert torch.equal(tiled(image), 2 * image)
+    assert inspect.signature(type(tiled).forward) == inspect.signature(Doubled.forward)
 
 
 def two(first: dict[str, object], second: dict[str, object]) -> tuple[TiledModule, TiledModule, LazyImage]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 import pytest
+import torch
 
 from tests.lightning_plugin.models_of_transformers import MODELS, SAMPLED, Model, examine
 
@@ -27,3 +28,24 @@ def test_model_is_exact(model: Model) -> None:
 
 def test_sampled_models_are_there() -> None:
     assert set(SAMPLED) <= {m.label for m in MODELS}
+
+
+@pytest.mark.parametrize(
+    ("name", "labels"),
+    [
+        ("ViTForImageClassification", ["labels"]),
+        ("LayoutLMv3ForQuestionAnswering", ["start_positions", "end_positions"]),
+    ],
+)
+def test_the_trainer_finds_the_labels(name: str, labels: list[str]) -> None:
+    """By the class of a module; without them it evaluates neither loss nor metrics, and says nothing."""
+    import transformers
+    from transformers.utils import can_return_loss, find_labels
+
+    from lightning_plugin import TiledModule
+
+    kind = getattr(transformers, name)
+    with torch.device("meta"):
+        tiled = TiledModule(kind(kind.config_class(num_hidden_layers=1)), tiles=2)
+    assert find_labels(type(tiled)) == find_labels(kind) == labels
+    assert can_return_loss(type(tiled)) == can_return_loss(kind)
