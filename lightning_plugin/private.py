@@ -536,6 +536,12 @@ def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
     )
 
 
+def fsdp_state(hook: tuple[Any, ...]) -> Any:
+    """Return the state of the FSDP module that registers a hook on its results; None for hooks of others."""
+    owners = (owner for h in hook for owner in (getattr(h, "__self__", None), *getattr(h, "args", ())))
+    return next((o for o in owners if type(o).__module__.startswith("torch.distributed.fsdp")), None)
+
+
 def dispatch_mode() -> Any:
     """Return the innermost dispatch mode."""
     from torch.utils._python_dispatch import _get_current_dispatch_mode

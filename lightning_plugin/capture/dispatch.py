@@ -37,6 +37,7 @@ from lightning_plugin.private import (
     BackwardHookFunction,
     CheckpointFunction,
     Version,
+    fsdp_state,
     override_custom_functions,
     parse_to,
     tree_map,
@@ -292,6 +293,16 @@ def no_gradient_error(what: str) -> RecordingError:
     )
 
 
+def shard_error() -> RecordingError:
+    path = current_module()[1]
+    part = f"the layer {path!r}" if path else "the module"
+    return RecordingError(
+        f"FSDP shards {part} of a TiledModule: it gathers the weights for one call, and tiles need them again later. "
+        "Shard the wrapper as one group, fully_shard(TiledModule(net, ...)), and no layer of it; or have the engine "
+        'stream the weights, TiledModule(net, parameters="host", ...).'
+    )
+
+
 def _grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
     outputs = tree_map(materialize, outputs)
     return torch.autograd.grad(outputs, tree_map(_gradient_target, inputs), *args, **kwargs)
@@ -315,13 +326,13 @@ def _requires_grad_(self: LazyTensor, requires_grad: bool = True) -> LazyTensor:
     return self
 
 
-def materialize_rows(rows: LazyTensor, name: str) -> None:
-    """Make a result with one row for each image an ordinary tensor; see [Note: rows]."""
+def materialize_rows(rows: LazyTensor, name: str, error: RecordingError) -> None:
+    """Make a result with one row for each image an ordinary tensor; see [Note: rows]. Raise the error for maps."""
     session, value = rows._session.root(), rows._value
     assert value.layout is not None
     axes = {factor.index for dim in value.layout.dims for factor in dim if isinstance(factor, Axis)}
     if not axes <= session.instance_axes:
-        raise no_gradient_error(f"{name}() was called on a recorded map")
+        raise error
     others = [t._value for t in (ref() for ref in session.lazy_tensors) if t is not None and t is not rows]
     if any(value in node.inputs for node in ancestors(others)):
         raise no_gradient_error(f"{name}() was called on a recorded map that was read before")
@@ -332,8 +343,13 @@ def _on_vector(name: str) -> Callable[..., Any]:
     """Return a handler that runs a method on the materialized vector, since it needs a place in autograd's graph."""
 
     def run(self: LazyTensor, *args: Any, **kwargs: Any) -> Any:
+        error = no_gradient_error(f"{name}() was called on a recorded map")
+        if (state := fsdp_state(args)) is not None:
+            error = shard_error()
+            if not state._is_root:  # its weights are freed before the recorded calls run
+                raise error
         if self._value.is_map:
-            materialize_rows(self, name)
+            materialize_rows(self, name, error)
         return getattr(materialize(self), name)(*args, **kwargs)
 
     return run

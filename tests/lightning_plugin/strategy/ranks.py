@@ -197,7 +197,7 @@ class OwnOrder(torch.utils.data.Sampler):
 
 
 def shared(folder: Path) -> None:
-    """Ranks whose own random numbers and weights differ, and a sampler that Lightning puts in."""
+    """Ranks whose own random numbers and weights differ, and a shuffled loader; Lightning may replace its sampler."""
     from lightning_plugin import SFTDDPStrategy
     from tests.lightning_plugin.strategy.modules import Noisy, loader
     from tests.lightning_plugin.strategy.training import TILES
@@ -208,7 +208,8 @@ def shared(folder: Path) -> None:
                 torch.nn.init.zeros_(self.net.head.weight)
 
     strategy = SFTDDPStrategy(**TILES, split="image")
-    module, run = fitted(folder, Own, strategy, loader(6, 1), use_distributed_sampler=True, max_epochs=1, max_steps=-1)
+    options: dict[str, Any] = {"use_distributed_sampler": True, "max_epochs": 2, "max_steps": -1}
+    module, run = fitted(folder, Own, strategy, loader(3, 1, shuffle=True), **options)
     tiles: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(tiles, (strategy.report.tiles, strategy.report.planned_tiles))
     losses: list[Any] = [None] * dist.get_world_size()
@@ -229,7 +230,8 @@ def shared_budget(folder: Path) -> None:
             self.net = nn.SyncBatchNorm.convert_sync_batchnorm(self.net)
 
     strategy = SFTDDPStrategy(budget=BUDGET, tile_over=1, split="image")
-    module, _ = fitted(folder, Converted, strategy, loader(6, 1), accumulate_grad_batches=2)
+    options: dict[str, Any] = {"use_distributed_sampler": True, "accumulate_grad_batches": 2}
+    module, _ = fitted(folder, Converted, strategy, loader(6, 1), **options)
     peaks: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(peaks, (strategy.report.measured_peak_bytes, strategy.report.tiles))
     leave(folder, {"state": module.state_dict(), "losses": gathered(module.losses), "peaks": peaks})
@@ -284,6 +286,57 @@ def on_background(team: Any, padded: bool) -> dict[str, Any]:
     pairs = zip((*tiled.parameters(), *tiled.buffers()), (*net.parameters(), *net.buffers()), strict=True)
     errors = [difference(*((a, b) if a.grad is None else (a.grad, b.grad)), floor) for a, b in pairs]
     return {"saved": count.saved, "tiles": count.tiles, "error": max(errors)}
+
+
+def sharded(folder: Path) -> None:
+    """FSDP around a tiled module, and within it: the largest difference of a gradient, or the refusal."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    from lightning_plugin import TiledModule
+    from tests.exactness import difference
+
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (2,))
+    torch.manual_seed(0)
+    block = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Tanh())
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3), block, head).double()
+    images = torch.randn(2, 3, 24, 20, dtype=torch.float64)
+    (plain(images).square().sum() / 2).backward()
+
+    def shard(module: nn.Module) -> nn.Module:
+        return fully_shard(module, mesh=mesh)
+
+    def wrap(net: nn.Sequential, layer: int | None = None, whole: bool = False) -> nn.Module:
+        if layer is not None:
+            shard(net[layer])
+        return TiledModule(shard(net) if whole else net, tiles=2)
+
+    ways: dict[str, Any] = {
+        "around": lambda net: shard(wrap(net)),
+        "map around": lambda net: shard(wrap(net[:2])),
+        "within": lambda net: wrap(net, whole=True),
+        "map within": lambda net: wrap(net[:2], whole=True),
+        "block": lambda net: wrap(net, 1),
+        "block, and the whole": lambda net: wrap(net, 1, whole=True),
+        "head, and the whole": lambda net: wrap(net, 2, whole=True),
+        "block, and around": lambda net: shard(wrap(net, 1)),
+    }
+    found: dict[str, Any] = {}
+    for name, way in ways.items():
+        module = way(copy.deepcopy(plain))
+        try:
+            result = module(images[dist_rank()][None])
+        except RuntimeError as error:
+            found[name] = str(error)
+            continue
+        if result.dim() == 4:
+            result = copy.deepcopy(plain[2])(result)
+        result.square().sum().backward()
+        pairs = zip(module.parameters(), plain.parameters(), strict=False)
+        found[name] = max(difference(p.grad.full_tensor(), q.grad) for p, q in pairs)
+    leave(folder, found)
 
 
 def strangers(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -119,3 +120,12 @@ def test_a_changed_layer_alone_is_an_ordinary_one(training: bool) -> None:
 def test_tiles_that_ranks_share_cannot_hand_rows_on() -> None:
     with pytest.raises(ValueError, match='use halo="recompute"'):
         SFTDDPStrategy(split="image", halo="share")
+
+
+def test_fsdp_shards_a_tiled_module_as_one_group(tmp_path: Path) -> None:
+    found = succeed("sharded", tmp_path)
+    for name in ("around", "map around", "within"):
+        assert found[name] < 1e-9, name
+    assert re.search(r"FSDP shards the module of a TiledModule.*fully_shard\(TiledModule", found["map within"])
+    for name, path in {"block": 1, "block, and the whole": 1, "head, and the whole": 2, "block, and around": 1}.items():
+        assert re.search(rf"FSDP shards the layer '{path}' of a TiledModule.*fully_shard\(Tiled", found[name])
