@@ -13,6 +13,7 @@ from lightning_plugin.plan import Plan
 from lightning_plugin.planner.calibrate import calibrate, calibrated
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.make import Sweep, make_plan, sweep
+from lightning_plugin.registration import install_names
 from lightning_plugin.rules.pointwise import elementwise
 from lightning_plugin.source import TensorSource, TileSource
 
@@ -57,3 +58,4 @@ def __getattr__(name: str) -> Any:
 
 
 install_dispatch()
+install_names()

@@ -18,7 +18,7 @@ PACKAGES = ("lightning_plugin", "wsi_trainer")
 #: The layers of the engine, from the top: files, and folders as a whole.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("__init__",),  # the names that users import
-    ("check",),
+    ("check", "registration"),
     ("module", "strategy"),  # the two ways in
     ("engine",),  # has recordings run, and owns what outlives a step
     ("plans",),  # plans that are made, remembered and saved

@@ -19,7 +19,10 @@ if not _packages:
         "TiledModule works without it."
     )
 
-if TYPE_CHECKING or _packages[0] == "pytorch_lightning":
+#: The distribution in use.
+PACKAGE = _packages[0]
+
+if TYPE_CHECKING or PACKAGE == "pytorch_lightning":
     from pytorch_lightning.callbacks import Callback
     from pytorch_lightning.plugins.io import TorchCheckpointIO
     from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy, StrategyRegistry

@@ -60,9 +60,8 @@ def require_same_batch(team: Team, batch: Any) -> None:
     """Raise an error on all ranks if their batches differ."""
     team.require_equal(
         fingerprint(batch),
-        'with split="image" all ranks compute one batch together, and the ranks were given different batches. Leave '
-        "use_distributed_sampler=True (it then gives all ranks the same), or let your own sampler and dataset return "
-        "the same on every rank.",
+        'with split="image" all ranks compute one batch together, and the ranks were given different batches. Let your '
+        "sampler and your dataset return the same on every rank: no part by rank, no random numbers of a rank's own.",
     )
 
 
@@ -201,16 +200,11 @@ class SFTDDPStrategy(Tiling, DDPStrategy):
             form_team(self.root_device, self.engine.planner)
             self._min_bytes = self._compute_min_bytes()
 
-    @property
-    def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """Arguments of Lightning's sampler: with ``split="image"`` every rank samples all of the data."""
-        if self.split == "image":
-            return {"num_replicas": 1, "rank": 0}
-        return super().distributed_sampler_kwargs  # type: ignore[misc,no-any-return]
-
     def setup(self, trainer: Any) -> None:
         """Set up as Lightning does, with BatchNorms that synchronise in tiled runs too, and on any device."""
         layer_sync, self._layer_sync = self._layer_sync, None
+        if self.split == "image":  # Lightning's sampler would shuffle a training loader that does not
+            trainer._accelerator_connector.use_distributed_sampler = False
         unshare_memory(self.lightning_module)
         if trainer.state.fn == "fit":
             module, is_shared = self.lightning_module, self.split == "image"

@@ -24,17 +24,52 @@ def python(code: str, folder: Path) -> str:
     return done.stdout
 
 
-def test_names_are_registered(tmp_path: Path) -> None:
-    """Before anything of Lightning was imported, by an attribute of the package."""
-    code = """
-import lightning_plugin
-lightning_plugin.SFTStrategy
-import pytorch_lightning as pl
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import lightning_plugin; import pytorch_lightning as pl",
+        "import pytorch_lightning as pl; import lightning_plugin",
+        "from lightning_plugin import SFTStrategy; import pytorch_lightning as pl",
+        "import lightning_plugin; from pytorch_lightning.callbacks import Callback; import pytorch_lightning as pl",
+    ],
+)
+def test_names_are_registered_in_any_order_of_imports(imports: str, tmp_path: Path) -> None:
+    code = f"""
+{imports}
 options = dict(accelerator="cpu", logger=False, enable_checkpointing=False)
-for name in ("sft", "SFT"):
-    print(type(pl.Trainer(strategy=name, **options).strategy).__name__)
+for name in ("sft", "SFT", "sft_ddp_spawn"):
+    strategy = pl.Trainer(strategy=name, **options).strategy
+    print(type(strategy).__name__, getattr(strategy, "_start_method", ""))
+print(pl.callbacks.__name__, pl.loggers.__name__, pl.accelerators.__name__)
 """
-    assert python(code, tmp_path).split() == ["SFTStrategy", "SFTStrategy"]
+    strategies = ["SFTStrategy", "SFTStrategy", "SFTDDPStrategy", "spawn"]
+    whole = ["pytorch_lightning.callbacks", "pytorch_lightning.loggers", "pytorch_lightning.accelerators"]
+    assert python(code, tmp_path).split() == strategies + whole
+
+
+def test_importing_the_package_imports_no_lightning(tmp_path: Path) -> None:
+    code = """
+import sys
+import lightning_plugin
+print([name for name in sys.modules if "lightning" in name and not name.startswith("lightning_plugin")])
+"""
+    assert python(code, tmp_path).strip() == "[]"
+
+
+def test_a_trainer_of_the_other_lightning_is_told_so(tmp_path: Path) -> None:
+    """Its base class is not that of the strategies."""
+    code = """
+import lightning_plugin.strategy, types
+from lightning_plugin.registration import register
+from pytorch_lightning.strategies import StrategyRegistry
+other = type("Strategy", (), {"__module__": "lightning.pytorch.strategies.strategy"})
+register(types.SimpleNamespace(StrategyRegistry=StrategyRegistry, Strategy=other))
+try:
+    StrategyRegistry.get("sft")
+except TypeError as error:
+    print(error)
+"""
+    assert "this Trainer is of lightning.pytorch, and the strategies" in python(code, tmp_path)
 
 
 def test_without_lightning_the_engine_works_and_the_strategy_says_what_is_missing(tmp_path: Path) -> None:
@@ -59,7 +94,7 @@ except ImportError as error:
 def test_the_other_lightning(tmp_path: Path) -> None:
     code = """
 import lightning.pytorch as pl
-import lightning_plugin.strategy
+import lightning_plugin
 strategy = pl.Trainer(strategy="sft", accelerator="cpu", logger=False, enable_checkpointing=False).strategy
 print(isinstance(strategy, pl.strategies.Strategy), isinstance(strategy, lightning_plugin.SFTStrategy))
 """
