@@ -10,7 +10,14 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from lightning_plugin.capture.lazy import LazyImage, LazyTensor, lazy_tensors, materialize_all, without_compiled_modules
+from lightning_plugin.capture.lazy import (
+    LazyImage,
+    LazyTensor,
+    lazy_tensors,
+    materialize_all,
+    undone_if_refused,
+    without_compiled_modules,
+)
 from lightning_plugin.capture.session import ModuleCall
 from lightning_plugin.engine import Engine
 from lightning_plugin.errors import RecordingError
@@ -75,15 +82,17 @@ class TiledModule(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         is_eager = not lazy_tensors((args, kwargs))
         args, kwargs = tree_map(self._make_lazy, (args, kwargs))
-        call = ModuleCall(self.engine)
-        for lazy in lazy_tensors((args, kwargs)):
-            lazy._session.root().begin_call(call)
-        try:
-            with without_compiled_modules():
-                out = self.module(*args, **kwargs)
-        finally:
-            call.end = next_serial()
-        return materialize_all(out) if is_eager else out
+        images = lazy_tensors((args, kwargs))
+        with undone_if_refused(images):
+            call = ModuleCall(self.engine)
+            for image in images:
+                image._session.root().begin_call(call)
+            try:
+                with without_compiled_modules():
+                    out = self.module(*args, **kwargs)
+            finally:
+                call.end = next_serial()
+            return materialize_all(out) if is_eager else out
 
     def _make_lazy(self, a: Any) -> Any:
         # An integer tensor with three dimensions is a target (N, H, W), not an image with H channels.

@@ -29,6 +29,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     torch_decomp_decompositions,
 )
+from torch.autograd.forward_ad import unpack_dual
 from torch.nn.modules._functions import BackwardHookFunction
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNormBase
 from torch.nn.modules.dropout import _DropoutNd as DropoutBase
@@ -300,6 +301,8 @@ def is_composite(func: Any) -> bool:
 OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 #: The operator that PyTorch asks for a fake tensor's device.
 DEVICE_OF = torch.ops.prim.device.default
+#: The operator of `torch.autograd.forward_ad.make_dual`.
+make_dual = torch._make_dual
 
 
 def schema(func: Any) -> Any:
@@ -410,13 +413,19 @@ def refuse_batched(gradients: Iterable[Any]) -> None:
         )
 
 
-def refuse_transforms() -> None:
-    """Refuse to record within a transformation of `torch.func`."""
+def refuse_transforms(tensor: Tensor | None = None) -> None:
+    """Refuse to record within a transformation of `torch.func`, and a tensor that has a tangent."""
     if torch._C._are_functorch_transforms_active():
         raise RecordingError(
             "a tiled module was called within torch.func (grad, jacrev, jvp, vmap, ...), whose tensors have no memory "
             "that tiles could be read from. Use torch.autograd.grad and backward, give a batch in place of vmap, or "
             "transform the module itself, untiled."
+        )
+    if tensor is not None and unpack_dual(tensor).tangent is not None:
+        raise RecordingError(
+            "a tensor with a tangent (torch.autograd.forward_ad) was given to a tiled computation, which is "
+            "differentiated backwards only: the tangent would be lost. Use backward or torch.autograd.grad, or call "
+            "the module itself, untiled."
         )
 
 

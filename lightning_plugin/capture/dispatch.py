@@ -27,17 +27,19 @@ from lightning_plugin.capture.lazy import (
     merge_sessions,
 )
 from lightning_plugin.capture.record import WritesImage, record, tensor_of_image
-from lightning_plugin.capture.run import run_awaited_updates
+from lightning_plugin.capture.run import count_batch, run_awaited_updates
 from lightning_plugin.capture.session import Session, bind, binding_of, call_label, current_module
-from lightning_plugin.errors import RecordingError
+from lightning_plugin.errors import EngineError, RecordingError
 from lightning_plugin.graph import Value, ancestors
 from lightning_plugin.layout import Axis
 from lightning_plugin.private import (
     NEEDS_DATA,
     BackwardHookFunction,
+    BatchNormBase,
     CheckpointFunction,
     Version,
     fsdp_state,
+    make_dual,
     override_custom_functions,
     parse_to,
     tree_map,
@@ -64,7 +66,13 @@ def dispatch(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         return read_attribute(func, args, kwargs)
     if name == "__set__":
         return write_attribute(func, *args)
-    return record_call(func, args, kwargs)
+    try:
+        return record_call(func, args, kwargs)
+    except EngineError:
+        norm = current_module()[0] if func is torch.nn.functional.batch_norm else None
+        if isinstance(norm, BatchNormBase) and norm.training:  # it has counted a batch that is refused
+            count_batch(norm, -1)
+        raise
 
 
 # Calls that are recorded
@@ -444,6 +452,9 @@ HANDLERS: dict[Any, Callable[..., Any]] = {
     Tensor.untyped_storage: _refuse("untyped_storage()", "it has no memory."),
     Tensor.set_: _refuse("set_()", "it has no memory."),
     Tensor.resize_: _refuse("resize_()", "it has no memory."),
+    make_dual: _refuse(
+        "torch.autograd.forward_ad.make_dual()", "its tangent would be lost. Use backward or torch.autograd.grad."
+    ),
     CheckpointFunction.apply: _refuse(
         "torch.utils.checkpoint with use_reentrant=True",
         "its computation is hidden from the recording. Pass use_reentrant=False.",

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from lightning_plugin.capture.alias import current_value, register_storage
 from lightning_plugin.capture.record import Recorder
-from lightning_plugin.capture.run import run
+from lightning_plugin.capture.run import discard_effects, run
 from lightning_plugin.capture.session import Session, binding_of
-from lightning_plugin.errors import RecordingError
-from lightning_plugin.graph import Value
+from lightning_plugin.errors import EngineError, RecordingError
+from lightning_plugin.graph import Value, next_serial
 from lightning_plugin.ops import Autocast, has_gradients
 from lightning_plugin.private import collate_by, has_compiler, tree_leaves, tree_map, without_storage
 from lightning_plugin.source import TensorSource, TileSource, batch, likely_instances
@@ -246,6 +246,18 @@ def computed_or_same(value: Any, func: Callable[..., Any] | None = None) -> Any:
 def computed_vector(tensor: LazyTensor, value: Value) -> Tensor | None:
     """Return the result of a vector; None if it is not computed."""
     return tensor._session.root().vectors.get(value)
+
+
+@contextmanager
+def undone_if_refused(tensors: Sequence[LazyTensor]) -> Iterator[None]:
+    """Drop the effects of the calls in a block on lazy tensors if one of them is refused: no statistics move then."""
+    begin = next_serial()
+    try:
+        yield
+    except EngineError:
+        for session in {t._session.root() for t in tensors}:
+            discard_effects(session, begin)
+        raise
 
 
 @contextmanager

@@ -38,7 +38,7 @@ from lightning_plugin.capture.alias import (
     written_arguments,
     written_tensors,
 )
-from lightning_plugin.capture.run import await_update, run
+from lightning_plugin.capture.run import await_update, count_batch, run
 from lightning_plugin.capture.session import Session, bind, binding_of, current_module, function_name
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Effect, Node, Value
@@ -115,8 +115,7 @@ class Recorder:
         """Write a module's buffers once the values are known; see [Note: buffers] in `run`."""
         norm = self.module if isinstance(self.module, BatchNormBase) else None
         if is_recomputing():  # the backward pass updates and counts; see [Note: checkpoint] in `run`
-            if norm is not None and norm.num_batches_tracked is not None:
-                norm.num_batches_tracked.sub_(1)
+            count_batch(norm, -1)
             return
         writes = tuple(map(self.session.captured_tensor, buffers))
         self.effects.append((Effect(tuple(values), run, writes, block=self.block, norm=norm), buffers))

@@ -35,7 +35,7 @@ from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.frame import Frame, Step
 from lightning_plugin.execute.run import run_plan
 from lightning_plugin.graph import Effect, Node, Recording, Value, ancestors, gather
-from lightning_plugin.private import current_pass, outside_checkpoint, tree_leaves
+from lightning_plugin.private import BatchNormBase, current_pass, outside_checkpoint, tree_leaves
 from lightning_plugin.program.fixed import fixed_plan
 from lightning_plugin.progress import profiler_range
 
@@ -86,10 +86,32 @@ def run_awaited_updates(tree: Any, within: Session | None = None) -> None:
             session.drop_unreachable()
 
 
-def discard_effects(session: Session) -> None:
-    """Drop the effects of a session that is planned and never run."""
+def discard_effects(session: Session, since: int = -1) -> None:
+    """Drop the effects that a session has recorded since a serial number: its calls are refused, or only planned."""
     restore_buffers(session.effects)
-    session.effects.clear()
+    kept = [e for e in session.effects if all(v.node is not None and v.node.serial < since for v in e.values)]
+    for effect in session.effects:
+        if effect not in kept:
+            suspend(effect)
+        else:
+            for buffer in effect.writes:
+                await_update(buffer, session)
+    session.effects = kept
+
+
+def suspend(effect: Effect) -> None:
+    """Make an effect dormant. Its BatchNorm, which counted the batch when it was called, counts it when the effect is
+    applied after all."""
+    if not effect.dormant:
+        effect.dormant = True
+        count_batch(effect.norm, -1)
+
+
+def count_batch(norm: BatchNormBase | None, by: int) -> None:
+    """Correct the number of batches that a BatchNorm has counted."""
+    if norm is not None and norm.num_batches_tracked is not None:
+        with torch.no_grad():
+            norm.num_batches_tracked.add_(by)
 
 
 def next_part(session: Session, values: Sequence[Value]) -> tuple[Engine | None, Sequence[Value], bool]:
@@ -176,7 +198,7 @@ def run(session: Session, wanted: Sequence[Value] = ()) -> list[Tensor]:
                     session.engine.watch_loss(recording, now, session.vectors)
         except BaseException:
             for effect in session.effects:  # as in PyTorch, where a failed forward updates nothing
-                effect.dormant = True
+                suspend(effect)
             raise
         finally:
             session.engine = default
@@ -196,6 +218,9 @@ def apply_effects(session: Session) -> None:
         effect = session.effects.pop(0)
         if all(v in session.vectors for v in effect.values):
             tensors = [session.vectors[v] for v in effect.values]
+            if effect.dormant:
+                effect.dormant = False
+                count_batch(effect.norm, 1)
             effect.run(tensors)
             if effect.block is not None:
                 effect.results = [t.detach() for t in tensors]

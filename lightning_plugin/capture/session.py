@@ -34,7 +34,7 @@ from lightning_plugin.ops import Captured, Source
 from lightning_plugin.options import Chains, Options
 from lightning_plugin.plan import Plan
 from lightning_plugin.private import FakeTensorMode, custom_function, refuse_transforms, version, without_torch_function
-from lightning_plugin.source import TileSource, together
+from lightning_plugin.source import TensorSource, TileSource, together
 
 #: Recordings of more nodes get chains by default: the search looks at each operator.
 CHAINS_FROM_NODES = 4000
@@ -241,7 +241,7 @@ class Session:
 
     def capture(self, tensor: Tensor) -> Value:
         """Return the value of a real tensor: one value for the tensor as long as it is unchanged."""
-        refuse_transforms()
+        refuse_transforms(tensor)
         with without_torch_function():
             now, key = version(tensor), (id(tensor), tensor.requires_grad)
             known = self.captured_values.get(key)
@@ -262,7 +262,7 @@ class Session:
 
     def bind_image(self, source: TileSource, fake: Tensor, requires_grad: bool = False) -> Value:
         """Bind a fake tensor to the value of an image in its current version; an empty image is a vector."""
-        refuse_transforms()
+        refuse_transforms(source.tensor if isinstance(source, TensorSource) else None)
         image = Image.of(source, fake.device)
         if not fake.numel():
             pixels = image.on_device

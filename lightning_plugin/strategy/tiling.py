@@ -17,7 +17,13 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from lightning_plugin.capture.lazy import LazyTensor, materialize, materialize_all, without_compiled_modules
+from lightning_plugin.capture.lazy import (
+    LazyTensor,
+    materialize,
+    materialize_all,
+    undone_if_refused,
+    without_compiled_modules,
+)
 from lightning_plugin.engine import Engine
 from lightning_plugin.execute.finite import NonFinite
 from lightning_plugin.memory import default_budget
@@ -201,7 +207,7 @@ class Tiling:
         optimizers: Sequence[torch.optim.Optimizer] = self.optimizers  # type: ignore[attr-defined]
         self.engine.planner.reserve(sum(map(held_bytes, optimizers)))
         self.feedback.begin_step()
-        with without_compiled_modules():
+        with undone_if_refused(self._images), without_compiled_modules():
             result = materialize_all(step(*args, **kwargs), self._images)
         if self._description and all(is_untiled(plan) for plan in self.feedback.plans):
             put_last(self._untiled, self._description, None, MAX_PLANS)

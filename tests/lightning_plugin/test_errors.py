@@ -14,11 +14,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_plugin import LazyImage, TiledModule, materialize
-from lightning_plugin.errors import RecordingError
+from lightning_plugin.errors import BudgetError, RecordingError
 from tests.exactness import asked
 from tests.zoo import fill
 
@@ -332,3 +333,104 @@ def test_the_wrapper_takes_small_inputs_beside_images() -> None:
 
     model, extra = fill(Conditioned().double()), torch.randn(2, 5, dtype=torch.float64)
     same(TiledModule(model, tiles=(2, 2))(image(), extra), model(image(), extra))
+
+
+# Tangents ------------------------------------------------------------------------------------------------------------
+
+
+def dual(t: Tensor) -> Tensor:
+    return forward_ad.make_dual(t.detach(), torch.ones_like(t))
+
+
+def with_dual_parameters(name: str) -> Callable[[nn.Module], Any]:
+    def call(tiled: nn.Module) -> Any:
+        child = tiled.get_submodule(f"module.{name}")
+        for key, p in list(child.named_parameters()):
+            del child._parameters[key]
+            setattr(child, key, dual(p))
+        return tiled(image())
+
+    return call
+
+
+TANGENTS: dict[str, Callable[[nn.Module], Any]] = {
+    "of a convolution": with_dual_parameters("conv"),
+    "of a norm": with_dual_parameters("norm"),
+    "of a linear layer on a vector": with_dual_parameters("head"),
+    "of an image": lambda tiled: tiled(dual(image())),
+    "of a recorded map": lambda tiled: forward_ad.make_dual(lazy().relu(), image()),
+}
+
+
+class WithNorms(nn.Module):
+    """Two BatchNorms around a function, and a head."""
+
+    def __init__(self, middle: Callable[[Tensor], Tensor] = torch.relu) -> None:
+        super().__init__()
+        self.first, self.conv, self.norm = nn.BatchNorm2d(3), nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, momentum=None)
+        self.head = nn.Linear(4, 2)
+        self.middle = middle
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.middle(self.conv(self.first(x)))).square().mean((2, 3)))
+
+
+@pytest.mark.parametrize("how", [{"tiles": (2, 3)}, {"budget": "1GiB"}], ids=["tiled", "kept"])
+@pytest.mark.parametrize("what", TANGENTS)
+def test_tangents_are_refused_by_name_and_move_no_statistics(what: str, how: dict) -> None:
+    """With dual weights the tangent was lost in silence under tiles."""
+    net = WithNorms().double()
+    before = copy.deepcopy(dict(net.named_buffers()))
+    with forward_ad.dual_level(), pytest.raises(RecordingError, match=r"torch\.autograd\.forward_ad.*Use backward"):
+        TANGENTS[what](TiledModule(net, **how))
+    for name, b in net.named_buffers():
+        assert torch.equal(b, before[name]), name
+
+
+# A step that is refused ----------------------------------------------------------------------------------------------
+
+
+def refused_while_recorded(net: WithNorms) -> None:
+    net.middle = lambda y: y.register_hook(print)  # type: ignore[method-assign, assignment, return-value]
+    with pytest.raises(RecordingError):
+        TiledModule(net, tiles=2)(image())
+
+
+def refused_by_a_budget(net: WithNorms) -> None:
+    with pytest.raises(BudgetError):
+        TiledModule(net, budget="2KiB")(image())
+
+
+def refused_in_backward_of_an_image(net: WithNorms) -> None:
+    net.middle = lambda y: y.register_hook(print)  # type: ignore[method-assign, assignment, return-value]
+    with pytest.raises(RecordingError):
+        TiledModule(net, tiles=2)(lazy())
+
+
+@pytest.mark.parametrize("refuse", [refused_while_recorded, refused_by_a_budget, refused_in_backward_of_an_image])
+def test_a_refused_step_changes_nothing_and_the_next_is_the_first(refuse: Callable[[WithNorms], None]) -> None:
+    """The count of batches is the weight of a batch where ``momentum`` is None."""
+    net = WithNorms().double()
+    plain = copy.deepcopy(net)
+    refuse(net)
+    for name, b in net.named_buffers():
+        assert torch.equal(b, plain.get_buffer(name)), name
+    net.middle = plain.middle
+    TiledModule(net, tiles=2)(image())
+    plain(image())
+    for name, b in net.named_buffers():
+        torch.testing.assert_close(b, plain.get_buffer(name))
+
+
+def test_a_refused_call_leaves_the_updates_of_an_earlier_call_on_the_image() -> None:
+    net = WithNorms().double()
+    plain = copy.deepcopy(net)
+    x = lazy()
+    first = TiledModule(net, tiles=2)(x)
+    net.middle = lambda y: y.register_hook(print)  # type: ignore[method-assign, assignment, return-value]
+    with pytest.raises(RecordingError):
+        TiledModule(net, tiles=2)(x)
+    plain(image())
+    for name, b in plain.named_buffers():
+        torch.testing.assert_close(net.state_dict()[name], b)
+    assert first.isfinite().all()

@@ -396,3 +396,6 @@ def test_transformations_are_known() -> None:
     private.refuse_transforms()
     with pytest.raises(RecordingError, match=r"torch\.func"):
         torch.func.grad(lambda z: (private.refuse_transforms(), z.sum())[1])(torch.ones(2))
+    private.refuse_transforms(x)
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(RecordingError, match="forward_ad"):
+        private.refuse_transforms(private.make_dual(torch.ones(2), torch.ones(2), 0))
