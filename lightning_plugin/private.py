@@ -30,6 +30,7 @@ from torch._subclasses.fake_tensor import (
     torch_decomp_decompositions,
 )
 from torch.autograd.forward_ad import unpack_dual
+from torch.autograd.function import _SingleLevelFunction
 from torch.nn.modules._functions import BackwardHookFunction
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNormBase
 from torch.nn.modules.dropout import _DropoutNd as DropoutBase
@@ -493,27 +494,27 @@ def collate_by(kind: type, function: Callable[..., Any]) -> None:
     default_collate_fn_map.setdefault(kind, function)
 
 
-_apply: Callable[..., Any] = vars(torch.autograd.Function)["apply"].__func__
-
 #: Tensor subclasses whose ``__torch_function__`` gets calls of custom autograd functions.
-_overriding: list[type[Tensor]] = []
+_overriding: set[type[Tensor]] = set()
 
 
 def _applied(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
-    """Call `Function.apply`, which tensor subclasses may override here; PyTorch does not let them."""
+    """Call a custom function, which tensor subclasses may override here; PyTorch does not let them."""
     for a in (*args, *kwargs.values()):
         for kind in _overriding:
             if isinstance(a, kind):
                 return kind.__torch_function__(cls.apply, (), args, kwargs)
-    return _apply(cls, *args, **kwargs)
-
-
-torch.autograd.Function.apply = classmethod(_applied)  # type: ignore[method-assign, assignment]
+    return super(_SingleLevelFunction, cls).apply(*args, **kwargs)  # type: ignore[misc]
 
 
 def override_custom_functions(kind: type[Tensor]) -> None:
-    """Send calls of custom autograd functions on a tensor subclass to its ``__torch_function__``."""
-    _overriding.append(kind)
+    """Send calls of custom autograd functions on a tensor subclass to its ``__torch_function__``.
+
+    `Function.apply` stays as it is, since modules keep it (``relu = ReLU.apply``) before any tensor is made: the
+    function is put behind it, where it calls that of the class above.
+    """
+    _overriding.add(kind)
+    _SingleLevelFunction.apply = classmethod(_applied)  # type: ignore[attr-defined]
 
 
 def custom_function(func: Any) -> type[torch.autograd.Function] | None:

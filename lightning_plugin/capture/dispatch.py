@@ -40,7 +40,6 @@ from lightning_plugin.private import (
     Version,
     fsdp_state,
     make_dual,
-    override_custom_functions,
     parse_to,
     tree_map,
     version,
@@ -53,7 +52,6 @@ from lightning_plugin.source import TensorSource
 def install_dispatch() -> None:
     """Have `LazyTensor` dispatch its calls here; called once, by the package."""
     LazyTensor._dispatch = dispatch
-    override_custom_functions(LazyTensor)
 
 
 def dispatch(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

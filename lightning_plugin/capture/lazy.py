@@ -23,7 +23,14 @@ from lightning_plugin.capture.session import Session, binding_of
 from lightning_plugin.errors import EngineError, RecordingError
 from lightning_plugin.graph import Value, next_serial
 from lightning_plugin.ops import Autocast, has_gradients
-from lightning_plugin.private import collate_by, has_compiler, tree_leaves, tree_map, without_storage
+from lightning_plugin.private import (
+    collate_by,
+    has_compiler,
+    override_custom_functions,
+    tree_leaves,
+    tree_map,
+    without_storage,
+)
 from lightning_plugin.source import TensorSource, TileSource, batch, likely_instances
 
 
@@ -104,6 +111,7 @@ class LazyImage(LazyTensor):
         if not isinstance(source, TileSource):
             raise TypeError(f"an image is a tensor or a TileSource, not {type(source).__name__}: subclass TileSource")
         collate_by(cls, collate_images)
+        override_custom_functions(LazyTensor)
         shape = tuple(source.shape)
         if len(shape) < 3:
             raise ValueError(f"an image is (N, C, *spatial) with at least one spatial axis, got shape {shape}")
