@@ -17,7 +17,7 @@ from PIL import Image
 
 from wsi_trainer.cli import as_user_error
 from wsi_trainer.errors import UserError
-from wsi_trainer.io.files import save_array, save_picture
+from wsi_trainer.io.files import save_array, save_picture, write_text
 from wsi_trainer.io.tables import write_table
 from wsi_trainer.models.weights import write_weights
 from wsi_trainer.slide.formats.tiff import TiffReader
@@ -42,6 +42,18 @@ def test_a_slide_that_is_read_in_short_pieces_has_its_pixels(tmp_path: Path) -> 
     tifffile.imwrite(tmp_path / "s.tif", pixels, tile=(64, 64), photometric="rgb")
     with closing(TiffReader(tmp_path / "s.tif")) as reader:
         np.testing.assert_array_equal(reader.read(0, 0, 0, 128, 128), pixels)
+
+
+def test_a_disk_that_is_full_is_named_by_the_file_that_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full_disk(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as a write that fails: without a name
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(OSError, match="No space left") as caught:
+        write_text(tmp_path / "report.html", "page")
+    assert str(as_user_error(caught.value)) == f"{tmp_path / 'report.html'}: No space left on device"
 
 
 @pytest.mark.parametrize("write", [
@@ -70,6 +82,12 @@ def test_what_is_drawn_and_exported_is_there_whole_or_as_before(
     [
         (RuntimeError("can't start new thread"), "no room for another one"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), "memory is short"),
+        (
+            RuntimeError(
+                "DefaultCPUAllocator: can't allocate memory: you tried to allocate 288000 bytes. Error code 12"
+            ),
+            "memory is short: 288,000 bytes were asked for at once",
+        ),
         (MemoryError("Unable to allocate 1 GiB"), "memory is short: Unable to allocate 1 GiB"),
         (OSError("Unable to write: errno = 28"), "errno = 28"),
     ],

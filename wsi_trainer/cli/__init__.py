@@ -309,6 +309,8 @@ def refused(error: BaseException) -> UserError | None:
         return UserError(SHORT["can't allocate memory"].format(str(error) or "no more could be had"))
     if isinstance(error, RuntimeError) and (number := OF_THE_SYSTEM.search(str(error))):
         return refused(OSError(int(number[1]), os.strerror(int(number[1]))))
+    if isinstance(error, RuntimeError) and (asked := ASKED_BYTES.search(str(error))):
+        return UserError(SHORT["can't allocate memory"].format(f"{int(asked[1]):,} bytes were asked for at once"))
     if isinstance(error, RuntimeError):
         said = str(error).partition("\n")[0].removesuffix(".")
         return next((UserError(words.format(said)) for part, words in SHORT.items() if part in str(error)), None)
@@ -324,6 +326,8 @@ def before(error: BaseException) -> Iterator[BaseException]:
 
 OF_THE_SYSTEM = re.compile(r"errno = (\d+)")
 """How HDF5 tells of what the system refused."""
+ASKED_BYTES = re.compile(r"can't allocate memory: you tried to allocate (\d+) bytes")
+"""How PyTorch tells of memory that the system refused."""
 
 SHORT = {
     "can't start new thread": "{}: the system has no room for another one (see ulimit -u); end other programs, or "

@@ -28,6 +28,8 @@ Split = Literal["train", "val", "test"]
 SPLITS: tuple[str, ...] = get_args(Split)
 PATHS = ("regions",)
 """Columns that name a file; its path is relative to where those of the slides are."""
+NO_NAMES = frozenset({"nan", "na", "n/a", "<na>", "null", "none"})
+"""What pandas, R and databases write into an empty cell; nobody is called so. Labels may be: they stay as written."""
 _OWN = ("slide", "path", "label", "patient", "split", "site")
 
 
@@ -99,6 +101,7 @@ def read_manifest(
     if stores is not None:
         records = from_stores(records, stores)
     _note_spellings(path, tuple(record.patient for record in records))
+    _note_empty(path, sum(row.get("patient", "").strip().casefold() in NO_NAMES for _, row in table.rows))
     return records
 
 
@@ -146,6 +149,15 @@ def _note_spellings(path: Path, patients: tuple[str, ...]) -> None:
         )  # fmt: skip
 
 
+@cache
+def _note_empty(path: Path, count: int) -> None:
+    if count:
+        log.warning(
+            "%s has %d cells such as nan or NA in the column patient, which are read as empty: each of these slides "
+            "counts as a patient of its own", clean(path), count,
+        )  # fmt: skip
+
+
 def write_manifest(path: Path, records: Sequence[SlideRecord]) -> None:
     """Write the records with absolute paths, so that the file means the same wherever it is copied to."""
     others = list(dict.fromkeys(column for record in records for column in record.others))
@@ -180,6 +192,9 @@ def _record(manifest: Path, line: int, row: Mapping[str, str], base: Path, neede
     split = values.get("split", "")
     if split and split not in SPLITS:
         raise UserError(f"{manifest}, line {line}: split is {split!r}; it must be one of {', '.join(SPLITS)} or empty")
+    for column in ("patient", "site"):
+        if values.get(column, "").casefold() in NO_NAMES:
+            values[column] = ""
     slide = values["slide"]
     return SlideRecord(
         slide=slide,

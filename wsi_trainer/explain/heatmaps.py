@@ -32,7 +32,7 @@ from wsi_trainer.metrics import MISSED, Marks
 from wsi_trainer.models import SlideClassifier
 from wsi_trainer.preprocess.stores import Originals
 from wsi_trainer.regions.geojson import PathClass
-from wsi_trainer.regions.outlines import Region, read_regions
+from wsi_trainer.regions.outlines import Region, check_on_slide, read_regions
 from wsi_trainer.regions.shapes import Outline, Rings, hits, regions_joined
 from wsi_trainer.slide.views import Bag, Image
 from wsi_trainer.store.identity import result_names
@@ -143,12 +143,12 @@ def write_heatmaps(
         peak = {"peak_bytes": attribution.peak_bytes}
         entries[record.slide] = files.entry | peak | _of_original(one, files, originals, shown_as, options)
         largest = max(largest, float(attribution.positive.max()))
-        drawn = one.in_image(_regions_of(record, regions))
+        drawn = one.in_image(_regions_of(record, regions, one.place.shape))
         if regions is not None and is_known(record, drawn, shown_as.name, model.task.classes):
             marks[record.slide] = marks_of(files.outlines, drawn, one.stride)
     for slide, one in maps.items():
         scale = None if options.method == "attention" else largest
-        entries[slide] |= one.overlay(scale, _regions_of(one.record, regions), field)
+        entries[slide] |= one.overlay(scale, _regions_of(one.record, regions, one.place.shape), field)
     write_detected(folder, records, marks, shown_as.name, split, config.resamples)
     facts = {"split": split, "checkpoint": run.chosen}
     facts |= facts_of(shown_as.name, options, field, entries, skipped, maps)
@@ -194,11 +194,14 @@ def facts_of(
     return facts
 
 
-def _regions_of(record: SlideRecord, folder: Path | None) -> list[Region]:
+def _regions_of(record: SlideRecord, folder: Path | None, shape: tuple[int, int]) -> list[Region]:
+    """The drawn regions of a slide of this height and width."""
     if folder is None:
         return []
     path = folder / f"{Path(record.slide).stem}.geojson"
-    return read_regions(path) if path.is_file() else []
+    found = read_regions(path) if path.is_file() else []
+    check_on_slide(found, shape, path)
+    return found
 
 
 @limits_imports

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import sys
 from argparse import ArgumentError
@@ -365,12 +366,16 @@ def parse(parser: ArgumentParser, words: Sequence[str]) -> Namespace:
     """The options, not yet instantiated; what the parser refuses becomes one clear line."""
     refuse_empty(words)
     try:
-        return parser.parse_args(list(_present(words)))
+        options = parser.parse_args(list(_present(words)))
     except (ArgumentError, UnicodeDecodeError) as error:
         if path := denied(error):
             key = next((key for key in CLASSES if f'"{key}' in str(error)), "the config")
             raise UserError(about(key, path)) from error
         raise explain(parser, error, list(words)) from error
+    for key, value in options.items():
+        if isinstance(value, float) and not math.isfinite(value) and key.startswith(("model.", "data.", "train.")):
+            raise UserError(f"{key} is {value}; give a finite number")
+    return options
 
 
 def _present(words: Sequence[str]) -> Iterator[str]:
@@ -402,6 +407,10 @@ def instantiate(parser: ArgumentParser, options: Namespace) -> Loaded:
         return Loaded(models.make_model(objects.model), objects.data, objects.train)
     except (ValueError, TypeError) as error:  # how classes refuse arguments, those of this package and any other
         raise UserError(about_refusal(error)) from error
+    except RuntimeError as error:  # how torch refuses arguments of layers; that memory is short is said elsewhere
+        if "memory" in str(error):
+            raise
+        raise UserError(f"the network of model cannot be built: {str(error).partition(chr(10))[0]}") from error
 
 
 def with_whole_paths(options: Namespace) -> Namespace:

@@ -48,7 +48,7 @@ from wsi_trainer.io.files import write_json, write_text
 from wsi_trainer.io.untrusted import read_yaml, yaml_of
 from wsi_trainer.metrics import LOWER_IS_BETTER
 from wsi_trainer.models import SegmentationTask, SlideModel
-from wsi_trainer.models.weights import read_checkpoint
+from wsi_trainer.models.weights import load_weights
 from wsi_trainer.signals import GRACE
 
 SERVICES = {"wandb", "mlflow"}
@@ -185,7 +185,7 @@ def train(
         raise UserError(f"the split train has {lack}: nothing can be learnt; look at the labels, or divide them anew")
     slides.warn_of_lack("val")
     model.task.prepare(slides.targets_of("train"))
-    checkpoint = None if resume is None else start_of(run, resume)
+    checkpoint = None if resume is None else start_of(run, model, resume)
     if isinstance(model.task, SegmentationTask) and model.task.weights.balanced and checkpoint is None:
         # What a checkpoint holds needs no counting.
         model.task.prepare_pixels(pixels_of(slides.of("train"), model.task, data, progress and is_first()))
@@ -245,13 +245,13 @@ def callbacks_of(run: Run, config: TrainConfig, model: SlideModel, slides: Slide
     return callbacks
 
 
-def start_of(run: Run, resume: str) -> Path | None:
-    """The checkpoint to continue from; none where the run died before it wrote its first."""
+def start_of(run: Run, model: SlideModel, resume: str) -> Path | None:
+    """The checkpoint to continue from, of this network; none where the run died before it wrote its first."""
     if resume == "last" and not run.checkpoint_path("last").is_file():
         say(Console(), f"{run.path} has no checkpoint yet: the run starts from the beginning")
         return None
     checkpoint = run.checkpoint(resume)
-    read_checkpoint(checkpoint)  # before anything is planned or written
+    load_weights(model, checkpoint)  # refuses another's before anything is planned or written
     return checkpoint
 
 

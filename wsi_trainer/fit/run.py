@@ -25,7 +25,7 @@ from rich.console import Console
 from wsi_trainer.data.manifest import PATHS, SlideRecord, check_files, read_manifest, write_manifest
 from wsi_trainer.data.splits import changes_since, first_names, read_splits
 from wsi_trainer.errors import SlideError, UserError
-from wsi_trainer.io.display import say
+from wsi_trainer.io.display import clean, say
 from wsi_trainer.io.files import Locked, lock, write_json
 from wsi_trainer.io.untrusted import read_json as read_foreign
 from wsi_trainer.slide.geometry import PROVENANCE, TOLERANCE, is_plausible
@@ -57,7 +57,9 @@ class Seen:
     @classmethod
     def of(cls, records: Sequence[SlideRecord]) -> Self:
         """Read the headers of these slides; those that cannot be opened say nothing."""
-        opened = [(_pixel(slide), _painted(slide)) for _, slide in _opened(records)]
+        noted: dict[str, list[str]] = defaultdict(list)
+        opened = [(_pixel(slide), _painted(slide)) for _, slide in _opened(records, noted)]
+        _say_notes(noted)
         sizes = [pixel for pixel, _ in opened if pixel is not None]
         known = bool(sizes) and len(sizes) == len(opened)
         painted = any(painted for _, painted in opened)
@@ -90,7 +92,8 @@ class Seen:
         """
         factors: dict[str, float] = {}
         finer, raw = [], []
-        for record, slide in _opened(records):
+        noted: dict[str, list[str]] = defaultdict(list)
+        for record, slide in _opened(records, noted):
             if self.painted and not _painted(slide):
                 raw.append(record.slide)
             if (factor := self._factor(record, slide)) > 1:
@@ -108,6 +111,8 @@ class Seen:
             )
         for line in lines if tell else ():
             say(Console(), line)
+        if tell:
+            _say_notes(noted)
         return [replace(record, shrink=factors.get(record.slide, 1.0)) for record in records]
 
     def _factor(self, record: SlideRecord, slide: Slide) -> float:
@@ -128,15 +133,27 @@ class Seen:
         return slide.factor(self.finest) if pixel < self.finest else 1.0
 
 
-def _opened(records: Sequence[SlideRecord]) -> Iterator[tuple[SlideRecord, Slide]]:
-    """The slides one after the other; those that cannot be opened are left to whoever reads their pixels."""
+def _opened(records: Sequence[SlideRecord], noted: dict[str, list[str]]) -> Iterator[tuple[SlideRecord, Slide]]:
+    """The slides one after the other; those that cannot be opened are left to whoever reads their pixels.
+
+    Args:
+        records: The slides.
+        noted: Is given what a user should know of the files, with the slides of which it is true.
+    """
     for record in records:
         try:
             slide = Slide.open(record.path, mpp=record.mpp, name=record.slide)
         except SlideError:
             continue
         with slide:
+            for note in slide.info.notes if record.mpp is None else ():
+                noted[note].append(record.slide)
             yield record, slide
+
+
+def _say_notes(noted: Mapping[str, Sequence[str]]) -> None:
+    for note, slides in noted.items():
+        log.warning("%s: %s", clean(first_names(slides)), note)
 
 
 def _pixel(slide: Slide) -> float | None:

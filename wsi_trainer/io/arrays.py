@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from wsi_trainer.errors import UserError
 
-from .untrusted import Unreadable, open_file
+from .untrusted import Unreadable, open_file, too_much, what_is
 
 # What may stand in a store's metadata as codec or filter. Any other that is installed would be run, and `pickle` runs
 # whatever the file says.
@@ -50,12 +51,47 @@ def load_array(path: Path) -> NDArray[Any]:
     return found
 
 
+@cache
+def _store() -> Any:
+    """The kind of store of a folder whose files are files: what zarr reads whole may be a link to anything."""
+    from zarr.storage import LocalStore  # takes a third of a second, which commands without zarr need not wait for
+
+    class Files(LocalStore):
+        def check(self, key: str, whole: bool) -> None:
+            path = self.root / key
+            if kind := what_is(path):
+                raise Unreadable(path, f"is {kind} and not a file")
+            if whole and path.is_file() and (reason := too_much("it", path.stat().st_size)):
+                raise Unreadable(path, reason)
+
+        async def get(self, key: str, prototype: Any = None, byte_range: Any = None) -> Any:
+            self.check(key, byte_range is None)
+            return await super().get(key, prototype, byte_range)
+
+        def get_sync(self, key: str, **how: Any) -> Any:
+            self.check(key, how.get("byte_range") is None)
+            return super().get_sync(key, **how)
+
+        async def get_partial_values(self, prototype: Any, key_ranges: Any) -> Any:
+            ranges = list(key_ranges)
+            for key, byte_range in ranges:
+                self.check(key, byte_range is None)
+            return await super().get_partial_values(prototype, ranges)
+
+    return Files
+
+
+def zarr_store(path: Path) -> Any:
+    """The files of a zarr store, to be read: pipes, devices and files that are too large are refused."""
+    return _store()(path, read_only=True)
+
+
 def open_zarr(path: Path) -> Any:
     """A zarr group or array of which nothing is read yet. Arrays within are to be checked by `checked_array`."""
     import zarr
 
     try:
-        return zarr.open(path, mode="r")
+        return zarr.open(zarr_store(path), mode="r")
     except (UserError, MemoryError):
         raise
     except Exception as error:  # zarr raises many kinds on metadata that are damaged
@@ -73,6 +109,8 @@ def checked_array(path: Path, array: Any, what: str = "it") -> Any:
         raise Unreadable(path, f"{what} is a group and not an array")
     if unknown := codecs_of(array) - CODECS:
         raise Unreadable(path, f"{what} is stored with {sorted(unknown)[0]!r}, which is not run")
+    if 0 in array.chunks and 0 not in array.shape:
+        raise Unreadable(path, f"{what} is stored in chunks of {array.chunks}, which hold nothing")
     return array
 
 

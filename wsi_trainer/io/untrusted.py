@@ -219,11 +219,26 @@ def read_xml(path: Path, start: Start, end: End) -> None:
     parse_xml(read_bytes(path), path, start, end)
 
 
-def parse_xml(data: bytes | str, where: Path | str, start: Start, end: End, namespaces: bool = False) -> None:
+class BrokenXml(Unreadable):
+    """A text that is no XML, or not all of one."""
+
+
+def parse_xml(
+    data: bytes | str, where: Path | str, start: Start, end: End, namespaces: bool = False, text: End | None = None
+) -> None:
     """Call back for each element of a text; with namespaces, a name is `NAMESPACE}NAME` where it is in one.
 
+    Args:
+        data: The XML.
+        where: What errors name.
+        start: Told of the beginning of an element.
+        end: Told of its end.
+        namespaces: Whether names have their namespace.
+        text: Told of what stands between the elements, in pieces.
+
     Raises:
-        Unreadable: It is no XML, declares entities, or is nested too deep.
+        BrokenXml: It is no XML.
+        Unreadable: It declares entities, or is nested too deep.
     """
     parser, depth = expat.ParserCreate(namespace_separator="}" if namespaces else None), 0
 
@@ -243,10 +258,12 @@ def parse_xml(data: bytes | str, where: Path | str, start: Start, end: End, name
         end(tag)
 
     parser.StartElementHandler, parser.EndElementHandler, parser.EntityDeclHandler = begin, close, refuse
+    if text is not None:
+        parser.CharacterDataHandler = text
     try:
         parser.Parse(data, True)
     except expat.ExpatError as error:
-        raise Unreadable(where, f"is no whole XML file: {error}") from error
+        raise BrokenXml(where, f"is no whole XML file: {error}") from error
 
 
 DECODED = Limit("WSI_TRAIN_MAX_DECODED_MIB", 512)

@@ -134,6 +134,13 @@ def check_widths(widths: Sequence[int]) -> list[int]:
     return list(widths)
 
 
+def check_counts(**counts: int) -> None:
+    """Refuse a number of layers, or a stride, that makes no network."""
+    for name, count in counts.items():
+        if count < 1:
+            raise ValueError(f"{name} is {count}; it must be 1 or more")
+
+
 class VGG(Backbone):
     """Stages of 3×3 convolutions, each stage ended by a 2×2 maximum."""
 
@@ -154,6 +161,7 @@ class VGG(Backbone):
         """
         super().__init__()
         widths = check_widths(widths)
+        check_counts(convs=convs, stem_stride=stem_stride)
         layers: list[nn.Module] = []
         inputs = 3
         for stage, width in enumerate(widths):
@@ -215,6 +223,7 @@ class ResNet(Backbone):
         """
         super().__init__()
         widths = check_widths(widths)
+        check_counts(blocks=blocks, stem_stride=stem_stride)
         layers: list[nn.Module] = [conv_norm_relu(3, widths[0], norm, stem_stride)]
         inputs = widths[0]
         for stage, width in enumerate(widths):

@@ -93,7 +93,7 @@ class ModelConfig:
             raise ValueError(f"model.magnifications is {self.magnifications}; it must be 1 or more")
         if not 0 < self.layer_decay <= 1:
             raise ValueError(f"model.layer_decay is {self.layer_decay}; it must be above 0 and at most 1")
-        if self.learning_rate < 0 or self.weight_decay < 0:
+        if not (0 <= self.learning_rate < math.inf and 0 <= self.weight_decay < math.inf):
             raise ValueError("model.learning_rate and model.weight_decay must be 0 or more")
         if not 0 <= self.warmup <= 1:
             raise ValueError(f"model.warmup is {self.warmup}; it is a share of all steps, from 0 to 1")

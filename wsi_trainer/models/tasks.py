@@ -128,10 +128,10 @@ class Task(nn.Module):
         raise NotImplementedError
 
 
-def check_classes(classes: Sequence[str]) -> tuple[str, ...]:
-    """The names as a tuple; an error where they name no choice."""
-    if len(set(classes)) != len(classes) or len(classes) < 2:
-        raise ValueError(f"classes is {list(classes)}; give at least two different names")
+def check_classes(classes: Sequence[str] | None) -> tuple[str, ...]:
+    """The names as a tuple; an error where they name no choice, as `null` in a config does not."""
+    if classes is None or len(set(classes)) != len(classes) or len(classes) < 2:
+        raise ValueError(f"classes is {classes and list(classes)}; give at least two different names")
     return tuple(classes)
 
 

@@ -125,7 +125,18 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     content = read_weights(path)
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
         raise UserError(f"{path} is no checkpoint of a run: it has no state_dict; `wsi-train fit` writes them")
+    refuse_nan(path, content["state_dict"])
     return content | {"state_dict": present_weights(content["state_dict"])}
+
+
+def refuse_nan(path: Path, weights: Mapping[str, Any]) -> None:
+    """Refuse weights that are no numbers: all that a network computes with them is none either."""
+    for name, value in weights.items():
+        if isinstance(value, Tensor) and value.is_floating_point() and value.isnan().any():
+            raise UserError(
+                f"{path}: the weight {name} is NaN: the training that wrote it had diverged; take an earlier "
+                "checkpoint, or train again with a lower model.learning_rate"
+            )
 
 
 def present_weights(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -304,6 +315,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     tensors = {k: v for k, v in content.items() if isinstance(v, Tensor)} if isinstance(content, dict) else {}
     if not tensors:
         raise UserError(f"model.pretrained: {path} holds no named tensors")
+    refuse_nan(path, tensors)
     return tensors
 
 

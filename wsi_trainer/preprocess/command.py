@@ -138,12 +138,20 @@ def _show_masks(out: Path, stores: Sequence[Converted], failures: Sequence[Failu
         write_page(out / PAGE, out.resolve().name, entries, [(Path(f.slide).name, f.reason) for f in failures])
 
 
+LONGEST_NAME = 200
+"""Bytes of the name of a store; a file system takes 255, endings of results and of unfinished files included."""
+
+
 def _readable(part: Sequence[Listed]) -> tuple[list[Job], list[Failure]]:
     """The slides that are there, and a failure for each other: a list may have a million."""
     jobs, failures = [], []
     for job in (item.job for item in part):
         if not is_text(job.name):
             failures.append(Failure(str(job.slide), SlideError.__name__, "its name is not UTF-8; rename it"))
+        elif max(map(len, os.fsencode(job.name).split(b"/"))) > LONGEST_NAME:
+            failures.append(
+                Failure(str(job.slide), SlideError.__name__, f"its name is longer than {LONGEST_NAME} bytes; rename it")
+            )
         elif not os.path.exists(job.slide):
             failures.append(Failure(str(job.slide), SlideError.__name__, "does not exist"))
         else:

@@ -5,17 +5,22 @@ Files come from anywhere, so they are read with the limits of `io.untrusted`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from wsi_trainer.errors import SlideError
+from wsi_trainer.io.display import clean
 from wsi_trainer.io.untrusted import Unreadable, read_json
 from wsi_trainer.io.untrusted import read_xml as elements_of
 from wsi_trainer.regions.shapes import Ring
+
+log = logging.getLogger("wsi_trainer")
 
 FARTHEST = 1e8
 """Pixels; no slide reaches so far."""
@@ -48,6 +53,35 @@ class Region:
         return float(left), float(top), float(right), float(bottom)
 
 
+def check_on_slide(regions: Sequence[Region], shape: tuple[int, int], path: Path) -> None:
+    """Refuse outlines of which none touches the slide, whose height and width are given; say how many of several do
+    not.
+    """
+    outside = 0
+    for region in regions:
+        left, top, right, bottom = region.bounds
+        outside += right <= 0 or bottom <= 0 or left >= shape[1] or top >= shape[0]
+    if outside and outside == len(regions):
+        raise RegionsError(
+            path,
+            f"none of its {outside} outlines touches the slide, which has {shape[1]} x {shape[0]} px: they are of "
+            "another slide, or in pixels of another resolution than level 0",
+        )
+    if outside:
+        _say(path, f"{outside} of its {len(regions)} outlines lie outside of the slide")
+
+
+@cache
+def _say(path: Path, text: str) -> None:
+    """Warn of what is odd in a file: once, however often it is read."""
+    log.warning("%s: %s", clean(path), text)
+
+
+def _say_passed(path: Path, count: int) -> None:
+    if count:
+        _say(path, f"passes over {count} points or lines, which cover no pixel; draw a lesion as a polygon")
+
+
 def ring(points: Iterable[Iterable[object]], path: Path) -> Ring:
     """The corners of a ring; a third number of a point is a height, which slides do not have."""
     try:
@@ -62,7 +96,7 @@ def ring(points: Iterable[Iterable[object]], path: Path) -> Ring:
 
 
 NO_AREA = ("Point", "MultiPoint", "LineString", "MultiLineString")
-"""Geometries that cover no pixel, such as a cell that was counted or a line that was measured: they are passed over."""
+"""Geometries that cover no pixel, such as a cell that was counted or a line that was measured."""
 
 
 def read_geojson(path: Path) -> list[Region]:
@@ -73,7 +107,10 @@ def read_geojson(path: Path) -> list[Region]:
     """
     try:
         content = read_json(path)
-        return [region for feature, name in geometries(content) for region in _regions(feature, name, path)]
+        found = [part for feature, name in geometries(content) for part in _regions(feature, name, path)]
+        regions = [part for part in found if isinstance(part, Region)]
+        _say_passed(path, len(found) - len(regions))
+        return regions
     except RegionsError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -85,6 +122,8 @@ def geometries(value: Any) -> Iterator[tuple[Any, str]]:
     if isinstance(value, list):
         for part in value:
             yield from geometries(part)
+    elif not isinstance(value, Mapping):
+        raise ValueError(f"{str(value)[:40]!r} where a feature or a geometry is expected")
     elif value["type"] == "FeatureCollection":
         yield from geometries(value["features"])
     elif value["type"] == "Feature":
@@ -104,7 +143,8 @@ def class_of(properties: Mapping[str, Any]) -> str:
     return "" if said is None else str(said)
 
 
-def _regions(geometry: Any, name: str, path: Path) -> Iterator[Region]:
+def _regions(geometry: Any, name: str, path: Path) -> Iterator[Region | None]:
+    """The polygons of a geometry, and None for what covers no pixel."""
     kind = geometry["type"]
     if kind == "GeometryCollection":
         for part in geometry["geometries"]:
@@ -114,7 +154,9 @@ def _regions(geometry: Any, name: str, path: Path) -> Iterator[Region]:
         for rings in polygons:
             if rings:  # an empty polygon is valid GeoJSON
                 yield Region(name, tuple(ring(points, path) for points in rings))
-    elif kind not in NO_AREA:
+    elif kind in NO_AREA:
+        yield None
+    else:
         raise RegionsError(path, f"has a geometry of the type {kind!r}; regions are Polygon or MultiPolygon")
 
 
@@ -137,6 +179,8 @@ class Asap:
 
     path: Path
     found: list[Region] = field(default_factory=list)
+    passed: int = 0
+    """Dots and lengths, which cover no pixel."""
     _name: str = ""
     _kind: str = ""
     _corners: list[tuple[int, str, str]] = field(default_factory=list)
@@ -150,7 +194,9 @@ class Asap:
             self._corners.append((int(its["Order"]), its["X"], its["Y"]))
 
     def end(self, tag: str) -> None:
-        if tag == "Annotation" and self._kind in AREAS:
+        if tag == "Annotation" and self._kind not in AREAS:
+            self.passed += 1
+        elif tag == "Annotation":
             points = [(x, y) for _, x, y in sorted(self._corners, key=lambda corner: corner[0])]
             self.found.append(Region(self._name, (ring(points, self.path),)))
 
@@ -164,6 +210,8 @@ class Layers:
 
     path: Path
     found: list[Region] = field(default_factory=list)
+    passed: int = 0
+    """Lengths, which cover no pixel."""
     _layer: str = ""
     _region: Attributes = field(default_factory=dict)
     _corners: list[tuple[str, str]] = field(default_factory=list)
@@ -178,7 +226,10 @@ class Layers:
 
     def end(self, tag: str) -> None:
         kind = self._region.get("Type", "0").lower()
-        if tag != "Region" or kind in LENGTHS:
+        if tag != "Region":
+            return
+        if kind in LENGTHS:
+            self.passed += 1
             return
         if kind in ELLIPSES or (kind in RECTANGLES and len(self._corners) == 2):
             raise RegionsError(
@@ -215,7 +266,10 @@ def read_xml(path: Path) -> list[Region]:
         raise RegionsError(path, error.reason) from error
     except (KeyError, ValueError) as error:
         raise RegionsError(path, f"has a corner without a number ({type(error).__name__}: {error})") from error
-    return reader.found if reader else []
+    if reader is None:
+        return []
+    _say_passed(path, reader.passed)
+    return reader.found
 
 
 READERS: Mapping[str, Callable[[Path], list[Region]]] = {

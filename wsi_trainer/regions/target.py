@@ -19,9 +19,9 @@ from lightning_plugin import Box, TileSource
 from wsi_trainer.errors import UserError
 from wsi_trainer.io.arrays import checked_array, member, open_zarr
 from wsi_trainer.io.untrusted import Unreadable, open_file
-from wsi_trainer.regions.outlines import Region, RegionsError, read_regions
+from wsi_trainer.regions.outlines import Region, RegionsError, check_on_slide, read_regions
 from wsi_trainer.regions.shapes import Edges, edges_of, fill, touches
-from wsi_trainer.slide.formats.tiff_pages import check_pages
+from wsi_trainer.slide.formats.tiff_pages import check_pages, open_tiff
 from wsi_trainer.slide.geometry import SlideTransform
 
 IGNORED = 255
@@ -238,8 +238,7 @@ def _of_tiff(path: Path) -> Labels:
     """The first level of a TIFF; tiles are decoded as they are asked for."""
     file = open_file(path)
     try:
-        # Opened without its name: tifffile would look beside the file for others that its metadata name.
-        page: Any = tifffile.TiffFile(file, name="labels").series[0].levels[0]
+        page: Any = open_tiff(path, file, "labels").series[0].levels[0]
         check_pages(path, (page.keyframe,))
         _check_counts(path, np.asarray(page.keyframe.databytecounts), os.fstat(file.fileno()).st_size)
         return Labels(zarr.open(page.aszarr(), mode="r"), file)
@@ -374,4 +373,6 @@ def open_target(
     if path.suffix.lower() in LABELS or path.is_dir():
         inside = path.resolve().is_relative_to(slide.resolve())  # a label of the store itself
         return LabelSource.of(open_labels(path), legend, size, None if inside else place, path)
-    return DrawnSource.of(read_regions(path), legend, place, size, path)
+    regions = read_regions(path)
+    check_on_slide(regions, place.shape, path)
+    return DrawnSource.of(regions, legend, place, size, path)

@@ -27,6 +27,18 @@ def test_reads_files_that_spreadsheets_write(tmp_path: Path) -> None:
     assert read_manifest(path)[0].patient == "p"
 
 
+def test_empty_cells_as_other_programs_write_them_name_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = "".join(
+        f"s{number}.svs,NA,{cell},{cell}\n" for number, cell in enumerate(("nan", "NA", "", "None", "Nan Li"))
+    )
+    manifest = written(tmp_path, f"slide,label,patient,site\n{rows}")
+    records = read_manifest(manifest)
+    assert [record.patient for record in records] == ["s0.svs", "s1.svs", "s2.svs", "s3.svs", "Nan Li"]
+    assert [record.site for record in records] == ["", "", "", "", "Nan Li"]
+    assert {record.label for record in records} == {"NA"}, "a class may be called so"
+    assert len(caplog.messages) == 1 and f"{manifest} has 3 cells such as nan or NA" in caplog.messages[0]
+
+
 def test_paths_start_at_the_root_or_at_the_column_path(tmp_path: Path) -> None:
     manifest = written(tmp_path, "slide,path,label\na,store/a.zarr,0\nb,,1\n")
     first, second = read_manifest(manifest, root=Path("/slides"))

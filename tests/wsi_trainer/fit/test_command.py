@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from wsi_trainer.cli import main
@@ -70,6 +72,11 @@ def _predict_without_labels(
             "--model.task={class_path: BinaryTask, init_args: {classes: [a, b]}}",
             "none of the classes 'a', 'b'",
         ),
+        ("--model.learning_rate=.nan", "model.learning_rate is nan; give a finite number"),
+        ("--data.stain=.inf", "data.stain is inf; give a finite number"),
+        ("--model.backbone.stem_stride=0", "stem_stride is 0; it must be 1 or more"),
+        ("--model.backbone.convs=0", "convs is 0; it must be 1 or more"),
+        ("--model.task={class_path: BinaryTask, init_args: {classes: null}}", "classes is None; give at least two"),
     ],
 )
 def test_a_mistake_ends_with_one_line(
@@ -78,6 +85,36 @@ def test_a_mistake_ends_with_one_line(
     assert main(["fit", *words, change]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1 and "Traceback" not in error
+
+
+def test_another_network_and_weights_that_are_no_numbers_are_refused(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    once = [*words, "--train.epochs=1"]
+    assert main(["fit", *once]) == 0
+    run = Run(tmp_path / "run")
+    known = torch.load(run.checkpoint("last"), weights_only=False)
+    weights = {
+        name: value * math.nan if name.endswith("weight") else value for name, value in known["state_dict"].items()
+    }
+    torch.save(known | {"state_dict": weights}, tmp_path / "nan.ckpt")
+    other = [
+        *once,
+        f"--out={tmp_path / 'other'}",
+        f"--resume={run.checkpoint('last')}",
+        "--model.backbone.widths=[8,8]",
+    ]
+    for command, said in (
+        (["fit", *other], "holds the weights of another network than the config's"),
+        (["fit", *once, f"--resume={tmp_path / 'nan.ckpt'}"], "is NaN: the training that wrote it had diverged"),
+        (["predict", str(run.path), str(run.kept()[0].path), f"--checkpoint={tmp_path / 'nan.ckpt'}"], "is NaN: "),
+        (["export", str(run.path), f"--file={tmp_path / 'w.pt'}", f"--checkpoint={tmp_path / 'nan.ckpt'}"], "is NaN: "),
+    ):
+        capsys.readouterr()
+        assert main(command) == 2, command
+        error = capsys.readouterr().err
+        assert said in error and error.count("\n") == 1
+    assert not run.cohorts
 
 
 def test_a_second_run_does_not_overwrite_the_first(

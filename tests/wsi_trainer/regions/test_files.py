@@ -147,6 +147,45 @@ def test_a_class_that_the_task_does_not_know_is_named(tmp_path: Path) -> None:
         open_target(path, Legend.of(["normal", "Tumor"], None, None), slide, (50, 50), SlideTransform((50, 50)))
 
 
+@pytest.mark.parametrize(
+    ("far", "message"),
+    [([5000], "none of its 1 outlines touches the slide, which has 50 x 60 px"), ([5000, 5, -5000], "")],
+)
+def test_outlines_of_another_slide_are_refused_and_some_outside_of_it_told(
+    tmp_path: Path, far: list[int], message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    corners = [[[[x, 5], [x + 30, 5], [x + 30, 35]]] for x in far]
+    path = write(tmp_path / "a.geojson", json.dumps([{"type": "Polygon", "coordinates": one} for one in corners]))
+    legend, place = Legend.of(["normal", "tumour"], {"": "tumour"}, None), SlideTransform((60, 50), scale=(2.0, 2.0))
+    slide = write(tmp_path / "slide.tif", "")
+    for _ in range(2):
+        if message:
+            with pytest.raises(UserError, match=rf"a\.geojson: {message}"):
+                open_target(path, legend, slide, (30, 25), place)
+        else:
+            assert open_target(path, legend, slide, (30, 25), place).read(Box.whole((30, 25))).any()
+    assert caplog.messages == ([] if message else [f"{path}: 2 of its 3 outlines lie outside of the slide"])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "count"),
+    [
+        ("a.geojson", '{"type": "Point", "coordinates": [1, 2]}', 1),
+        ("a.geojson", '[{"type": "LineString", "coordinates": []}, {"type": "MultiPoint", "coordinates": []}]', 2),
+        ("a.xml", CAMELYON, 1),
+        ("a.xml", HALO.replace("Polygon", "Ruler"), 1),
+    ],
+)
+def test_what_covers_no_pixel_is_told(
+    tmp_path: Path, name: str, text: str, count: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(tmp_path / name, text)
+    regions = read_regions(path)
+    told = f"{path}: passes over {count} points or lines, which cover no pixel; draw a lesion as a polygon"
+    assert told in caplog.messages
+    assert len(regions) == (2 if text is CAMELYON else 0)
+
+
 def test_nothing_drawn_is_the_ground(tmp_path: Path) -> None:
     slide = write(tmp_path / "slide.tif", "")
     for unmarked, value in (("normal", 0), ("ignore", IGNORED)):
@@ -185,7 +224,8 @@ CORNER = (
         ("a.geojson", '{"type": "Polygon", "coordinates": [[0, 0], [9, 0], [9, 9]]}', "no pair of numbers"),
         ("a.geojson", '{"type": "Polygon", "coordinates": "x"}', "no pair of numbers"),
         ("a.geojson", '{"type": "FeatureCollection", "features": null}', "not GeoJSON"),
-        ("a.geojson", "null", "not GeoJSON"),
+        ("a.geojson", "null", "not GeoJSON .*'None' where a feature or a geometry is expected"),
+        ("a.geojson", '["x"]', "not GeoJSON .*'x' where a feature or a geometry is expected"),
         ("a.geojson", "{}", "not GeoJSON"),
         ("a.geojson", "[" * 100_000, "not GeoJSON"),
         ("a.csv", "", "ends? in"),

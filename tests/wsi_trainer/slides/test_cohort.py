@@ -257,6 +257,15 @@ def test_a_copy_follows_its_store(folder: Path, tmp_path: Path) -> None:
     assert export_ngff04(out / "a.zarr", copy)
 
 
+def test_a_name_that_no_store_can_have_is_named(folder: Path, tmp_path: Path) -> None:
+    (folder / "a.tif").rename(folder / f"{'a' * 250}.tif")
+    out = tmp_path / "out"
+    assert preprocess(folder, out) == 1
+    (failure,) = rows(out, "failures.csv")
+    assert failure["reason"] == "its name is longer than 200 bytes; rename it"
+    assert [row["slide"] for row in rows(out)] == ["b"]
+
+
 # -- disks (minor rows)
 
 

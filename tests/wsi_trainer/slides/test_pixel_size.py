@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,9 @@ import tifffile
 from tests.wsi_trainer.small import rows
 from wsi_trainer.cli import main
 from wsi_trainer.data.dataset import open_image
+from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.errors import UnknownResolution
+from wsi_trainer.fit.run import Seen
 from wsi_trainer.slide.formats.base import Level, SlideInfo
 from wsi_trainer.slide.geometry import resolve
 from wsi_trainer.slide.slide import Slide
@@ -39,6 +42,33 @@ def test_mpp_of_aperio(tmp_path: Path, text: str, mpp: float) -> None:
     with Slide.open(_svs(tmp_path / "s.svs", f"AppMag = 20|MPP = {text}|Left = 1")) as reader:
         assert reader.info.mpp == (mpp, mpp)
         assert reader.info.power == 20
+
+
+@pytest.mark.parametrize(
+    ("fields", "tags", "said"),
+    [
+        ("MPP = 0.25", 20000, "0.25 µm is used, and its tags say 0.5 µm"),
+        ("MPP = 0.25|MPP = 0.5", None, "0.25 µm is used, and a further MPP says 0.5 µm"),
+        ("MPP = 0.5", 20000, ""),
+        ("MPP = 0.499|MPP = 0.5", 20000, ""),
+        ("MPP = 0.25", 72, ""),
+    ],
+)
+def test_a_file_that_contradicts_itself_is_told(
+    tmp_path: Path, fields: str, tags: int | None, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By pixels a centimetre; what no slide has, as 72, is a default of a program and says nothing."""
+    resolution = {} if tags is None else {"resolution": (tags, tags), "resolutionunit": "CENTIMETER"}
+    path, text = tmp_path / "s.svs", f"Aperio Image Library v1\nAppMag = 20|{fields}"
+    tifffile.imwrite(path, PIXELS, description=text, metadata=None, **RGB, **resolution)
+    with Slide.open(path) as slide:
+        assert slide.info.mpp is not None and (said in " ".join(slide.info.notes) if said else not slide.info.notes)
+    records = [SlideRecord(name, path, "0", name, "train") for name in ("a", "b")]
+    Seen.of(records)
+    assert caplog.messages == ([f"a, b: {note}" for note in slide.info.notes])
+    caplog.clear()
+    Seen.of([replace(record, others={"mpp": "0.25"}) for record in records])
+    assert not caplog.messages, "the manifest decides"
 
 
 @pytest.mark.parametrize("text", ["1e-e-", "0.4.9", "nan", "inf", "0,4,9", "half", "", "0x1", "1_0e"])

@@ -182,7 +182,7 @@ def test_part_of_an_image_is_not_taken_for_it(tmp_path: Path) -> None:
         f'<Pixels ID="Pixels:0" DimensionOrder="XYCZT" {sizes}>{data}</Pixels></Image></OME>'
     )
     tifffile.imwrite(tmp_path / "0.ome.tif", _values(*SIZE), description=xml, metadata=None, **GREY)
-    with pytest.raises(SlideError, match="lists 2 planes, of which 1 are in this file"):
+    with pytest.raises(SlideError, match=r"a part of an image: .* lie in '1\.ome\.tif'"):
         Slide.open(tmp_path / "0.ome.tif")
 
 

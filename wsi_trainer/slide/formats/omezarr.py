@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from wsi_trainer.errors import SlideError, UnsupportedSlide, UserError
-from wsi_trainer.io.arrays import CODECS, codecs_of
+from wsi_trainer.io.arrays import checked_array, zarr_store
+from wsi_trainer.io.untrusted import Unreadable
 from wsi_trainer.slide.formats.base import (
     MICROMETRES,
     PLAIN,
@@ -173,10 +174,12 @@ class OmeZarrReader(Reader):
         super().__init__(path, options)
         check_complete(self._path)
         try:
-            group = image_group(self._path, zarr.open_group(self._path, mode="r"))
+            group = image_group(self._path, zarr.open_group(zarr_store(self._path), mode="r"))
             found = multiscale(self._path, group)
             self._axes = found.axes
             self._arrays = [self._array(group, name) for name in found.paths]
+        except Unreadable as error:
+            raise SlideError(self._path, f"broken zarr store: {error}") from error
         except (UserError, MemoryError):
             raise
         except zarr.errors.ContainsArrayError as error:
@@ -209,13 +212,11 @@ class OmeZarrReader(Reader):
     def _array(self, group: Any, name: str) -> Any:
         if name not in group:
             raise SlideError(self._path, f"level {name!r} of the metadata is missing in the store")
-        array = group[name]
-        if not hasattr(array, "chunks"):
-            raise SlideError(self._path, f"level {name!r} of the metadata is a group and not an array")
-        unknown = codecs_of(array) - CODECS
-        if unknown:
-            raise SlideError(self._path, f"level {name!r} is stored with {sorted(unknown)[0]!r}, which is not run")
-        check_decoded(self._path, f"a chunk of {array.chunks}", int(np.prod(array.chunks)) * array.dtype.itemsize)
+        try:
+            array = checked_array(self._path, group[name], f"level {name!r}")
+        except Unreadable as error:
+            raise SlideError(self._path, error.reason) from error
+        check_decoded(self._path, f"a chunk of {array.chunks}", math.prod(array.chunks) * array.dtype.itemsize)
         return array
 
     def _sizes(self, array: Any) -> dict[str, int]:

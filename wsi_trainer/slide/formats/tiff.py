@@ -36,7 +36,9 @@ from wsi_trainer.slide.formats.base import (
 from wsi_trainer.slide.formats.tiff_pages import (
     check_pages,
     choose,
+    contradiction,
     further_images,
+    open_tiff,
     orientation,
     pixel_size,
     power,
@@ -62,7 +64,6 @@ class TiffReader(Reader):
     def __init__(self, path: Path | str, options: ReadOptions = PLAIN) -> None:
         super().__init__(path, options)
         self._fd = -1
-        # Opened without its name: tifffile would take a file that is called .ndpi for one.
         self._file = self._path.open("rb")
         try:
             self._open()
@@ -81,7 +82,7 @@ class TiffReader(Reader):
         self._size = os.fstat(self._file.fileno()).st_size
         if self._size < 8:
             raise SlideError(self._path, f"broken TIFF: the file ends after {self._size} bytes")
-        self._tif = tifffile.TiffFile(self._file, name="slide")
+        self._tif = open_tiff(self._path, self._file, "slide")
         if not len(self._tif.pages):
             raise SlideError(self._path, "broken TIFF: there is no image where the header says; copy the file again")
         check_pages(self._path, (self._tif.pages.first,))  # before anything is made of it
@@ -100,6 +101,7 @@ class TiffReader(Reader):
         self._fd = os.open(self._path, READ_ONLY)
         key, size, others = self._pages[0].keyframe, pixel_size(self._tif), further_images(self._tif)
         self.orientation = orientation(key)
+        images = f"the file holds {others} further images, which are not read" if others else ""
         self.info = SlideInfo(
             levels=levels,
             mpp=size.mpp,
@@ -110,7 +112,7 @@ class TiffReader(Reader):
             details={"compression": str(key.compression.name), "tile": "x".join(map(str, key.chunks[:2]))},
             changes=self._choice.changes,
             unreadable=size.unreadable,
-            notes=(f"the file holds {others} further images, which are not read",) if others else (),
+            notes=tuple(filter(None, (images, contradiction(self._tif, size)))),
         )
 
     def read(self, level: int, y: int, x: int, height: int, width: int) -> Pixels:

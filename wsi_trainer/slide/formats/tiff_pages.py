@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import tifffile
 from numpy.typing import NDArray
 
 from wsi_trainer.errors import SlideError, UnsupportedSlide
-from wsi_trainer.io.untrusted import Unreadable, parse_xml
+from wsi_trainer.io.untrusted import BrokenXml, Unreadable, parse_xml
 from wsi_trainer.slide.formats.base import (
     MICROMETRES,
     WHITE,
@@ -29,6 +30,7 @@ from wsi_trainer.slide.formats.base import (
     on_background,
     to_bytes,
 )
+from wsi_trainer.slide.geometry import is_plausible
 
 
 @dataclass(frozen=True)
@@ -57,10 +59,38 @@ def pixel_size(tif: tifffile.TiffFile) -> PixelSize:
         return _svs_size(description(tif))
     if tif.is_ome and (size := _ome_size(tif.ome_metadata or "")) != PixelSize():
         return size
+    return _tagged_size(tif)
+
+
+def _tagged_size(tif: tifffile.TiffFile) -> PixelSize:
+    """The size of a pixel in the tags of the first page."""
     page = tif.pages.first
     unit = {2: 25400.0, 3: 10000.0}.get(int(page.resolutionunit))
     x, y = page.resolution
     return PixelSize((unit / y, unit / x)) if unit and x > 0 and y > 0 else PixelSize()
+
+
+_DIFFERENT = 1.05
+"""Ratio from which on two sizes of a pixel contradict each other."""
+
+
+def contradiction(tif: tifffile.TiffFile, used: PixelSize) -> str:
+    """A sentence on another size of a pixel that a file says too; empty where there is none, or none is plausible."""
+    if used.mpp is None:
+        return ""
+    written = [("its tags say", _tagged_size(tif).mpp)]
+    if tif.is_svs:
+        values = [number(text) for text in re.findall(r"\bMPP\s*=([^|\r\n]*)", description(tif))[1:]]
+        written += [("a further MPP says", (value, value)) for value in values if value is not None]
+    for words, size in written:
+        if size is None or not all(map(is_plausible, (*size, *used.mpp))):
+            continue
+        if any(max(a, b) > _DIFFERENT * min(a, b) for a, b in zip(size, used.mpp)):
+            return (
+                f"it contradicts itself about the size of a pixel: {used.mpp[1]:g} µm is used, and {words} "
+                f"{size[1]:g} µm; give the right one in the column mpp"
+            )
+    return ""
 
 
 def _svs_size(text: str) -> PixelSize:
@@ -150,9 +180,69 @@ def _all(xml: str) -> list[tuple[int, str, dict[str, str]]]:
 
     try:
         parse_xml(xml, "OME-XML", start, end, namespaces=True)
-    except Unreadable:  # tifffile reads the pages of such a file, too; they say nothing of sizes
+    except BrokenXml:  # tifffile reads the pages of such a file, too; they say nothing of sizes
         return []
     return found
+
+
+def open_tiff(path: Path, file: BinaryIO, name: str) -> tifffile.TiffFile:
+    """An open TIFF whose images all lie in this file.
+
+    tifffile opens every file that OME-XML names as the place of pixels, wherever that lies and whatever it is. It is
+    given a name that is not the file's own: it would take one that is called .ndpi for an NDPI.
+
+    Raises:
+        SlideError: Its OME-XML declares entities, or says that pixels lie in another file.
+    """
+    logging.getLogger("tifffile").addHandler(_SILENT)  # what it says of a damaged file is an error of ours, or nothing
+    tif = tifffile.TiffFile(file, name=name)
+    if not len(tif.pages) or not tif.is_ome:
+        return tif
+    xml = description(tif)
+    try:
+        named = _named_files(xml)
+    except BrokenXml:  # tifffile takes the pages as they come, and looks at no name
+        return tif
+    except Unreadable as error:
+        raise SlideError(path, f"its OME-XML {error.reason}") from error
+    if others := [name for name in named if name.lower() != path.name.lower()]:
+        raise SlideError(
+            path,
+            f"a part of an image: its OME-XML says that pixels lie in {others[0][:80]!r}, and other files are not "
+            "opened. Save the image as one file; one that was renamed needs the name again that it was written under",
+        )
+    if not named:
+        return tif
+    file.seek(0)
+    return tifffile.TiffFile(file, name=name, omexml=_UUID.sub("", xml))
+
+
+_SILENT = logging.NullHandler()
+_UUID = re.compile(r"<((?:[\w.-]+:)?UUID)\b[^>]*?(?:/>|>.*?</\1\s*>)", re.DOTALL)
+
+
+def _named_files(xml: str) -> list[str]:
+    """The files that OME-XML names as the place of pixels, other than by its own identifier."""
+    own, inside, found = "", False, list[tuple[str, list[str]]]()
+
+    def start(tag: str, its: dict[str, str]) -> None:
+        nonlocal own, inside
+        name = tag.rpartition("}")[2]
+        own = its.get("UUID", "") if name == "OME" else own
+        inside = name == "UUID"
+        if inside:
+            found.append((its.get("FileName", ""), []))
+
+    def end(tag: str) -> None:
+        nonlocal inside
+        inside = False
+
+    def text(part: str) -> None:
+        if inside:
+            found[-1][1].append(part)
+
+    parse_xml(xml, "OME-XML", start, end, namespaces=True, text=text)
+    return [name for name, parts in found if not own or "".join(parts) != own]
 
 
 # JPEG 2000 of Aperio is left to OpenSlide: tifffile returns its YCbCr variant unconverted.
@@ -329,7 +419,7 @@ def check_pages(path: Path, pages: tuple[Any, ...]) -> None:
         key = page.keyframe
         check_size(path, key.imagelength, key.imagewidth)
         what = f"a {'tile' if key.is_tiled else 'strip'} of {'x'.join(map(str, key.chunks[:2]))} px"
-        check_decoded(path, what, int(np.prod(key.chunks)) * np.dtype(key.dtype).itemsize)
+        check_decoded(path, what, math.prod(map(int, key.chunks)) * np.dtype(key.dtype).itemsize)
         rows, columns = tile_size(key)
         needed = key.shaped[0] * -(-key.imagelength // rows) * -(-key.imagewidth // columns)
         places = [np.asarray(values) for values in (page.dataoffsets, page.databytecounts)]
