@@ -27,7 +27,7 @@ from lightning_plugin.options import Options
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.costs.lower import lower_tiers
 from lightning_plugin.plans import Occupancy, Planner, structure_digest, whole_call
-from lightning_plugin.private import release_failed_passes
+from lightning_plugin.private import after_backward, release_failed_passes
 from lightning_plugin.program.compiled import Compiler
 from lightning_plugin.program.findings import Library
 from lightning_plugin.progress import Progress
@@ -197,7 +197,14 @@ class Engine:
         return self.ledger.peak_bytes + self.planner.reserved - streamed_state
 
     def watch_loss(self, recording: Recording, values: Sequence[Value], vectors: Mapping[Value, Tensor]) -> None:
-        """Hook losses, to check in backward that they are finite; see [Note: non-finite] in `execute.finite`."""
+        """Hook losses, to note the peak after backward, and to check in backward that they are finite; see
+        [Note: non-finite] in `execute.finite`."""
+        ledger = self.ledger
+        if ledger is not None and ledger.uses_allocator:
+            ledger.end_pass()
+            for result in (vectors[v] for v in values if v in vectors):
+                if result.grad_fn is not None:
+                    result.register_hook(lambda _: after_backward(ledger.end_pass))
         results = finite.differentiable_results(values, vectors)
         if self._non_finite is not None or not results:
             return

@@ -144,6 +144,7 @@ class Ledger:
 
     def __init__(self, device: torch.device | None = None, fakes: bool = False) -> None:
         self.live = self.peak = 0
+        self._pass_peak = 0
         self.device = device or torch.device("cpu")
         self.fakes = fakes
         self.limit: int | None = None
@@ -157,6 +158,7 @@ class Ledger:
     def begin(self) -> None:
         """Begin a step, whose peak counts from the bytes live now."""
         self.peak = self.live
+        self._pass_peak = 0
         if self.uses_allocator:
             torch.cuda.reset_peak_memory_stats(self.device)
             self._other_bytes = torch.cuda.memory_allocated(self.device) - self.live
@@ -245,11 +247,16 @@ class Ledger:
             return max(self.peak, torch.cuda.max_memory_allocated(self.device) - self._other_bytes)
         return self.peak
 
+    def end_pass(self) -> None:
+        """Note the peak at the end of a forward or backward pass. What is allocated from then on until the next step
+        (by an average of weights, a validation, another network) is not the step's."""
+        self._pass_peak = self.peak_bytes
+
     @property
     def excess(self) -> int:
-        """Bytes that the step has taken beyond its budget until now: workspaces of the device's libraries, whose sizes
+        """Bytes by which the passes of the step exceeded its budget: workspaces of the device's libraries, whose sizes
         are not known before."""
-        return max(0, self.peak_bytes - self.limit) if self.uses_allocator and self.limit is not None else 0
+        return max(0, self._pass_peak - self.limit) if self.uses_allocator and self.limit is not None else 0
 
     def _forget(self, key: int, _: Any = None) -> None:
         found = self._refs.pop(key, None)

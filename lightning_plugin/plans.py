@@ -1,8 +1,8 @@
 """`Planner`: makes plans, remembers them for later steps, and saves them in checkpoints.
 
 [Note: workspaces] On CUDA, libraries allocate workspaces of any size beside the results of operators. A plan leaves
-room for some. If the device's allocator measures that a step took more than its budget, plans leave the difference as
-additional room from the next step on.
+room for some. If the device's allocator measures that the passes of a step took more than its budget, plans leave the
+difference as additional room from the next step on.
 """
 
 from __future__ import annotations
@@ -110,8 +110,13 @@ class Planner:
                     "splits and split_depth it was made with, or make a plan without them"
                 )
             return with_approximation(given, recording)
-        if self.workspaces is not None and not occupancy.bytes:
+        if self.workspaces is not None and not occupancy.bytes and occupancy.excess:
             self.workspaces += occupancy.excess
+            log.info(
+                "a step took %s more than its budget: plans leave %s of it to the device's libraries from now on",
+                format_bytes(occupancy.excess),
+                format_bytes(self.workspaces),
+            )
         room = None if budget is None else usable(budget - (self.workspaces or 0) - occupancy.bytes)
         fitting = [plan for plan in self._plans_for(recording) if room is None or plan.peak_bytes <= room]
         return min(fitting, key=lambda plan: plan.seconds, default=None)

@@ -546,6 +546,11 @@ def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
     )
 
 
+def after_backward(call: Callable[[], None]) -> None:
+    """Call a function at the end of the backward pass that is running."""
+    torch.autograd.Variable._execution_engine.queue_callback(call)  # type: ignore[attr-defined]
+
+
 def fsdp_state(hook: tuple[Any, ...]) -> Any:
     """Return the state of the FSDP module that registers a hook on its results; None for hooks of others."""
     owners = (owner for h in hook for owner in (getattr(h, "__self__", None), *getattr(h, "args", ())))

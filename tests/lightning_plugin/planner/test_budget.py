@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -298,6 +299,42 @@ def test_what_libraries_took_beyond_a_budget_is_left_to_them(monkeypatch: pytest
     took = 2**21  # more than there is: a step that ran so far goes on
     assert before <= peak() <= 2**20
     assert before <= peak() <= 2**20
+
+
+def test_what_is_taken_between_two_steps_is_not_left_to_libraries(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An average of weights, a validation, another network. A fake stands for the allocator of a device."""
+    peak = 0
+
+    def take(size: int) -> None:
+        nonlocal peak
+        peak = max(peak, size)
+
+    def forget(device: object) -> None:
+        nonlocal peak
+        peak = 0
+
+    monkeypatch.setattr(Ledger, "uses_allocator", property(lambda ledger: not ledger.fakes))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", forget)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: peak)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Tanh(), nn.Conv2d(8, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    tiled, within = TiledModule(net, budget="1MiB", disk=False), 0
+    net[0].weight.register_hook(lambda gradient: take(within))
+    caplog.set_level(logging.INFO, "lightning_plugin")
+
+    def step(between: int = 0) -> int | None:
+        tiled(torch.randn(1, 3, 120, 130)).sum().backward()
+        take(between)
+        return tiled.engine.planner.workspaces
+
+    assert [step(2**22), step(2**22), step()] == [0, 0, 0] and not caplog.text
+    within = 2**20 + 2**17
+    step(2**22)
+    found = step()
+    assert found is not None and 2**17 <= found < 2**18
+    assert "more than its budget: plans leave" in caplog.text
 
 
 def test_pinned_blocks_are_given_back_where_those_of_another_plan_need_their_room(
