@@ -176,6 +176,22 @@ def without_storage(cls: type, like: Tensor, requires_grad: bool) -> Any:
     )
 
 
+def become(tensor: Tensor, result: Tensor) -> None:
+    """Make the object of a tensor without storage the object of a result.
+
+    Whoever holds ``tensor`` then holds the result, with its place in autograd's graph. The object ``result`` stays an
+    ordinary tensor with the same memory; if it requires grad, it becomes a view of the other one.
+    """
+    swap: Callable[[Tensor, Tensor], None] = torch._C._swap_tensor_impl  # type: ignore[attr-defined]
+    with without_torch_function(), torch.inference_mode(False), torch.enable_grad():
+        tensor.__class__ = type(result)  # type: ignore[assignment]
+        if result.requires_grad:
+            swap(tensor, result)
+            swap(result, tensor.view_as(tensor))
+        else:
+            swap(tensor, result.detach())
+
+
 def add_each(totals: list[Tensor], others: list[Tensor], times: int) -> None:
     """Add a multiple of another tensor to each of some tensors, in place."""
     torch._foreach_add_(totals, others, alpha=times)

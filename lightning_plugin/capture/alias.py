@@ -50,6 +50,12 @@ VECTOR_OPERATORS: dict[Any, Callable[..., Any]] = {
     aten.copy.default: copy_out_of_place,
 }
 
+#: Functions whose results have no gradient.
+WITHOUT_GRADIENT = {
+    aten.detach.default, torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like, torch.rand_like,
+    torch.randn_like,
+}  # fmt: skip
+
 #: In-place operators that run in place on tiles too, to save memory: the result has the shape and type of the input,
 #: and backward needs the result or nothing.
 REPLAYED_IN_PLACE = {
@@ -128,10 +134,11 @@ def written_arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) ->
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """View of a ``parent``, by an operator with its arguments after the parent."""
+    """View of a ``parent``, by an operator with its arguments after the parent; ``grad``: gradients were enabled."""
 
     parent: Tensor
     func: Any
+    grad: bool
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
 
@@ -176,30 +183,32 @@ VIEW_UPDATES: dict[Any, Callable[..., Tensor]] = {
 }  # fmt: skip
 
 
-def register_views(func: Any, args: Sequence[Any], kwargs: dict[str, Any], outs: Sequence[Tensor]) -> None:
+def register_views(func: Any, args: Sequence[Any], kwargs: dict[str, Any], outs: Sequence[Tensor], grad: bool) -> None:
     """Attach a `View` to each result that shares the memory of the first argument."""
     if not outs or not args or not isinstance(args[0], Tensor) or not shares_storage(outs[0], args[0]):
         return
-    for out, view in zip(outs, views_of(func, args, kwargs, outs), strict=False):
+    for out, view in zip(outs, views_of(func, args, kwargs, outs, grad), strict=False):
         if out is not args[0]:
             out.sft_view = view  # type: ignore[attr-defined]
 
 
-def views_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], outs: Sequence[Tensor]) -> Iterator[View]:
+def views_of(
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any], outs: Sequence[Tensor], grad: bool
+) -> Iterator[View]:
     """Yield the view of each result; a split is as many slices, an unbind as many selections."""
     parent, *rest = args
     if func in VIEW_UPDATES or func is aten.detach.default:
-        yield View(parent, func, tuple(rest), kwargs)
+        yield View(parent, func, grad, tuple(rest), kwargs)
     elif func in (aten.split.Tensor, aten.split_with_sizes.default):
         dim = kwargs.get("dim", rest[1] if len(rest) > 1 else 0)
         start = 0
         for out in outs:
-            yield View(parent, aten.slice.Tensor, (dim, start, start + out.shape[dim]))
+            yield View(parent, aten.slice.Tensor, grad, (dim, start, start + out.shape[dim]))
             start += out.shape[dim]
     elif func is aten.unbind.int:
         dim = kwargs.get("dim", rest[0] if rest else 0)
         for i in range(len(outs)):
-            yield View(parent, aten.select.int, (dim, i))
+            yield View(parent, aten.select.int, grad, (dim, i))
 
 
 def view_of(fake: Tensor) -> View | None:
@@ -252,6 +261,16 @@ def is_viewed_by(other: Tensor, fake: Tensor) -> bool:
     return False
 
 
+def has_value(fake: Tensor) -> bool:
+    """True if the value of a tensor is known, or that of a parent, of which its view can be taken again."""
+    while not isinstance(binding_of(fake), Value):
+        view = view_of(fake)
+        if view is None:
+            return False
+        fake = view.parent
+    return True
+
+
 def current_value(fake: Tensor, recorder: Recorder) -> Value:
     """Return the value of a tensor after all writes; the view of a stale tensor is taken again."""
     state = binding_of(fake)
@@ -261,7 +280,9 @@ def current_value(fake: Tensor, recorder: Recorder) -> Value:
     if state is None or view is None:
         raise unrecorded_error() if state is None else stale_error(state, recorder.label)
     current_value(view.parent, recorder)
+    recorder.grad, grad = view.grad, recorder.grad
     value = binding_of(recorder.apply(view.take, view.parent))
+    recorder.grad = grad
     assert isinstance(value, Value)
     bind(fake, value)
     return value

@@ -9,7 +9,6 @@ gradient would not reach the ordinary tensor. Maps with spatial axes are refused
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -31,7 +30,6 @@ from lightning_plugin.capture.run import count_batch, run_awaited_updates
 from lightning_plugin.capture.session import Session, bind, binding_of, call_label, current_module
 from lightning_plugin.errors import EngineError, RecordingError
 from lightning_plugin.graph import Value, ancestors
-from lightning_plugin.layout import Axis
 from lightning_plugin.private import (
     NEEDS_DATA,
     BackwardHookFunction,
@@ -185,9 +183,7 @@ def lazy_result(fake: Tensor, session: Session) -> LazyTensor:
     value = binding_of(fake)
     if not isinstance(value, Value):
         raise RecordingError("an operator returned a tensor that was not recorded")
-    tensor = LazyTensor._wrap(LazyTensor, fake, session, value.requires_grad)
-    if not value.is_map:
-        session.pending.append(weakref.ref(tensor))
+    tensor: LazyTensor = LazyTensor._wrap(LazyTensor, fake, session, value.requires_grad)
     return tensor
 
 
@@ -335,14 +331,12 @@ def _requires_grad_(self: LazyTensor, requires_grad: bool = True) -> LazyTensor:
 def materialize_rows(rows: LazyTensor, name: str, error: RecordingError) -> None:
     """Make a result with one row for each image an ordinary tensor; see [Note: rows]. Raise the error for maps."""
     session, value = rows._session.root(), rows._value
-    assert value.layout is not None
-    axes = {factor.index for dim in value.layout.dims for factor in dim if isinstance(factor, Axis)}
-    if not axes <= session.instance_axes:
+    if not session.is_row(value):
         raise error
-    others = [t._value for t in (ref() for ref in session.lazy_tensors) if t is not None and t is not rows]
+    others = [t._value for t in session.alive if t is not rows]
     if any(value in node.inputs for node in ancestors(others)):
         raise no_gradient_error(f"{name}() was called on a recorded map that was read before")
-    session.bind_result(rows._fake, value, materialize(rows))
+    session.replace(rows, materialize(rows))
 
 
 def _on_vector(name: str) -> Callable[..., Any]:

@@ -2,7 +2,12 @@
 
 A lazy tensor has metadata (shape, dtype, device, requires_grad), records every operator that is called on it, and is
 *materialized* when data is needed: by ``item``, ``bool``, printing, ``backward``, or a write into an ordinary tensor.
-The handlers of calls are in `dispatch`. A materialized vector is an ordinary tensor from then on.
+The handlers of calls are in `dispatch`.
+
+[Note: kept] Code keeps results: a loss in a list, predictions until the end of an epoch. When a run has computed a
+vector, the lazy tensor itself becomes an ordinary one, so that what is kept holds neither the recording nor an image.
+At the end of a step or of a module's call, its results do too, and small maps with one row for each image that need no
+gradient. Any other map that is kept stays recorded, with its image.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from lightning_plugin.capture.alias import current_value, register_storage
+from lightning_plugin.capture.alias import current_value, has_value, register_storage
 from lightning_plugin.capture.record import Recorder
 from lightning_plugin.capture.run import discard_effects, run
 from lightning_plugin.capture.session import Session, binding_of
@@ -32,6 +37,9 @@ from lightning_plugin.private import (
     without_storage,
 )
 from lightning_plugin.source import TensorSource, TileSource, batch, likely_instances
+
+#: Most bytes of kept rows that are computed at the end of a step.
+MAX_KEPT_ROWS_BYTES = 1 << 20
 
 
 class LazyTensor(Tensor):
@@ -190,25 +198,32 @@ def materialize(tensor: Tensor) -> Tensor:
     return materialize_together([tensor])[0] if isinstance(tensor, LazyTensor) else tensor
 
 
-def materialize_together(tensors: Sequence[LazyTensor], for_effects: Iterable[LazyTensor] = ()) -> list[Tensor]:
+def materialize_together(
+    tensors: Sequence[LazyTensor], for_effects: Iterable[LazyTensor] = (), in_place: bool = False
+) -> list[Tensor]:
     """Compute the ordinary tensors of several lazy ones, under one plan for each session.
 
     Args:
         tensors: The lazy tensors.
         for_effects: Lazy tensors whose sessions run too, for their effects.
+        in_place: Make maps ordinary tensors too, except images. Vectors always are.
     """
     found = [computed_or_same(t) for t in tensors]
     for session in dict.fromkeys(t._session.root() for t in (*tensors, *for_effects)):
         places = [i for i, t in enumerate(found) if isinstance(t, LazyTensor) and t._session.root() is session]
         results = run(session, [found[i]._value for i in places])
+        for i, result in zip(places, results, strict=True):
+            if in_place and type(found[i]) is LazyTensor:
+                session.replace(found[i], result)
         session.drop_unreachable()
         for i, result in zip(places, results, strict=True):
-            found[i] = result
+            found[i] = result if isinstance(found[i], LazyTensor) else found[i]
     return found
 
 
-def materialize_all(result: Any, for_effects: Iterable[LazyTensor] = ()) -> Any:
-    """Replace the lazy tensors in a result, also in attributes of objects, by ordinary ones computed under one plan.
+def materialize_all(result: Any, for_effects: Sequence[LazyTensor] = ()) -> Any:
+    """Replace the lazy tensors in a result, also in attributes of objects, by ordinary ones computed under one plan;
+    see [Note: kept].
 
     Args:
         result: A tree of tensors and objects.
@@ -216,8 +231,16 @@ def materialize_all(result: Any, for_effects: Iterable[LazyTensor] = ()) -> Any:
     """
     found: dict[int, LazyTensor] = {}
     replace_lazy(result, lambda tensor: found.setdefault(id(tensor), tensor), set())
-    tensors = dict(zip(found, materialize_together(list(found.values()), for_effects), strict=True))
+    sessions = dict.fromkeys(t._session.root() for t in (*found.values(), *for_effects))
+    found |= {id(t): t for session in sessions for t in kept_rows(session)}
+    tensors = dict(zip(found, materialize_together(list(found.values()), for_effects, in_place=True), strict=True))
     return replace_lazy(result, lambda tensor: tensors[id(tensor)], set()) if found else result
+
+
+def kept_rows(session: Session) -> list[LazyTensor]:
+    """Return the rows that the user's code keeps and that need no gradient; see [Note: kept]."""
+    maps = [t for t in session.alive if type(t) is LazyTensor and has_value(t._fake) and t._value.is_map]
+    return [t for t in maps if session.is_row(v := t._value) and not v.requires_grad and v.bytes <= MAX_KEPT_ROWS_BYTES]
 
 
 def replace_lazy(result: Any, other: Callable[[LazyTensor], Tensor], seen: set[int]) -> Any:
@@ -259,11 +282,11 @@ def computed_vector(tensor: LazyTensor, value: Value) -> Tensor | None:
 @contextmanager
 def undone_if_refused(tensors: Sequence[LazyTensor]) -> Iterator[None]:
     """Drop the effects of the calls in a block on lazy tensors if one of them is refused: no statistics move then."""
-    begin = next_serial()
+    begin, sessions = next_serial(), [t._session for t in tensors]  # a vector may be computed within the block
     try:
         yield
     except EngineError:
-        for session in {t._session.root() for t in tensors}:
+        for session in {session.root() for session in sessions}:
             discard_effects(session, begin)
         raise
 

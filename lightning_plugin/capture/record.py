@@ -25,6 +25,7 @@ from torch import Tensor
 from lightning_plugin.capture.alias import (
     REPLAYED_IN_PLACE,
     VECTOR_OPERATORS,
+    WITHOUT_GRADIENT,
     OperatorCall,
     OperatorLog,
     bind_written,
@@ -212,6 +213,7 @@ class Recorder:
     ) -> tuple[Value, ...]:
         """Add a node that runs a function on vectors with ordinary autograd."""
         values, new_args, new_kwargs = self.template(args, kwargs)
+        grad = grad and func not in WITHOUT_GRADIENT
         return self.emit(VectorOp(Call(func, new_args, new_kwargs, autocast)), values, fakes, None, name, grad)
 
     def apply(self, func: Callable[..., Tensor], *fakes: Tensor) -> Tensor:
@@ -323,7 +325,7 @@ def try_record(session: Session, func: Callable[..., Any], args: Any, kwargs: di
         results = targets or results
         values = recorder.barrier(func, vargs, vkwargs, results, reason, bool(targets))
     for call in log.calls:
-        register_views(call.func, call.args, call.kwargs, call.outs)
+        register_views(call.func, call.args, call.kwargs, call.outs, recorder.grad)
     for fake, value in zip(results, values, strict=True):
         if id(fake) in before:
             bind_written(session, fake, value, recorder.name, recorder)
@@ -455,7 +457,7 @@ def record_operator(recorder: Recorder, logged: OperatorCall) -> str | None:
     made = values[0].node
     if written and made is not None and func in REPLAYED_IN_PLACE and view_of(written[0]) is None:
         Node(made.op, made.inputs, made.outputs, made.name, made.path, func, made.serial)
-    register_views(func, args, kwargs, outs)
+    register_views(func, args, kwargs, outs, recorder.grad)
     for fake, value in zip(outs, values, strict=True):
         register_storage(recorder.session, fake)
         if written and fake is written[0]:

@@ -30,7 +30,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_plugin.capture.session import Engine, Session, binding_of, drop_module_names
+from lightning_plugin.capture.alias import has_value
+from lightning_plugin.capture.session import Engine, Session, drop_module_names
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.frame import Frame, Step
 from lightning_plugin.execute.run import run_plan
@@ -79,7 +80,7 @@ def run_awaited_updates(tree: Any, within: Session | None = None) -> None:
         if not isinstance(t, AwaitingBuffer):
             continue
         session = t._session.root()
-        if within is not None and (session is within or any(ref() is not None for ref in session.pending)):
+        if within is not None and (session is within or pending_vectors(session)):
             within.merge(session)
         else:
             run(session)
@@ -180,11 +181,8 @@ def engine_of(node: Node, session: Session, engine_by_node: dict[Node, Engine | 
 def run(session: Session, wanted: Sequence[Value] = ()) -> list[Tensor]:
     """Compute the wanted values, all pending vectors and all effects, under one plan for each of the calls' options;
     see [Note: engines]."""
-    live = [(ref, t) for ref in session.pending if (t := ref()) is not None]
-    session.pending = [ref for ref, _ in live]
-    pending = [t._value for _, t in live if isinstance(binding_of(t._fake), Value)]
     wanted = [v if not v.is_map else gather(v) for v in wanted]
-    values = [v for v in dict.fromkeys((*pending, *wanted)) if v not in session.vectors]
+    values = [v for v in dict.fromkeys((*pending_vectors(session), *wanted)) if v not in session.vectors]
     values += [v for e in session.effects if not e.dormant for v in e.values]
     restore_buffers(session.effects)
     with torch.inference_mode(False), outside_checkpoint(), profiler_range("step"):
@@ -208,6 +206,11 @@ def run(session: Session, wanted: Sequence[Value] = ()) -> list[Tensor]:
     results = [session.vectors[v] for v in wanted]
     session.drop_unsound_results()
     return results
+
+
+def pending_vectors(session: Session) -> list[Value]:
+    """Return the vectors of the lazy tensors that the user's code holds."""
+    return [v for t in session.alive if has_value(t._fake) and not (v := t._value).is_map]
 
 
 @torch.no_grad()

@@ -30,10 +30,18 @@ from lightning_plugin.graph import (
     ancestors,
     next_serial,
 )
-from lightning_plugin.ops import Captured, Source
+from lightning_plugin.layout import Axis
+from lightning_plugin.ops import Captured, Source, VectorOp
 from lightning_plugin.options import Chains, Options
 from lightning_plugin.plan import Plan
-from lightning_plugin.private import FakeTensorMode, custom_function, refuse_transforms, version, without_torch_function
+from lightning_plugin.private import (
+    FakeTensorMode,
+    become,
+    custom_function,
+    refuse_transforms,
+    version,
+    without_torch_function,
+)
 from lightning_plugin.source import TensorSource, TileSource, together
 
 #: Recordings of more nodes get chains by default: the search looks at each operator.
@@ -95,8 +103,7 @@ class Session:
         effects: Effects that wait for their values.
         recomputed_effects: Effects in blocks of `torch.utils.checkpoint` that backward applies again.
         recomputed_blocks: Blocks of `torch.utils.checkpoint` that backward recomputes.
-        pending: Lazy tensors of recorded vectors.
-        lazy_tensors: All lazy tensors of the session.
+        lazy_tensors: The lazy tensors of the session.
         random_calls: Number of random operators so far.
         key: Key of the step's random numbers.
         merged_into: The session that has taken over this one's calls.
@@ -116,7 +123,6 @@ class Session:
     effects: list[Effect] = field(default_factory=list, init=False)
     recomputed_effects: list[Effect] = field(default_factory=list, init=False)
     recomputed_blocks: set[Hashable] = field(default_factory=set, init=False)
-    pending: list[Any] = field(default_factory=list, init=False)
     lazy_tensors: list[weakref.ref[Any]] = field(default_factory=list, init=False)
     random_calls: int = field(default=0, init=False)
     key: int | None = field(default=None, init=False)
@@ -158,26 +164,32 @@ class Session:
         """Drop results that a later run must not take over, and computes again.
 
         - Results without the graph that was recorded for them: the statistics of a BatchNorm that ran as one call of
-          PyTorch's kernel.
+          PyTorch's kernel. An operator on vectors ran with ordinary autograd, which makes no graph for some.
         - Captured tensors: a parameter that was frozen when it was used may require grad by then.
         """
-        self.vectors = {
-            v: t
-            for v, t in self.vectors.items()
-            if (t.requires_grad or not v.requires_grad) and not (v.node is not None and isinstance(v.node.op, Captured))
-        }
+
+        def is_sound(v: Value, t: Tensor) -> bool:
+            op = None if v.node is None else v.node.op
+            return isinstance(op, VectorOp) or (
+                (t.requires_grad or not v.requires_grad) and not isinstance(op, Captured)
+            )
+
+        self.vectors = {v: t for v, t in self.vectors.items() if is_sound(v, t)}
+
+    @property
+    def alive(self) -> list[Any]:
+        """The lazy tensors that the user's code holds."""
+        return [t for ref in self.lazy_tensors if (t := ref()) is not None]
 
     def drop_unreachable(self) -> None:
-        """Drop nodes, results and bindings that no lazy tensor and no effect depends on."""
-        self.lazy_tensors = [ref for ref in self.lazy_tensors if ref() is not None]
-        fakes = {id(t._fake): t._fake for t in (ref() for ref in self.lazy_tensors) if t is not None}
-        values = []
-        for fake in fakes.values():
-            value = binding_of(fake)
-            if isinstance(value, Value) and value in self.vectors:  # computed, so that its node is not needed
-                value = self.bind_result(fake, value, self.vectors[value])
-            if isinstance(value, Value):
-                values.append(value)
+        """Make the computed lazy tensors ordinary ones. Drop nodes, results and bindings that no lazy tensor and no
+        effect depends on."""
+        for t in self.alive:
+            value = binding_of(t._fake)
+            if isinstance(value, Value) and value in self.vectors:
+                self.replace(t, self.vectors[value])
+        fakes = {id(t._fake): t._fake for t in self.alive}
+        values = [value for fake in fakes.values() if isinstance(value := binding_of(fake), Value)]
         needed = ancestors([*values, *(v for e in self.effects for v in e.values)], self.vectors)
         reached = {*values, *(v for node in needed for v in (*node.inputs, *node.outputs))}
         self.vectors = {v: t for v, t in self.vectors.items() if v in reached}
@@ -189,14 +201,21 @@ class Session:
         kept = {s: [f for f in known if id(f) in fakes] for s, known in self.fakes_by_storage.items()}
         self.fakes_by_storage = {s: known for s, known in kept.items() if known}
 
-    def bind_result(self, fake: Tensor, value: Value, tensor: Tensor) -> Value:
-        """Bind a fake tensor to a new value without a node, whose result is an ordinary tensor."""
-        with self.fake_tensors():
-            like = torch.empty(value.shape, dtype=value.dtype, device=value.device)
-        result = Value(like, None, value.requires_grad)
-        self.vectors[result] = tensor
-        bind(fake, result)
-        return result
+    def replace(self, lazy: Any, result: Tensor) -> None:
+        """Make a lazy tensor the ordinary tensor of its result, which holds no session."""
+        self.lazy_tensors = [ref for ref in self.lazy_tensors if ref() is not lazy]
+        given: tuple[Image | Capture, ...] = (*self.bindings.captures.values(), *self.bindings.images.values())
+        if result.requires_grad and any(g.tensor is result for g in given):
+            with torch.enable_grad():
+                result = result.view_as(result)  # the user's own tensor stays as it is
+        del lazy._fake, lazy._session
+        become(lazy, result)
+
+    def is_row(self, value: Value) -> bool:
+        """True for a map with one entry for each image or patch and no axis of space."""
+        dims = () if value.layout is None else value.layout.dims
+        axes = {factor.index for dim in dims for factor in dim if isinstance(factor, Axis)}
+        return bool(axes) and axes <= self.instance_axes
 
     def root(self) -> Session:
         """Return the session that this one was merged into, or itself."""
@@ -226,7 +245,6 @@ class Session:
         self.effects += other.effects
         self.recomputed_effects += other.recomputed_effects
         self.recomputed_blocks |= other.recomputed_blocks
-        self.pending += other.pending
         self.lazy_tensors += other.lazy_tensors
         other.effects = []
         other.bindings, other.vectors = Bindings(), {}

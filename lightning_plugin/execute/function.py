@@ -158,8 +158,8 @@ class SegmentFunction(torch.autograd.Function):
         make_room(ctx.run, ctx.boundaries, leaves)
         with profiler_range("segment", ctx.run.place, ctx.run.plan.path, "backward"):
             found = Backward(ctx, inputs, grads).run()
-        if not retains_graph():
-            ctx.boundaries, ctx.recalled = [], {}
+        if not retains_graph():  # a loss that the user keeps holds this context, and must not hold images
+            ctx.run, ctx.boundaries, ctx.recalled, ctx.carried, ctx.results = None, [], {}, {}, []
         count_results(ledger, found)
         return found
 

@@ -274,7 +274,7 @@ class MaterializingRedirection:
         step = getattr(module, name)
 
         def materialized(*args: Any, **kwargs: Any) -> Any:
-            return materialize_all(step(*args, **kwargs), self.strategy._images)
+            return materialize_all(step(*args, **kwargs), self.strategy._live_images)
 
         vars(module)[name] = materialized
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -63,8 +64,8 @@ class Tiling:
     _tile_over: Size
     #: Size from which on a dense tensor is tiled.
     _min_bytes: int
-    #: Lazy tensors of the current batch.
-    _images: list[LazyTensor]
+    #: Lazy tensors of the current batch, which the Trainer holds as long as the batch is used.
+    _images: list[weakref.ref[LazyTensor]]
     #: Description of the current batch; empty if any image of it is lazy from the start.
     _description: str
     #: This package's state in the checkpoint that is being resumed.
@@ -177,7 +178,7 @@ class Tiling:
         with LazyTransfer(target, self.engine, min_bytes) as transfer:
             batch = super().batch_to_device(batch, device, dataloader_idx)  # type: ignore[misc]
         batch = transfer.finish(batch)
-        self._images = transfer.images
+        self._images = list(map(weakref.ref, transfer.images))
         return batch
 
     @property
@@ -207,12 +208,18 @@ class Tiling:
         optimizers: Sequence[torch.optim.Optimizer] = self.optimizers  # type: ignore[attr-defined]
         self.engine.planner.reserve(sum(map(held_bytes, optimizers)))
         self.feedback.begin_step()
-        with undone_if_refused(self._images), without_compiled_modules():
-            result = materialize_all(step(*args, **kwargs), self._images)
+        images = self._live_images
+        with undone_if_refused(images), without_compiled_modules():
+            result = materialize_all(step(*args, **kwargs), images)
         if self._description and all(is_untiled(plan) for plan in self.feedback.plans):
             put_last(self._untiled, self._description, None, MAX_PLANS)
         self._end_pass(is_last=not torch.is_grad_enabled())
         return result
+
+    @property
+    def _live_images(self) -> list[LazyTensor]:
+        """The lazy tensors of the current batch."""
+        return [image for ref in self._images if (image := ref()) is not None]
 
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
         """Run Lightning's backward, on the value of a loss that may still be lazy under ``manual_backward``."""

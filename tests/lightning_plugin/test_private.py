@@ -57,6 +57,35 @@ def test_private_names_are_found(tmp_path: Path) -> None:
     assert not any("softmax" in name for name in uses(file))
 
 
+class Recorded(Tensor):
+    """A subclass without storage, of which nothing can be called."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        raise AssertionError(func)
+
+    __torch_dispatch__ = __torch_function__
+
+
+def test_an_object_becomes_a_result() -> None:
+    weight = torch.randn(3, requires_grad=True)
+    result, seen = weight.sigmoid(), list[Tensor]()
+    result.register_hook(seen.append)
+    held = private.without_storage(Recorded, result, True)
+    private.become(held, result)
+    held.register_hook(seen.append)
+    held.retain_grad()
+    (held.sum() + result.sum()).backward()
+    assert type(held) is type(result) is Tensor and held.grad_fn is not None and not held._is_view()
+    assert torch.equal(held, result) and held.data_ptr() == result.data_ptr()
+    assert len(seen) == 2 and torch.equal(held.grad, torch.full((3,), 2.0))  # type: ignore[arg-type]
+
+    held, result = private.without_storage(Recorded, result, False), result.detach()
+    private.become(held, result)
+    held.detach_().mul_(0)
+    assert type(held) is Tensor and not held.requires_grad and not result.any()
+
+
 def test_a_version_counts_writes() -> None:
     x = torch.zeros(3)
     before = private.version(x)
