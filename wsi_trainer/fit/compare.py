@@ -262,7 +262,7 @@ def _show(facts: dict[str, Any]) -> None:
     for name, found in facts["scores"].items():
         first, second = found["values"]
         gain = Interval.of(found["difference"])
-        table.add_row(cell(name), f"{first:.3f}", f"{second:.3f}", f"{gain.value:+.3f} ({gain.bounds})")
+        table.add_row(cell(name), f"{first:z.3f}", f"{second:z.3f}", f"{gain.value:+z.3f} ({gain.bounds})")
     console.print(table)
     for name, said in facts["lines"].items():
         say(console, f"{name}: {said}")

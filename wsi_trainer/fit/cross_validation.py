@@ -126,13 +126,16 @@ def run_apart(parser: ArgumentParser, options: Namespace, config: Path, resume: 
 
 
 def show(facts: dict[str, Any], console: Console) -> None:
-    """The scores of all folds, of each, and pooled, as a table."""
-    table = Table(title=f"cross-validation, {len(facts['folds'])} folds", title_justify="left")
-    for column in ("score", "mean ± sd", "pooled, 95 % interval", "folds"):
-        table.add_column(column)
-    for name, mean in facts["mean"].items():
-        pooled = facts["pooled"][name]
-        each = " ".join(f"{fold['slide'][name]:.3f}" for fold in facts["folds"])
-        interval = str(Interval.of(pooled))
-        table.add_row(cell(name), f"{mean:.3f} ± {facts['sd'][name]:.3f}", interval, each)
-    console.print(table)
+    """The scores of all folds, of each, and pooled, as a table; a second one by patient."""
+    levels = {"slide": (facts, [fold["slide"] for fold in facts["folds"]])}
+    if "patient" in facts:
+        levels["patient"] = facts["patient"], facts["patient"]["folds"]
+    for level, (summary, each) in levels.items():
+        table = Table(title=f"cross-validation, {len(each)} folds, by {level}", title_justify="left")
+        for column in ("score", "mean ± sd", "pooled, 95 % interval", "folds"):
+            table.add_column(column)
+        for name, mean in summary["mean"].items():
+            parts = " ".join(f"{values[name]:z.3f}" for values in each)
+            pooled = str(Interval.of(summary["pooled"][name]))
+            table.add_row(cell(name), f"{mean:z.3f} ± {summary['sd'][name]:z.3f}", pooled, parts)
+        console.print(table)

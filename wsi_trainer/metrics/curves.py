@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wsi_trainer.metrics.classes import ClassPredictions, counts_above
-from wsi_trainer.metrics.intervals import resamples, wilson
+from wsi_trainer.metrics.intervals import resamples, too_few, wilson
 from wsi_trainer.metrics.lesions import LesionPredictions, sensitivity
 
 FIRST, LAST = 1 / 8, 16.0
@@ -26,6 +26,8 @@ class Band:
     y: Floats
     low: Floats
     high: Floats
+    absent: str = ""
+    """Why there are no bounds, as there is no interval of the score; they are NaN then."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def froc_band(predictions: LesionPredictions, count: int = 500, seed: int = 0) -
     if np.isnan(curve).any():
         return None
     parts = (sensitivity(predictions.take(rows), 0, grid) for rows in resamples(predictions.patients, count, seed))
-    return _band(grid, curve, (part for part in parts if not np.isnan(part).any()))
+    return _band(grid, curve, (part for part in parts if not np.isnan(part).any()), too_few(predictions))
 
 
 def calibration(predictions: ClassPredictions, bins: int = 10) -> Calibration:
@@ -79,10 +81,14 @@ def _of_class(predictions: ClassPredictions, line: Line, name: str, count: int, 
     if not truth.any() or truth.all():
         raise ValueError(f"no slide, or every one, is {predictions.classes[1]!r}: no {name} curve")
     parts = (rows for rows in resamples(predictions.patients, count, seed) if 0 < truth[rows].sum() < len(rows))
-    return _band(grid, line(truth, said, grid), (line(truth[rows], said[rows], grid) for rows in parts))
+    drawn = (line(truth[rows], said[rows], grid) for rows in parts)
+    return _band(grid, line(truth, said, grid), drawn, too_few(predictions))
 
 
-def _band(x: Floats, y: Floats, drawn: Iterable[Floats]) -> Band:
+def _band(x: Floats, y: Floats, drawn: Iterable[Floats], absent: str) -> Band:
+    if absent:
+        nothing = np.full_like(y, np.nan)
+        return Band(x, y, nothing, nothing, absent)
     low, high = np.quantile(np.stack(list(drawn) or [y]), [0.025, 0.975], axis=0)
     return Band(x, y, low, high)
 

@@ -10,7 +10,8 @@ interval is
 - a score of exactly 0 or 1, as 95 % of resamples have it: Wilson's interval for so many patients as the rarest group
   that the score asks for has.
 
-Below `LEAST` patients, or `LEAST_OF_GROUP` in a group, there is none: the text says why.
+Below `LEAST` patients, or `LEAST_OF_GROUP` in a group, there is none, nor where resamples are all the value and this is
+neither 0 nor 1: the text says why.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Interval:
     @property
     def bounds(self) -> str:
         """The bounds as text, or why there are none."""
-        return self.absent or f"{self.low:.3f} to {self.high:.3f}"
+        return self.absent or f"{self.low:z.3f} to {self.high:z.3f}"
 
     @property
     def counts(self) -> str:
@@ -74,7 +75,7 @@ class Interval:
         return f"{self.absent or '95 % interval ' + self.bounds}; {_patients(self.patients)}{events}"
 
     def __str__(self) -> str:
-        return "not defined" if np.isnan(self.value) else f"{self.value:.3f} ({self.bounds})"
+        return "not defined" if np.isnan(self.value) else f"{self.value:z.3f} ({self.bounds})"
 
     def to_dict(self) -> dict[str, Any]:
         """The fields by name, for JSON."""
@@ -113,8 +114,22 @@ def score_intervals(
         elif values[name] in (0, 1) and _settled(drawn[name], values[name]):
             found[name] = sample.bounded(values[name], *wilson(values[name], sample.rarest), count)
         else:
-            found[name] = sample.interval(values[name], drawn[name], left_out[name])
+            least = 0.0 if np.nanmin(drawn[name], initial=0.0) >= 0 else -np.inf  # what was never negative cannot be
+            found[name] = sample.interval(values[name], drawn[name], left_out[name], least)
     return found
+
+
+def too_few(predictions: Predictions) -> str:
+    """Why a curve or a test of these predictions says nothing of others, as their intervals; empty where it does."""
+    sample = _Sample.of(predictions)
+    if sample.absent or sample.rarest >= LEAST_OF_GROUP:
+        return sample.absent
+    return few_of_group(sample.rarest, "of a class" if len(predictions.groups()) > 1 else "with an event or a lesion")
+
+
+def few_of_group(patients: int, group: str = "of a class") -> str:
+    """Why there can be no interval with so many patients of a group."""
+    return f"no interval: {_patients(patients)} {group}, of {LEAST_OF_GROUP} needed"
 
 
 def paired_difference(first: Kind, second: Kind, score: Score, count: int = 2000, seed: int = 0) -> Interval:
@@ -138,6 +153,8 @@ def paired_difference(first: Kind, second: Kind, score: Score, count: int = 2000
     ends = score(first), score(second)
     if any(_settled(part, end) for part, end in zip(drawn, ends, strict=True)) and first.columns() != second.columns():
         one, two = (score_intervals(predictions, named, count, seed)["score"] for predictions in (first, second))
+        if one.absent or two.absent:
+            return sample.none(value, one.absent or two.absent, count)
         low = value - np.hypot(one.value - one.low, two.high - two.value)
         high = value + np.hypot(one.high - one.value, two.value - two.low)
         return sample.bounded(value, float(low), float(high), count)
@@ -198,21 +215,30 @@ class _Sample:
         owners = np.array(predictions.patients)
         groups = len(set(owners[positive])), len(set(owners[~positive]))
         if min(groups) < LEAST_OF_GROUP:
-            return self.none(value, f"no interval: {_patients(min(groups))} of a class, of {LEAST_OF_GROUP} needed")
+            return self.none(value, few_of_group(min(groups)))
         return Interval(value, *auc_bounds(value, *groups), 0, self.patients, groups[0])
 
-    def interval(self, value: float, drawn: NDArray[np.float64], left_out: NDArray[np.float64]) -> Interval:
-        """BCa, or what stands in for it where it has no meaning."""
+    def interval(
+        self, value: float, drawn: NDArray[np.float64], left_out: NDArray[np.float64], least: float = -np.inf
+    ) -> Interval:
+        """BCa, or what stands in for it where it has no meaning.
+
+        Args:
+            value: The score.
+            drawn: That of the resamples.
+            left_out: That without each patient.
+            least: The least value that the score can have.
+        """
         known = np.sort(drawn[np.isfinite(drawn)])
         if not np.isfinite(value) or len(known) < 0.9 * len(drawn):
             return self.none(value, f"no interval: defined on {len(known)} of {len(drawn)} resamples", len(known))
         if _settled(known, value):
-            return self.bounded(value, value, value, len(known))
+            return self.none(value, "no interval: resamples of the patients all have this value", len(known))
         below = float((known < value).mean() + (known == value).mean() / 2)
         bias = _NORMAL.inv_cdf(min(max(below, 1e-9), 1 - 1e-9))
         if abs(bias) > _BIASED:
             low, high = value + np.quantile(known, [0.025, 0.975]) - np.median(known)
-            return self.bounded(value, float(max(low, 0.0) if value >= 0 else low), float(high), len(known))
+            return self.bounded(value, float(max(low, least)), float(high), len(known))
         rest = left_out[np.isfinite(left_out)]
         apart = rest.mean() - rest
         spread = (apart**2).sum() ** 1.5
@@ -230,7 +256,7 @@ def wilson(share: Any, n: Any) -> tuple[Any, Any]:
     """Wilson's interval of a share of n, or of several."""
     centre = (share + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
     reach = _Z / (1 + _Z**2 / n) * np.sqrt(share * (1 - share) / n + _Z**2 / (4 * n**2))
-    return centre - reach, centre + reach
+    return np.maximum(centre - reach, 0.0), np.minimum(centre + reach, 1.0)
 
 
 def auc_bounds(value: float, positive: int, negative: int) -> tuple[float, float]:
@@ -301,15 +327,30 @@ def cross_validation(
         `folds` (a list with `slides` and `slide`: score by name), `mean` and `sd` (score by name; the standard
         deviation between folds, which is no interval of the mean: folds share their training slides), `pooled`
         (score by name with its 95 % interval, all held-out slides together: the models of the folds differ, so it also
-        asks whether their predictions are on one scale).
+        asks whether their predictions are on one scale). `patient` has `folds` (a list of score by name), `mean`, `sd`
+        and `pooled` of the patients; `patient_absent` says why where patients cannot be scored.
     """
+    each, slides = _over_folds(folds, joined_folds(folds), scores, resamples, seed)
+    result = {"folds": [{"slides": len(fold), "slide": values} for fold, values in zip(folds, each, strict=True)]}
+    result |= slides
+    try:
+        each, patients = _over_folds(
+            [fold.by_patient() for fold in folds], joined_folds(folds).by_patient(), scores, resamples, seed
+        )
+    except PredictionsError as error:
+        return result | {"patient_absent": str(error)}
+    return result | {"patient": {"folds": each, **patients}}
+
+
+def _over_folds(
+    folds: Sequence[Predictions], pooled: Predictions, scores: Mapping[str, Score], resamples: int, seed: int
+) -> tuple[list[dict[str, float]], dict[str, Any]]:
+    """The scores of each fold, and their mean, their standard deviation, and those of all rows together."""
     each = [{name: score(fold) for name, score in scores.items()} for fold in folds]
-    pooled = score_intervals(joined_folds(folds), scores, resamples, seed)
-    return {
-        "folds": [{"slides": len(fold), "slide": values} for fold, values in zip(folds, each, strict=True)],
+    return each, {
         "mean": {name: float(np.mean([values[name] for values in each])) for name in scores},
         "sd": {name: float(np.std([values[name] for values in each], ddof=1)) for name in scores},
-        "pooled": {name: interval.to_dict() for name, interval in pooled.items()},
+        "pooled": {name: found.to_dict() for name, found in score_intervals(pooled, scores, resamples, seed).items()},
     }
 
 

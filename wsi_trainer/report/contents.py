@@ -103,6 +103,7 @@ def _of_folds(name: str, folder: Run) -> RunResults:
         runs = [Run(folder.path / fold) for fold in facts["runs"]]
         predictions = joined_folds([read_predictions(run.predictions(facts["split"])) for run in runs])
         scores = {"slide": facts["pooled"], "patients": len(set(predictions.patients))}
+        scores |= {"patient": facts["patient"]["pooled"]} if "patient" in facts else {}
     memory = read_json(runs[0].memory)
     return RunResults(name, folder, predictions, scores, {}, memory, _records(runs[0]), [], folds=facts)
 

@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+from numpy.typing import NDArray
 
 from wsi_trainer.metrics import (
     ClassPredictions,
@@ -24,6 +25,7 @@ from wsi_trainer.metrics import (
 )
 from wsi_trainer.metrics.classes import average_precision, confusion
 from wsi_trainer.metrics.curves import FIRST, LAST, Band, calibration, froc_band, pr_band, roc_band
+from wsi_trainer.metrics.intervals import too_few
 from wsi_trainer.metrics.lesions import RATES, froc
 from wsi_trainer.metrics.values import kaplan_meier, log_rank
 
@@ -108,7 +110,7 @@ def _calibration(runs: Mapping[str, Any]) -> str | None:
     curves = _curves(dict([next(iter(runs.items()))]))
     for colour, (name, its) in zip(COLOURS, curves.items(), strict=False):
         found = calibration(its)
-        if len(curves) == 1:
+        if len(curves) == 1 and not too_few(its):
             axes.vlines(found.said, found.low, found.high, color=colour, alpha=0.4, linewidth=1.4)
         axes.plot(found.said, found.happened, "o-", color=colour, linewidth=1.6, markersize=4, label=name)
     return _in_square(figure, axes, "upper left") if curves else None
@@ -169,12 +171,19 @@ def _survival(runs: Mapping[str, Any]) -> str | None:
             axes.annotate(str(int((times >= time).sum())), (time, 0), (0, -34 - 11 * line), color=colour, fontsize=8,
                           xycoords=("data", "axes fraction"), textcoords="offset points", ha="center")  # fmt: skip
     axes.set_xlabel("time; below, patients at risk", labelpad=36)
-    p = log_rank(patients.times, patients.events, high)
-    axes.plot([], [], " ", label="log-rank: not defined" if np.isnan(p) else f"log-rank p = {p:.2g}")
+    axes.plot([], [], " ", label=f"log-rank: {_p_of(patients, high)}")
     axes.set_xticks(at)
     axes.set_ylim(-0.02, 1.02)
     axes.legend(fontsize=8, frameon=False)
     return data_uri(figure)
+
+
+def _p_of(patients: RiskPredictions, high: NDArray[np.bool_]) -> str:
+    """p of the two groups, or why there is none."""
+    if absent := too_few(patients):
+        return absent.replace("interval", "p")
+    p = log_rank(patients.times, patients.events, high)
+    return "not defined" if np.isnan(p) else f"p = {p:.2g}"
 
 
 FIGURES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str | None]]] = {
@@ -183,13 +192,20 @@ FIGURES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str | None]]] = {
     "calibration": ("Calibration, {}", _calibration),
     "confusion": ("Confusion, {}", _confusion),
     "scatter": ("Predicted against true", _scatter),
-    "survival": ("Survival by predicted risk, split at the median", _survival),
+    "survival": (
+        "Survival by predicted risk. The groups are cut at the median risk of these very patients, not at a risk that "
+        "was known before: the curves show their order, and p is no test of a cut for new patients",
+        _survival,
+    ),
 }
 """Captions and drawers, by the names of `Predictions.FIGURES`."""
 
 
 def _draw(axes: Axes, band: Band, colour: str, label: str, step: Any = None) -> None:
-    axes.fill_between(band.x, band.low, band.high, color=colour, alpha=0.15, linewidth=0, step=step)
+    if band.absent:
+        label += f"; {band.absent.replace('interval', 'band')}"
+    else:
+        axes.fill_between(band.x, band.low, band.high, color=colour, alpha=0.15, linewidth=0, step=step)
     axes.plot(band.x, band.y, color=colour, linewidth=1.8, label=label, drawstyle="steps-post" if step else "default")
 
 

@@ -91,7 +91,9 @@ def _context(
         "title": title or run.folder.name,
         "written": datetime.now().astimezone().strftime("%d %B %Y, %H:%M"),
         "where": where(run, split),
-        "levels": ["slide"] if run.folds else ["slide", "patient"],
+        "levels": [level for level in ("slide", "patient") if not run.folds or level in run.scores],
+        "fold_tables": _fold_tables,
+        "number": lambda value: "not defined" if value is None else f"{value:z.3f}",
         "runs": runs,
         "other": other,
         "main": next(iter(run.predictions.SCORES)),
@@ -119,7 +121,7 @@ def _context(
         "regions": {method: said for method, about in maps.items() if (said := sentence_on_regions(about))},
         "memory": _memory(run, facts),
         "plan": _plan(run.folder),
-        "environment": _flat(read_json(run.folder.environment)),
+        "environment": _flat(read_json(_first(run).environment)),
         "config": read_text(run.folder.config),
         "absent": _absent(run),
     }
@@ -142,7 +144,7 @@ def unbroken(interval: Interval) -> str:
     if np.isnan(interval.value):
         return str(interval)
     bounds = "no interval" if interval.absent else interval.bounds
-    return f"{interval.value:.3f} ({bounds.replace(' ', chr(0xA0))})"
+    return f"{interval.value:z.3f} ({bounds.replace(' ', chr(0xA0))})"
 
 
 def where(run: RunResults, split: str) -> str:
@@ -153,6 +155,17 @@ def where(run: RunResults, split: str) -> str:
         return f"the cohort {run.folder.cohort}, which the run was not trained on"
     kept = {"test": "held out from training", "val": "which chose the checkpoint", "train": "which it was trained on"}
     return f"the split {split}, {kept[split]}"
+
+
+def _first(run: RunResults) -> Run:
+    """The run, or that of the first fold, which is on the same machine as the others."""
+    return run.folder if run.folds is None else Run(run.folder.path / run.folds["runs"][0])
+
+
+def _fold_tables(folds: dict[str, Any]) -> list[tuple[str, dict[str, Any], list[dict[str, Any]]]]:
+    """By what the scores of folds count: their mean and spread, and those of each fold."""
+    found = [("slide", folds, [fold["slide"] for fold in folds["folds"]])]
+    return [*found, ("patient", folds["patient"], folds["patient"]["folds"])] if "patient" in folds else found
 
 
 def _tables(run: RunResults) -> list[tuple[str, Any]]:

@@ -28,7 +28,7 @@ def test_folds_are_runs_and_their_summary(
     options = [*words, f"--data.manifest={unsplit}", "--train.epochs=1"]
     assert main(["fit", *options, "--folds=2"]) == 0
     shown = capsys.readouterr().out
-    assert "cross-validation, 2 folds" in shown and "pooled" in shown
+    assert "cross-validation, 2 folds, by slide" in shown and "2 folds, by patient" in shown and "pooled" in shown
     out = Run(tmp_path / "run")
     facts = read_json(out.cross_validation)
     held = [ClassPredictions.read(Run(out.path / f"fold{number}").predictions("test")) for number in range(2)]
@@ -36,6 +36,7 @@ def test_folds_are_runs_and_their_summary(
     assert sorted(slide for fold in held for slide in fold.slides) == sorted(everyone)
     for fold, predictions in zip(facts["folds"], held):
         assert fold["slide"]["auc"] == auc(predictions)
+    assert facts["patient"]["mean"] == facts["mean"], "each patient has one slide"
     assert facts["pooled"]["auc"]["patients"] > 0 and facts["split"] == "test"
 
     for _ in range(2):
@@ -43,6 +44,7 @@ def test_folds_are_runs_and_their_summary(
         page = " ".join(out.report.read_text().split())
         assert f"{len(everyone)} slides of {len(everyone)} patients in 2 folds" in page and "mean ± sd" in page
         assert "not defined" not in page
+        assert "run, by patient" in page and "fold, by patient" in page and "packages: torch" in page
 
     # A fold that is done is kept; the other is made again.
     shutil.rmtree(out.path / "fold1")

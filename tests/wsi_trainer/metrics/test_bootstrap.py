@@ -24,6 +24,8 @@ from wsi_trainer.metrics import (
     paired_difference,
     score_intervals,
 )
+from wsi_trainer.metrics.classes import balanced_accuracy
+from wsi_trainer.metrics.intervals import Interval, _Sample, too_few
 
 
 def cohort(generator: np.random.Generator, patients: int, slides: int, shift: float) -> ClassPredictions:
@@ -108,7 +110,9 @@ def others() -> list[tuple[Predictions, Predictions, Score]]:
             MultiLabelPredictions(names, names, ("a", "b"), labels, random.random((30, 2))),
             ValuePredictions(names, names, labels[:, 0] + np.arange(30), random.random(30)),
             RiskPredictions(names, names, np.arange(30) + 1.0, np.arange(30) % 3 > 0, random.random(30)),
-            AreaPredictions(names, names, ("a", "b"), np.concatenate([drawn * random.random(), drawn, drawn], axis=1)),
+            AreaPredictions(
+                names, names, ("a", "b"), np.concatenate([drawn * random.random((30, 1, 1)), drawn, drawn], axis=1)
+            ),
         )
         for _ in range(2)
     )
@@ -174,3 +178,40 @@ def test_a_score_that_resamples_do_not_define_has_no_interval() -> None:
 def test_a_class_of_two_patients_has_no_interval() -> None:
     interval = score_intervals(separated(2, 30), {"auc": auc}, count=50)["auc"]
     assert "2 patients of a class" in interval.bounds
+    assert "2 patients of a class" in too_few(separated(2, 30)) and not too_few(separated(3, 30))
+    assert "1 patient with an event" in too_few(replace(others()[2][0], events=np.arange(30) == 3))
+
+
+def all_of_one_class(positive: int, negative: int) -> ClassPredictions:
+    """Predictions that are never of the second class, in an order that is right about as often as not."""
+    found = separated(positive, negative)
+    second = np.random.default_rng(3).uniform(0.1, 0.4, len(found))
+    return replace(found, probabilities=np.stack([1 - second, second], axis=1))
+
+
+def test_a_score_that_all_resamples_have_has_no_interval() -> None:
+    """Where all slides are called the same, balanced accuracy is 1/2 on every resample: that is no certainty."""
+    same = all_of_one_class(11, 11)
+    found = score_intervals(same, SCORES, count=100)
+    assert str(found["balanced_accuracy"]) == "0.500 (no interval: resamples of the patients all have this value)"
+    assert found["f1"].value == 0 == found["f1"].low and found["f1"].high > 0.1
+    assert "-0.000" not in " ".join(map(str, found.values()))
+    difference = paired_difference(separated(11, 11), same, balanced_accuracy, count=100)
+    assert difference.value == 0.5 and difference.absent and not difference.excludes(0)
+
+
+def test_the_interval_of_a_difference_is_not_cut_at_zero() -> None:
+    """Calibration errors of resamples are larger than that of the sample: their interval is moved, and may cross 0."""
+    interval = _Sample(40, None, 40).interval(
+        0.01, np.random.default_rng(0).normal(0.06, 0.03, 1000), np.full(40, 0.01)
+    )
+    assert interval.low < 0 < interval.high
+    error = _Sample(40, None, 40).interval(
+        0.01, np.random.default_rng(0).normal(0.06, 0.015, 1000).clip(0), np.full(40, 0.01), 0.0
+    )
+    assert error.low == 0
+
+
+def test_a_number_that_is_rounded_to_zero_has_no_sign() -> None:
+    assert str(Interval(-1e-5, -2.8e-17, 0.39, 100)) == "0.000 (0.000 to 0.390)"
+    assert str(Interval(-0.2, -0.3, -0.1, 100)) == "-0.200 (-0.300 to -0.100)"

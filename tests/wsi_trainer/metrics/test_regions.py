@@ -91,8 +91,8 @@ def test_a_file_of_marks_that_is_damaged_is_named(tmp_path: Path) -> None:
 
 def test_the_band_of_the_curve_holds_it_and_ends_at_all_that_is_detected() -> None:
     random = np.random.default_rng(0)
-    found = [(Marks(random.random(3) + 0.2, random.random(6)), Marks(np.array([MISSED]), np.array([0.5])))] * 4
-    found += [(Marks(random.random(2), random.random(3)), Marks(np.empty(0), np.empty(0)))] * 8
+    found = [(Marks(random.random(3) + 0.2, random.random(6)), Marks(np.array([MISSED]), np.array([0.5])))] * 8
+    found += [(Marks(random.random(2), random.random(3)), Marks(np.empty(0), np.empty(0)))] * 16
     said = predictions(found)
     band = froc_band(said, count=100)
     assert band is not None and (band.low <= band.high).all() and band.y[-1] == 1
@@ -104,7 +104,7 @@ def test_the_band_of_the_curve_holds_it_and_ends_at_all_that_is_detected() -> No
     assert never is not None and not never.y.any()
     assert froc_band(predictions([(Marks(np.empty(0), np.ones(1)),) * 2])) is None
     summed = summarise(said, FROC_SCORES, resamples=20)
-    assert set(summed["per_class"]) == {"a", "b"} and summed["patients"] == 6
+    assert set(summed["per_class"]) == {"a", "b"} and summed["patients"] == 12
     several = replace(said, patients=said.slides)
     interval = score_intervals(several, FROC_SCORES, 50)["froc"]
     assert interval.low < interval.value < interval.high

@@ -1,13 +1,25 @@
 """Scores against what they mean, counted by hand."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from sklearn import metrics as sk
 
-from wsi_trainer.metrics import ORDINAL_SCORES, SCORES, ClassPredictions, PredictionsError, auc, cross_validation
+from wsi_trainer.metrics import (
+    ORDINAL_SCORES,
+    SCORES,
+    ClassPredictions,
+    PredictionsError,
+    RiskPredictions,
+    auc,
+    cross_validation,
+    joined_folds,
+)
 from wsi_trainer.metrics.curves import calibration, pr_band, roc_band
+from wsi_trainer.metrics.values import c_index
+from wsi_trainer.report.figures import _p_of
 
 
 def binary(scores: list[float], labels: list[int]) -> ClassPredictions:
@@ -111,6 +123,40 @@ def test_folds_are_averaged_and_pooled() -> None:
     together = np.concatenate([fold.probabilities for fold in folds])
     names = tuple(map(str, range(210)))
     assert summary["pooled"]["auc"]["value"] == auc(ClassPredictions(names, names, ("no", "yes"), labels, together))
+
+
+def test_folds_are_scored_by_patient_too() -> None:
+    """A patient is in one fold, with all slides."""
+    rows = [cohort(2, 0, 60), cohort(3, 60, 80)]
+    folds = [replace(fold, patients=tuple(str(int(slide.strip("s")) // 2) for slide in fold.slides)) for fold in rows]
+    summary = cross_validation(folds, {"auc": auc}, resamples=50)["patient"]
+    values = [auc(fold.by_patient()) for fold in folds]
+    assert [fold["auc"] for fold in summary["folds"]] == values and summary["mean"]["auc"] == np.mean(values)
+    assert summary["pooled"]["auc"]["value"] == auc(joined_folds(folds).by_patient())
+    assert summary["pooled"]["auc"]["patients"] == 70
+    contradictory = cross_validation([RISKS.take(np.arange(6)), RISKS.take(np.arange(6, 12))], {"c_index": c_index}, 20)
+    assert "patient" not in contradictory and "different times or events" in contradictory["patient_absent"]
+
+
+RISKS = RiskPredictions(
+    tuple(map(str, range(12))), tuple(str(n // 2) for n in range(12)), np.arange(12) + 1.0, np.ones(12, bool),
+    np.arange(12) % 5 + 0.5,
+)  # fmt: skip
+
+
+def test_curves_of_few_patients_have_no_bands_and_groups_of_few_no_p() -> None:
+    for patients, absent in ((9, "9 patients, of 10 needed"), (10, "")):
+        some = binary(list(np.linspace(0.1, 0.9, patients)), [n % 2 for n in range(patients)])
+        for band in (roc_band(some, count=50), pr_band(some, count=50)):
+            assert absent in band.absent and np.isnan(band.low).all() == np.isnan(band.high).all() == bool(absent)
+        risks = RiskPredictions(
+            tuple(map(str, range(patients))), tuple(map(str, range(patients))), np.arange(patients) + 1.0,
+            np.ones(patients, bool), np.arange(patients)[::-1] + 0.5,
+        )  # fmt: skip
+        said = _p_of(risks, risks.risks > np.median(risks.risks))
+        assert said == (f"no p: {absent}" if absent else said) and said.startswith("no p" if absent else "p = 0.0")
+    rare = replace(risks, events=np.arange(10) < 2)
+    assert _p_of(rare, rare.risks > 5) == "no p: 2 patients with an event or a lesion, of 3 needed"
 
 
 def test_a_slide_is_held_out_once() -> None:
