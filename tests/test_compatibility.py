@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ import torch
 from lightning_plugin import Box, Plan, TiledModule
 from wsi_trainer.cli import COMMANDS, main
 from wsi_trainer.data.features import FeatureSource
+from wsi_trainer.data.manifest import read_manifest
 from wsi_trainer.fit.run import Run
 from wsi_trainer.slide import Slide
+from wsi_trainer.synthetic import SlideSpec, write_slide
 
 DATA = Path(__file__).parent / "data"
 VERSIONS = ("0.x", "1.0")
@@ -102,6 +105,22 @@ def test_a_run_is_tested_reported_and_found_finished(old: Path, expected: Any) -
     )
     assert main(["report", "run", root]) == 0
     assert main(["fit", "run", "--data.manifest=manifest.csv", "--data.stores=stores"]) == 0
+
+
+def test_slides_of_a_run_are_known_again_by_their_files(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The run knows its stores, and of the slides that these were made from a hash of all bytes."""
+    Path("slides").mkdir()
+    for number in range(1, 7):
+        spec = SlideSpec(64 + 8 * number, 72, seed=3, slide=number, patient=number, positive=bool(number % 2))
+        write_slide(Path("slides") / f"s{number}.tif", spec)
+        shutil.copyfile(f"slides/s{number}.tif", f"slides/copy {number}.tif")
+    Path("copies.csv").write_text("slide,path\n" + "".join(f"c{n},slides/copy {n}.tif\n" for n in range(1, 7)))
+    copies = read_manifest(Path("copies.csv"), labelled=False)
+    assert [record.slide for record in Run(Path("run")).unseen(copies)] == ["c5", "c6"]
+    shutil.copyfile("manifest.csv", "slides/manifest.csv")
+    capsys.readouterr()
+    assert main(["preprocess", "slides/manifest.csv", "stores", "--levels=2", "--workers=1"]) == 0
+    assert "6 converted (0 now), 0 failed" in capsys.readouterr().out
 
 
 def test_plans_of_another_format_in_a_checkpoint_are_made_again(old: Path, caplog: pytest.LogCaptureFixture) -> None:

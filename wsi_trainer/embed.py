@@ -28,8 +28,9 @@ from wsi_trainer.io.files import LOCKS, Locked, lock
 from wsi_trainer.models import PatchEncoder, SlideModel
 from wsi_trainer.models.finetune import merge_low_rank
 from wsi_trainer.models.weights import load_weights
+from wsi_trainer.slide.identity import SlideId
+from wsi_trainer.slide.names import slide_name
 from wsi_trainer.slide.views import Bag
-from wsi_trainer.store.identity import plain_name
 
 
 @dataclass
@@ -66,7 +67,7 @@ class Embedder:
                 self.skipped[record.slide] = str(error)
 
     def _slide(self, record: SlideRecord) -> int:
-        name = plain_name(record.path)
+        name = slide_name(record.path)
         path = self.out / f"{name}.h5"
         try:
             with lock(self.out / LOCKS / f"{name}.lock"):
@@ -81,7 +82,8 @@ class Embedder:
         weights, origin = made_with(path)
         if weights != self.weights:
             raise UserError(f"{path} was made with another encoder or other weights; choose another --out")
-        if origin and origin != origin_of(record, self.patches, self.half):
+        wanted = (origin_of(record, self.patches, self.half, of_1_0) for of_1_0 in (False, True))
+        if origin and origin not in wanted:
             raise UserError(
                 f"{path} was made of other pixels, of other patches or in another precision than {record.slide} has "
                 "now; choose another --out, or remove it, and it is made again"
@@ -129,7 +131,7 @@ class Embedder:
     def _about(self, record: SlideRecord, bag: Bag, origin: str) -> Written:
         published = self.encoder.published
         return Written(
-            name=plain_name(record.path),
+            name=slide_name(record.path),
             corners=bag.place.to_slide(bag.positions[:, ::-1]),
             slide=bag.place.shape,
             scale=sum(bag.place.scale) / 2,
@@ -139,6 +141,7 @@ class Embedder:
             encoder=type(self.encoder.network).__name__ if published is None else published.name,
             weights=self.weights,
             origin=origin,
+            slide_hash=SlideId.of(record.path).hash,
         )
 
 

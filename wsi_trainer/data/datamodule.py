@@ -63,7 +63,7 @@ class SlideData(pl.LightningDataModule):
         if config.features is None:
             check_files(records)
         else:
-            check_one_each(config.features, (record.path for record in records))
+            check_one_each(config.features, records)
         self.records = list(kept) if kept else self.split(records)
         self._loader: TrainLoader | None = None
         self._place: dict[str, Any] | None = None

@@ -406,7 +406,7 @@ class SlideDataset(Dataset[SlideBatch]):
     def _part(self, record: SlideRecord, visit: Visit) -> View:
         """The features of a slide's patches, or the patches."""
         if self.config.features is not None:
-            return FeatureSource(features_of(self.config.features, record.path), record.slide)
+            return FeatureSource(features_of(self.config.features, record), record.slide)
         assert self.config.patches is not None
         return self._bag(record, visit, self.config.patches)
 

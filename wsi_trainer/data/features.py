@@ -17,35 +17,38 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_plugin import Box
-from wsi_trainer.data.manifest import SlideRecord
-from wsi_trainer.data.patches import PatchConfig, chosen_patches, file_of
+from wsi_trainer.data.manifest import FEATURES, SlideRecord
+from wsi_trainer.data.patches import PatchConfig, chosen_patches
 from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.io.arrays import import_h5py, open_hdf5, own
 from wsi_trainer.io.untrusted import Unreadable
 from wsi_trainer.models.weights import read_weights
 from wsi_trainer.slide.formats.store import is_own_store
+from wsi_trainer.slide.identity import HASH, SlideId, attributes_of, hash_of_1_0
+from wsi_trainer.slide.names import file_about
 from wsi_trainer.slide.views import View
-from wsi_trainer.store.identity import plain_name, quick_hash
 from wsi_trainer.store.manifest import read_manifest
 
 KEYS = ("features", "feats", "patch_embeddings")
 """What the dataset is called: by CLAM, TRIDENT and this package; by STAMP; by its newer versions."""
-ENDINGS = ("{}.h5", "{}.pt")
 
 
-def features_of(folder: Path, slide: Path) -> Path:
+def features_of(folder: Path, record: SlideRecord) -> Path:
     """The file of a slide in a folder; an error where there is none, or more than one."""
-    return file_of(folder, slide, ENDINGS, "data.features")[1]
+    found = file_about(folder, record.called, FEATURES, "data.features")
+    assert found is not None
+    return found[1]
 
 
-def check_one_each(folder: Path, slides: Iterable[Path]) -> None:
+def check_one_each(folder: Path, records: Iterable[SlideRecord]) -> None:
     """Refuse slides of one name, which lie in several folders or have several endings: they would have one file."""
-    known: dict[str, Path] = {}
-    for slide in slides:
-        first = known.setdefault(plain_name(slide), slide)
-        if first != slide:
+    known: dict[Path, SlideRecord] = {}
+    for record in records:
+        found = file_about(folder, record.called, FEATURES)
+        first = record if found is None else known.setdefault(found[1], record)
+        if found is not None and first is not record:
             raise UserError(
-                f"{first} and {slide} would both have the features {plain_name(slide)}.h5 of {folder}; name one "
+                f"{first.path} and {record.path} would both have the features {found[1].name} of {folder}; name one "
                 "otherwise, and have its features made again"
             )
 
@@ -142,6 +145,8 @@ class Written:
     """Checksum of the encoder's weights."""
     origin: str
     """Checksum of what its features were made of."""
+    slide_hash: str
+    """The hash of the slide, by which it is known again; see `SlideId`."""
 
 
 def write(
@@ -180,12 +185,10 @@ def made_with(path: Path) -> tuple[str, str]:
     Either is empty where another program wrote the file, the second where an earlier version did.
     """
     try:
-        with open_hdf5(path) as file:
-            features = own(path, file, "features")
-            found = file.attrs if "feats" in file else {} if features is None else features.attrs
-            return str(found.get("weights_sha256", "")), str(found.get("origin_sha256", ""))
+        found = attributes_of(path)
     except Unreadable as error:
         raise UserError(f"{error}; remove it, and it is made again") from error
+    return found.get("weights_sha256", ""), found.get("origin_sha256", "")
 
 
 def _trident(file: Any, rows: Any, checksum: str, about: Written) -> None:
@@ -195,7 +198,7 @@ def _trident(file: Any, rows: Any, checksum: str, about: Written) -> None:
         dataset.attrs["name"] = about.name
         dataset.attrs["savetodir"] = ""
     rows.attrs["encoder"], rows.attrs["weights_sha256"] = about.encoder, about.weights
-    rows.attrs["sha256"], rows.attrs["origin_sha256"] = checksum, about.origin
+    rows.attrs["sha256"], rows.attrs["origin_sha256"], rows.attrs[HASH] = checksum, about.origin, about.slide_hash
     coords.attrs["patch_size"] = about.size
     coords.attrs["patch_size_level0"] = round(about.size * about.scale)
     coords.attrs["overlap"] = about.size - about.step
@@ -213,28 +216,29 @@ def _stamp(file: Any, rows: Any, checksum: str, about: Written) -> None:
     file.attrs["extractor"], file.attrs["unit"] = about.encoder, "um"
     file.attrs["tile_size_um"], file.attrs["tile_size_px"] = about.size * about.mpp, about.size
     file.attrs["sha256"], file.attrs["weights_sha256"] = checksum, about.weights
-    file.attrs["origin_sha256"] = about.origin
+    file.attrs["origin_sha256"], file.attrs[HASH] = about.origin, about.slide_hash
 
 
-def origin_of(record: SlideRecord, patches: PatchConfig, half: bool) -> str:
+def origin_of(record: SlideRecord, patches: PatchConfig, half: bool, of_1_0: bool = False) -> str:
     """A checksum of all that decides about the features of a slide by one encoder.
 
     Args:
         record: The slide.
         patches: The choice of patches.
         half: True for an encoder that works in bfloat16.
+        of_1_0: The checksum that 1.0 wrote, which the name of the slide's file changes.
     """
     about = {
-        "pixels": _pixels(record), "source_mpp": record.mpp, "size": patches.size, "mpp": patches.resolution,
+        "pixels": _pixels(record, of_1_0), "source_mpp": record.mpp, "size": patches.size, "mpp": patches.resolution,
         "half": half, "places": _places(record, patches),
     }  # fmt: skip
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
 
-def _pixels(record: SlideRecord) -> str:
-    """A store's by the hashes in its manifest, any other slide's by parts of its files."""
+def _pixels(record: SlideRecord, of_1_0: bool) -> str:
+    """A store's by the hashes in its manifest, any other slide's by its own."""
     if not is_own_store(record.path):
-        return quick_hash(record.path)
+        return hash_of_1_0(record.path) if of_1_0 else SlideId.of(record.path).hash
     try:
         files = read_manifest(record.path)["files"]
     except ValueError as error:
@@ -244,6 +248,6 @@ def _pixels(record: SlideRecord) -> str:
 
 def _places(record: SlideRecord, patches: PatchConfig) -> list[object]:
     if patches.positions is not None:
-        chosen = chosen_patches(patches.positions, record.path)
+        chosen = chosen_patches(patches.positions, record.called)
         return ["given", hashlib.sha256(chosen.points.tobytes()).hexdigest(), chosen.middle]
     return [patches.over, patches.step, patches.min_tissue if patches.over == "tissue" else None]

@@ -9,9 +9,8 @@ kept and not looked at.
 from __future__ import annotations
 
 import logging
-import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -21,6 +20,8 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.io.display import clean
 from wsi_trainer.io.tables import micrometres, read_table, write_table
 from wsi_trainer.preprocess.stores import StoreIndex
+from wsi_trainer.slide.identity import SlideId
+from wsi_trainer.slide.names import SlideFolders, file_about, same_patient
 
 log = logging.getLogger("wsi_trainer")
 
@@ -30,6 +31,8 @@ PATHS = ("regions",)
 """Columns that name a file; its path is relative to where those of the slides are."""
 NO_NAMES = frozenset({"nan", "na", "n/a", "<na>", "null", "none"})
 """What pandas, R and databases write into an empty cell; nobody is called so. Labels may be: they stay as written."""
+FEATURES = ("{}.h5", "{}.pt")
+"""Names of the file of features of a slide."""
 _OWN = ("slide", "path", "label", "patient", "split", "site")
 
 
@@ -64,6 +67,23 @@ class SlideRecord:
         """Micrometres per pixel of the slide from the column `mpp`, which wins over what its file says."""
         return micrometres(self.others.get("mpp", ""), f"slide {self.slide}")
 
+    @property
+    def called(self) -> tuple[str | Path, str | Path]:
+        """Names after which files about the slide are called: its cell in the manifest, and its path."""
+        return self.slide, self.path
+
+    def identity(self, features: Path | None = None) -> SlideId:
+        """The hashes by which the slide is known again.
+
+        Args:
+            features: The folder of the features that are read instead of the slide.
+        """
+        slide = SlideId.of(self.path)
+        if features is None:
+            return slide
+        found = file_about(features, self.called, FEATURES)
+        return slide.with_features(None if found is None else found[1])
+
 
 def read_manifest(
     path: Path,
@@ -92,7 +112,8 @@ def read_manifest(
     table.need(*needed)
     needed = needed if filled else ("slide",)
     base = path.parent if root is None else root
-    records = [_record(path, line, row, base, needed) for line, row in table.rows]
+    folders = SlideFolders()
+    records = [_record(path, line, row, base, needed, folders) for line, row in table.rows]
     if not records:
         raise UserError(f"{path} lists no slides; add one line for each")
     slide, count = Counter(record.slide for record in records).most_common(1)[0]
@@ -100,9 +121,8 @@ def read_manifest(
         raise UserError(f"{path} lists slide {slide} {count} times; each slide has one line")
     if stores is not None:
         records = from_stores(records, stores)
-    _note_spellings(path, tuple(record.patient for record in records))
     _note_empty(path, sum(row.get("patient", "").strip().casefold() in NO_NAMES for _, row in table.rows))
-    return records
+    return _in_one_spelling(path, records)
 
 
 def from_stores(records: Sequence[SlideRecord], folder: Path) -> list[SlideRecord]:
@@ -126,27 +146,31 @@ def from_stores(records: Sequence[SlideRecord], folder: Path) -> list[SlideRecor
     return [replace(record, path=store) for record, store in zip(records, found) if store is not None]
 
 
-def one_spelling(patients: Iterable[str]) -> dict[str, str]:
-    """The first spelling of each patient: `3`, `3.0` and `00003` are one, and so are `P3` and `p3`."""
+def _in_one_spelling(path: Path, records: Sequence[SlideRecord]) -> list[SlideRecord]:
+    """The records with each patient as it is first written. A slide that names none is a patient of its own."""
     first: dict[str, str] = {}
-    return {name: first.setdefault(_spelled(name), name) for name in patients}
+    for record in records:
+        if record.patient != _own_patient(record.slide):
+            first.setdefault(same_patient(record.patient), record.patient)
+    patients = [first.get(same_patient(record.patient), record.patient) for record in records]
+    others = {record.patient: patient for record, patient in zip(records, patients) if record.patient != patient}
+    if others:
+        _note_spellings(path, tuple(others.items()))
+    return [replace(record, patient=patient) for record, patient in zip(records, patients)]
 
 
-def _spelled(patient: str) -> str:
-    whole = re.sub(r"^(\d+)\.0+$", r"\1", patient.strip())
-    return re.sub(r"\d+", lambda digits: digits[0].lstrip("0") or "0", whole).casefold()
+def _own_patient(slide: str) -> str:
+    return Path(slide).name
 
 
 @cache
-def _note_spellings(path: Path, patients: tuple[str, ...]) -> None:
-    known = one_spelling(patients)
-    others = [name for name in known if known[name] != name]
-    if others:
-        log.warning(
-            "%s writes %d patients in several ways, such as %s and %s: their slides stay in one split where splits are "
-            "drawn, and results count each way as a patient; write each patient in one way",
-            clean(path), len({known[name] for name in others}), clean(known[others[0]]), clean(others[0]),
-        )  # fmt: skip
+def _note_spellings(path: Path, others: tuple[tuple[str, str], ...]) -> None:
+    other, patient = others[0]
+    log.warning(
+        "%s writes %d patients in several ways, such as %s and %s: each is taken for one patient; write each in one "
+        "way, and different patients by different names",
+        clean(path), len({patient for _, patient in others}), clean(patient), clean(other),
+    )  # fmt: skip
 
 
 @cache
@@ -183,7 +207,9 @@ def check_files(records: Sequence[SlideRecord]) -> None:
         )
 
 
-def _record(manifest: Path, line: int, row: Mapping[str, str], base: Path, needed: Sequence[str]) -> SlideRecord:
+def _record(
+    manifest: Path, line: int, row: Mapping[str, str], base: Path, needed: Sequence[str], folders: SlideFolders
+) -> SlideRecord:
     values = {column: value.strip() for column, value in row.items()}
     _ = micrometres(values.get("mpp", ""), f"{manifest}, line {line}")
     for column in needed:
@@ -198,9 +224,9 @@ def _record(manifest: Path, line: int, row: Mapping[str, str], base: Path, neede
     slide = values["slide"]
     return SlideRecord(
         slide=slide,
-        path=base / (values.get("path") or slide),
+        path=folders.find(base / (values.get("path") or slide)),
         label=values.get("label", ""),
-        patient=values.get("patient") or Path(slide).name,
+        patient=values.get("patient") or _own_patient(slide),
         split=split,
         site=values.get("site", ""),
         others={

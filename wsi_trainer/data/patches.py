@@ -22,10 +22,10 @@ from wsi_trainer.io.untrusted import Unreadable, read_json
 from wsi_trainer.regions.outlines import geometries
 from wsi_trainer.slide.augment import Augmentation, Augmented, Augmenter, PatchAugmentations, moved
 from wsi_trainer.slide.geometry import SlideTransform, is_plausible
+from wsi_trainer.slide.names import file_about
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.tissue import TissueMask
 from wsi_trainer.slide.views import Bag, Image, Positions, along_blocks
-from wsi_trainer.store.identity import plain_name
 
 SAME_SIZE = 0.15
 """By how much of its side a patch may be larger or smaller than a file says: scanners that are all said to have 20x
@@ -173,21 +173,12 @@ def _parts(found: list[Any]) -> Any:
     return parts
 
 
-def chosen_patches(folder: Path, slide: Path) -> Chosen:
+def chosen_patches(folder: Path, called: Iterable[str | Path]) -> Chosen:
     """Patches from the file of a slide; an error where there is none, or more than one."""
-    ending, path = file_of(folder, slide, READERS, "data.patches.positions")
-    return READERS[ending](path)
-
-
-def file_of(folder: Path, slide: Path, endings: Iterable[str], key: str) -> tuple[str, Path]:
-    """The file about a slide in a folder, with its ending; an error where there is none, or more than one."""
-    paths = {ending: folder / ending.format(plain_name(slide)) for ending in endings}
-    there = [(ending, path) for ending, path in paths.items() if path.is_file()]
-    if not there:
-        raise SlideError(slide, f"{key} has none of {', '.join(path.name for path in paths.values())} in {folder}")
-    if len(there) > 1:
-        raise SlideError(slide, f"{folder} has {' and '.join(path.name for _, path in there)}; leave one of them there")
-    return there[0]
+    found = file_about(folder, called, READERS, "data.patches.positions")
+    assert found is not None
+    kind, path = found
+    return READERS[kind](path)
 
 
 def read_csv(path: Path) -> Chosen:
@@ -348,7 +339,7 @@ def positions_of(image: Image, config: PatchConfig, tissue: Tissue) -> Positions
     path, size, shape = image.slide.path, config.size, image.size
     if config.positions is not None:
         try:
-            return chosen_patches(config.positions, path).positions(image.place, shape, size)
+            return chosen_patches(config.positions, (image.slide.name, path)).positions(image.place, shape, size)
         except UserError as error:
             if isinstance(error, SlideError) and error.path == str(path):
                 raise

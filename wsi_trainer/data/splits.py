@@ -11,11 +11,11 @@ from typing import Literal
 
 import numpy as np
 
-from wsi_trainer.data.manifest import PATHS, SPLITS, SlideRecord, one_spelling, read_manifest, write_manifest
+from wsi_trainer.data.manifest import PATHS, SPLITS, SlideRecord, read_manifest, write_manifest
 from wsi_trainer.errors import UserError
 from wsi_trainer.io.display import clean
 from wsi_trainer.io.tables import Table, read_table
-from wsi_trainer.store.identity import plain_name
+from wsi_trainer.slide.names import slide_name
 
 
 def divide_marked(groups: Sequence[str], marks: Sequence[Sequence[str]], parts: int, seed: int) -> list[list[int]]:
@@ -134,8 +134,7 @@ def divide(records: Sequence[SlideRecord], parts: int, seed: int = 0, by: By = "
 def groups_of(records: Sequence[SlideRecord], by: By) -> list[str]:
     """The patient or the site of each record; an error where a site is missing or a patient has two."""
     if by == "patient":
-        known = one_spelling(record.patient for record in records)
-        return [known[record.patient] for record in records]
+        return [record.patient for record in records]
     for record in records:
         if not record.site:
             raise UserError(f"slide {record.slide} has no site; fill in the column site, or split by patient")
@@ -316,7 +315,7 @@ def apply_splits(records: Sequence[SlideRecord], path: Path, fold: int) -> list[
     known = published_splits(path, fold)
     found = []
     for record in records:
-        names = (record.slide, plain_name(Path(record.slide)), plain_name(record.path))
+        names = (record.slide, *map(slide_name, record.called))
         name = next((name for name in names if name in known), None)
         if name is None:
             raise UserError(f"{path} lacks slide {record.slide}; leave it out of the manifest, or give its split")

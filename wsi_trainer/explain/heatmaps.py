@@ -34,8 +34,8 @@ from wsi_trainer.preprocess.stores import Originals
 from wsi_trainer.regions.geojson import PathClass
 from wsi_trainer.regions.outlines import Region, check_on_slide, read_regions
 from wsi_trainer.regions.shapes import Outline, Rings, hits, regions_joined
+from wsi_trainer.slide.names import file_about, result_names
 from wsi_trainer.slide.views import Bag, Image
-from wsi_trainer.store.identity import result_names
 
 
 def is_known(record: SlideRecord, regions: Sequence[Rings], target: str, classes: Sequence[str]) -> bool:
@@ -97,7 +97,7 @@ def write_heatmaps(
     options = options or MapOptions()
     if options.dicom:
         need_highdicom()
-    originals = Originals.in_folder(options.originals)
+    originals = Originals(options.originals)
     target = index_of(model.task, options.target)
     shown_as = PathClass.of(targets_of(model.task)[target], target)
     records = run.slides(split, model.task.columns)
@@ -198,9 +198,11 @@ def _regions_of(record: SlideRecord, folder: Path | None, shape: tuple[int, int]
     """The drawn regions of a slide of this height and width."""
     if folder is None:
         return []
-    path = folder / f"{Path(record.slide).stem}.geojson"
-    found = read_regions(path) if path.is_file() else []
-    check_on_slide(found, shape, path)
+    file = file_about(folder, record.called)
+    if file is None:
+        return []
+    found = read_regions(file[1])
+    check_on_slide(found, shape, file[1])
     return found
 
 

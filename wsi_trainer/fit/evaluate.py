@@ -29,8 +29,8 @@ from wsi_trainer.io.tables import write_table
 from wsi_trainer.metrics import FROC_SCORES, Interval, LesionPredictions, Marks, Predictions, summarise
 from wsi_trainer.models.tasks import Owners
 from wsi_trainer.models.weights import encoder_of, write_weights
-from wsi_trainer.preprocess.inputs import list_slides
-from wsi_trainer.store.identity import plain_name
+from wsi_trainer.preprocess.inputs import is_table, list_slides
+from wsi_trainer.slide.names import slide_name
 
 # The commands.
 
@@ -129,7 +129,7 @@ def add_overwrite(parser: ArgumentParser) -> None:
 
 def name_of(slides: Path) -> str:
     """The name of a cohort that was given none: that of its file, or of the folder of a file that says nothing."""
-    name = plain_name(slides)
+    name = slides.stem if is_table(str(slides)) else slide_name(slides)
     return slides.resolve().parent.name if name in ("manifest", "stores", "slides") else name
 
 
@@ -138,9 +138,11 @@ def with_cohort(run: Run, options: Namespace) -> Run:
     cohort = run.of_cohort(options.name or name_of(options.cohort))
     run.keep(cohort.evaluation("test"), options.overwrite)
     task = run.loaded.model.task
-    records = run.unseen(records_in(run, options.cohort, columns=task.columns, filled=not task.may_be_empty))
+    features = run.loaded.data.features
+    records = records_in(run, options.cohort, columns=task.columns, filled=not task.may_be_empty)
+    records = run.unseen(records, features)
     run.as_seen(records)  # refuses them before anything is written
-    cohort.freeze([replace(record, split="test") for record in records])
+    cohort.freeze([replace(record, split="test") for record in records], features=features)
     return cohort
 
 
@@ -150,7 +152,7 @@ def keep_slides(cohort: Run, records: Sequence[SlideRecord]) -> None:
     The slides of a cohort that was tested are those of its scores, and stay.
     """
     if not cohort.evaluation("test").is_file():
-        cohort.freeze([replace(record, split="test") for record in records])
+        cohort.freeze([replace(record, split="test") for record in records], features=cohort.loaded.data.features)
 
 
 def records_in(run: Run, manifest: Path, **how: Any) -> list[SlideRecord]:
@@ -178,7 +180,7 @@ def test_split(run: Run, split: str, progress: bool = True) -> dict[str, Any]:
     model, data, config = run.loaded
     task = model.task
     run.tell_changes(data, task.columns)
-    records = run.slides(split, task.columns, not task.may_be_empty, files=data.features is None)
+    records = run.slides(split, task.columns, not task.may_be_empty, data.features)
     slides = SlideData(data, task, config.seed, image_of(config), model.tissue_stride, records)
     failures = failure_log(run)
     with at_work(run.path), logged_to(run.log):

@@ -211,15 +211,16 @@ def train(
 def make_data(run: Run, loaded: Loaded, resume: str | None) -> SlideData:
     """The slides with their splits: drawn once, and kept by a run that has begun."""
     model, data, config = loaded
-    task, files = model.task, data.features is None
+    task, features = model.task, data.features
     make = partial(SlideData, data, task, config.seed, image_of(config), model.tissue_stride)
     if resume is not None and run.begun and run.splits.is_file():
         if is_first():
             run.tell_changes(data, task.columns)
-        return make(run.slides(None, task.columns, not task.may_be_empty, files))
+        return make(run.slides(None, task.columns, not task.may_be_empty, features))
     slides = make()
     if is_first():
-        run.freeze(slides.records, seen=files and (data.patches is None or data.patches.resolution is None))
+        own = features is None and (data.patches is None or data.patches.resolution is None)
+        run.freeze(slides.records, own, features)
     return slides
 
 

@@ -29,8 +29,9 @@ from wsi_trainer.io.display import clean, say
 from wsi_trainer.io.files import Locked, lock, write_json
 from wsi_trainer.io.untrusted import read_json as read_foreign
 from wsi_trainer.slide.geometry import PROVENANCE, TOLERANCE, is_plausible
+from wsi_trainer.slide.identity import KnownSlides, SlideId
+from wsi_trainer.slide.names import same_path, same_patient, slide_name
 from wsi_trainer.slide.slide import Slide
-from wsi_trainer.store.identity import Fingerprint, fingerprint
 
 if TYPE_CHECKING:
     import numpy as np
@@ -268,8 +269,6 @@ class Run:
     # Files of the run.
 
     config = _File("config.yaml")
-    facts = _File("run.json")
-    """Checksums of the slides, and where they were."""
     environment = _File("environment.json")
     memory = _File("memory.json")
     plan = _File("plan.json")
@@ -289,6 +288,8 @@ class Run:
         return self.path if self.cohort is None else self.path / "cohorts" / self.cohort
 
     splits = _File("splits.csv", of_results=True)
+    facts = _File("run.json", of_results=True)
+    """Checksums of the slides, and at which resolution the run's were seen."""
     failures = _File("failures.csv", of_results=True)
     segments = _File("segments", of_results=True)
     report = _File("report.html", of_results=True)
@@ -356,22 +357,23 @@ class Run:
 
     # The slides.
 
-    def freeze(self, records: Sequence[SlideRecord], seen: bool = True) -> None:
+    def freeze(self, records: Sequence[SlideRecord], seen: bool = True, features: Path | None = None) -> None:
         """Keep the slides with their splits, and the checksums of their files.
 
         Args:
             records: The slides.
             seen: Whether the network sees them at their own resolution, which is then kept too.
+            features: The folder of the features that are read instead of the slides.
 
         Raises:
             UserError: The same slide is in two splits, under two names.
         """
-        prints = {record.slide: fingerprint(record.path) for record in records}
-        check_copies(records, prints)
+        slides = {record.slide: record.identity(features) for record in records}
+        check_copies(records, slides)
         write_manifest(self.splits, records)
+        facts: dict[str, Any] = {"schema": 2, "slides": {name: slide.record() for name, slide in slides.items()}}
         if self.cohort is None:
             write_json(self.environment, environment())
-            facts: dict[str, Any] = {"schema": 1, "slides": {slide: one.to_dict() for slide, one in prints.items()}}
             if seen:
                 shown = Seen.of([record for record in records if record.split == "train"])
                 facts["seen"] = shown.to_dict()
@@ -380,19 +382,19 @@ class Run:
                         "the slides of the split train have %s, and each is shown as it is; convert them with "
                         "`wsi-train preprocess --mpp` to show them at one resolution", shown,
                     )  # fmt: skip
-            write_json(self.facts, facts)
+        write_json(self.facts, facts)
 
-    @cached_property
-    def fingerprints(self) -> dict[str, Fingerprint]:
-        """The checksums of the slides that the run was trained and tested with; none of a run of an older version."""
+    def identities(self) -> dict[str, SlideId]:
+        """Hashes that the run or its cohort keeps of each of its slides; none of a cohort of 1.0."""
+        files = {record.slide: record.path for record in self.kept()}
         with as_written(self.facts):
             slides = dict(read_json(self.facts).get("slides", {}))
-            return {slide: Fingerprint(**one) for slide, one in slides.items()}
+            return {name: SlideId.read(one, files[name]) for name, one in slides.items() if name in files}
 
     def record_of(self, path: Path, name: str) -> SlideRecord:
         """A slide without label; of one that the run has, the size of its pixels is known."""
-        own = {record.path.resolve(): record for record in replace(self, cohort=None).kept()}
-        record = own.get(path.resolve())
+        own = {same_path(record.path): record for record in replace(self, cohort=None).kept()}
+        record = own.get(same_path(path))
         mpp = "" if record is None else record.others.get("mpp", "")
         return SlideRecord(name, path, "", name, "", others={"mpp": mpp})
 
@@ -408,8 +410,9 @@ class Run:
         Raises:
             UserError: A slide is coarser, or does not say how large its pixels are.
         """
-        with as_written(self.facts):
-            seen = read_json(self.facts).get("seen")
+        facts = replace(self, cohort=None).facts
+        with as_written(facts):
+            seen = read_json(facts).get("seen")
             return list(records) if seen is None else Seen(**seen).show(records, tell)
 
     def kept(self, columns: Sequence[str] = (), filled: bool = False) -> list[SlideRecord]:
@@ -423,7 +426,11 @@ class Run:
         return records if self.data_root is None else moved(records, self.data_root)
 
     def slides(
-        self, split: str | None = None, columns: Sequence[str] = (), filled: bool = False, files: bool = True
+        self,
+        split: str | None = None,
+        columns: Sequence[str] = (),
+        filled: bool = False,
+        features: Path | None = None,
     ) -> list[SlideRecord]:
         """The slides of a split, or all; those that were replaced or are gone are an error.
 
@@ -431,14 +438,15 @@ class Run:
             split: train, val or test; without it all slides.
             columns: The columns with the label; without any, slides need no label.
             filled: Whether none of these may be empty.
-            files: Whether the slides themselves are read.
+            features: The folder of the features that are read instead of the slides, which may be absent then.
         """
         records = [one for one in self.kept(columns, filled) if split is None or one.split == split]
         if not records:
             raise UserError(f"no slide is in the split {split}; the splits of this run are in {self.splits}")
-        if files:
+        if features is None:
             self._check_files(records)
-        return self.as_seen(records, tell=False) if files and self.cohort is not None else records
+        self._check_content(records, features)
+        return self.as_seen(records, tell=False) if features is None and self.cohort is not None else records
 
     def _check_files(self, records: Sequence[SlideRecord]) -> None:
         absent = [record for record in records if not record.path.exists()]
@@ -449,13 +457,20 @@ class Run:
                 "--data.stores or --data.root)"
             )
         check_files(records)
-        known = {} if self.cohort is not None else self.fingerprints
+
+    def _check_content(self, records: Sequence[SlideRecord], features: Path | None) -> None:
+        began = "run" if self.cohort is None else f"cohort {self.cohort}"
+        known = self.identities()
         for record in records:
-            if record.slide in known and fingerprint(record.path).content != known[record.slide].content:
+            one = known.get(record.slide, SlideId())
+            if not one.content or (features is not None and one.content == one.hash):  # 1.0 hashed no features
+                continue
+            now = record.identity(features).content
+            if now and now != one.content:  # whoever reads the features says that they are absent
                 raise UserError(
-                    f"slide {record.slide} at {record.path} is not the one that the run began with: its checksum has "
-                    f"changed. Put that back, or test the new slides as another cohort: `wsi-train test {self.path} "
-                    "--cohort MANIFEST.csv --name NAME`"
+                    f"slide {record.slide} at {features or record.path} is not the one that the {began} began with: "
+                    "its checksum has changed. Put that back, or test the new slides as another cohort: `wsi-train "
+                    f"test {self.path} --cohort MANIFEST.csv --name NAME`"
                 )
 
     def tell_changes(self, data: DataConfig, columns: Sequence[str]) -> None:
@@ -486,7 +501,7 @@ class Run:
     def _with(self, **changes: Any) -> Run:
         """The same run otherwise; what was loaded stays loaded."""
         other = replace(self, **changes)
-        vars(other).update({key: value for key, value in vars(self).items() if key in ("loaded", "fingerprints")})
+        vars(other).update({key: value for key, value in vars(self).items() if key == "loaded"})
         return other
 
     def holding(self, loaded: Loaded) -> Run:
@@ -499,28 +514,34 @@ class Run:
         vars(other)["loaded"] = loaded
         return other
 
-    def unseen(self, records: Sequence[SlideRecord]) -> list[SlideRecord]:
-        """The slides that the run was not trained on and that did not choose its checkpoint; others are named."""
-        own = {record.slide: record for record in replace(self, cohort=None).kept()}
-        seen = {slide: one.split for slide, one in own.items() if one.split != "test"}
-        sources = {its.source: seen[slide] for slide, its in self.fingerprints.items() if slide in seen}
-        paths = {own[slide].path.resolve(): split for slide, split in seen.items()}
-        left: dict[str, list[str]] = defaultdict(list)
+    def unseen(self, records: Sequence[SlideRecord], features: Path | None = None) -> list[SlideRecord]:
+        """The slides that the run was not trained on and that did not choose its checkpoint; others are named.
+
+        Hashes tell; where these cannot be compared, since a file is absent, the names and paths of slides do.
+
+        Args:
+            records: The slides.
+            features: The folder of the features that are read instead of the slides.
+        """
+        run = replace(self, cohort=None)
+        trained = Trained([record for record in run.kept() if record.split != "test"], run.identities())
+        left: dict[tuple[str, bool], list[str]] = defaultdict(list)
         kept = []
         for record in records:
-            split = paths.get(record.path.resolve()) or (
-                sources.get(fingerprint(record.path).source) if sources else None
-            )
-            kept += [] if split else [record]
-            if split:
-                left[split].append(record.slide)
-        for split, slides in left.items():
+            if (found := trained.find(record, features)) is None:
+                kept.append(record)
+            else:
+                left[found].append(record.slide)
+        for (split, by_name), slides in left.items():
+            why = ", by their names, since there is no file on both sides to compare" if by_name else ""
             say(
-                Console(), f"{len(slides)} slides were in the split {split} of the run, left out: {first_names(slides)}"
+                Console(),
+                f"{len(slides)} slides were in the split {split} of the run{why}, left out: {first_names(slides)}",
             )
         if not kept:
             raise UserError(f"the run was trained on all {len(records)} slides of this cohort; give other slides")
-        patients = {own[slide].patient for slide in seen} & {record.patient for record in kept}
+        own = {same_patient(record.patient): record.patient for record in trained.records}
+        patients = {record.patient for record in kept if same_patient(record.patient) in own}
         if patients:
             say(
                 Console(),
@@ -572,21 +593,58 @@ def _of_models(module: str) -> Any:
     return import_module(f"wsi_trainer.fit.{module}")
 
 
-def check_copies(records: Sequence[SlideRecord], prints: Mapping[str, Fingerprint]) -> None:
+class Trained:
+    """Slides that a run was trained on, or that chose its checkpoint."""
+
+    def __init__(self, records: Sequence[SlideRecord], identities: Mapping[str, SlideId]) -> None:
+        """Know slides by their hashes, and by their names and paths.
+
+        Args:
+            records: The slides.
+            identities: Their hashes.
+        """
+        self.records = records
+        self._ids = identities
+        self._known = KnownSlides()
+        self._split: dict[str, str] = {}
+        self._called: dict[str, list[str]] = defaultdict(list)
+        for record in records:
+            self._split[record.slide] = record.split
+            self._known.add(record.slide, identities.get(record.slide, SlideId()))
+            for name in _called(record):
+                self._called[name].append(record.slide)
+
+    def find(self, record: SlideRecord, features: Path | None) -> tuple[str, bool] | None:
+        """The split of a slide, and whether only its name or path tells; None of one that is not among these."""
+        slide = record.identity(features)
+        if (found := self._known.find(slide)) is not None:
+            return self._split[found], False
+        for name in _called(record):
+            for same in self._called.get(name, ()):
+                if not slide.is_comparable(self._ids.get(same, SlideId())):
+                    return self._split[same], True
+        return None
+
+
+def _called(record: SlideRecord) -> set[str]:
+    return {same_path(record.path), slide_name(record.slide), slide_name(record.path)}
+
+
+def check_copies(records: Sequence[SlideRecord], slides: Mapping[str, SlideId]) -> None:
     """Refuse a slide that is in two splits under two names; one that is twice in a split is named."""
-    same: dict[str, list[SlideRecord]] = defaultdict(list)
-    for record in records:
-        if source := prints[record.slide].source:
-            same[source].append(record)
-    for copies in same.values():
-        for other in copies[1:]:
-            one = copies[0]
-            if other.split != one.split:
-                raise UserError(
-                    f"{one.slide} in {one.split} and {other.slide} in {other.split} are one slide under two names: "
-                    "their checksums are the same; take one of the two lines out of the manifest"
-                )
-            say(Console(), f"{one.slide} and {other.slide} are one slide under two names, both in {one.split}")
+    known, first = KnownSlides(), {record.slide: record for record in records}
+    for other in records:
+        slide = slides[other.slide]
+        if (name := known.find(slide)) is None:
+            known.add(other.slide, slide)
+            continue
+        one = first[name]
+        if other.split != one.split:
+            raise UserError(
+                f"{one.slide} in {one.split} and {other.slide} in {other.split} are one slide under two names: "
+                "their checksums are the same; take one of the two lines out of the manifest"
+            )
+        say(Console(), f"{one.slide} and {other.slide} are one slide under two names, both in {one.split}")
 
 
 def moved(records: Sequence[SlideRecord], root: Path) -> list[SlideRecord]:

@@ -15,6 +15,7 @@ from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.io.display import is_text, say
 from wsi_trainer.io.files import LOCKS, Locked, lock
 from wsi_trainer.signals import Stopped, ends_at_once
+from wsi_trainer.slide.identity import source_bytes
 from wsi_trainer.store.convert import (
     ASSOCIATED,
     NGFF04,
@@ -27,7 +28,6 @@ from wsi_trainer.store.convert import (
     convert,
 )
 from wsi_trainer.store.export import export_ngff04, save_associated
-from wsi_trainer.store.identity import source_bytes
 
 from .inputs import Listed, check_outlines, is_table, list_slides, part_of
 from .pool import Failure, stall_seconds, work_on_all, work_on_dask, workers_of

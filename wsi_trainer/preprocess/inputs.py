@@ -11,17 +11,12 @@ from pathlib import Path
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.io.tables import Table, micrometres, read_table
-from wsi_trainer.slide.formats import omezarr, openslide, picture, tiff
+from wsi_trainer.slide.formats import PICTURE_ENDINGS, SLIDE_ENDINGS, omezarr, openslide, tiff
 from wsi_trainer.slide.formats.dicom import all_series, is_dicom, read_instance
+from wsi_trainer.slide.names import SlideFolders, different_names, same_path, slide_name
 from wsi_trainer.store.convert import ASSOCIATED, NGFF04, STAGING, THUMBNAILS, Job
-from wsi_trainer.store.identity import different_names, plain_name
 from wsi_trainer.store.manifest import NAME as MANIFEST
 
-# Files with these names are meant to be slides: where they cannot be read, that is worth a report.
-_SLIDE_NAMES = (
-    ".svs", ".ndpi", ".mrxs", ".scn", ".bif", ".tif", ".tiff", ".btf", ".vms", ".vmu", ".svslide", ".dcm",
-    ".czi", ".zarr.zip", ".ozx",
-)  # fmt: skip
 # What `preprocess` puts into its output folder beside the stores.
 _MADE = {THUMBNAILS, ASSOCIATED, NGFF04}
 
@@ -130,7 +125,7 @@ class SlideFinder:
         for file in files:
             if _is_slide_name(file) or self._is_slide(file):
                 yield file
-            elif file.suffix.lower() in picture.SUFFIXES:
+            elif file.suffix.lower() in PICTURE_ENDINGS:
                 self._pictures.append(file)
 
     def _is_slide(self, file: Path) -> bool:
@@ -173,7 +168,7 @@ class SlideFinder:
 
 
 def _is_slide_name(file: Path) -> bool:
-    return file.name.lower().endswith(_SLIDE_NAMES)
+    return file.name.lower().endswith(SLIDE_ENDINGS)
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -256,7 +251,8 @@ def _from_manifest(path: Path) -> list[Listed]:
         if not row["slide"].strip():
             raise UserError(f"{path}, line {line}: the column 'slide' is empty")
     rows = [row for _, row in table.rows]
-    slides = [path.parent / (row.get("path", "").strip() or row["slide"].strip()) for row in rows]
+    folders = SlideFolders()
+    slides = [folders.find(path.parent / (row.get("path", "").strip() or row["slide"].strip())) for row in rows]
     _refuse_twice(path, table, slides)
     return [
         Listed(Job(slide, name, micrometres(row.get("mpp", ""), f"{path}, line {line}")), row)
@@ -267,14 +263,14 @@ def _from_manifest(path: Path) -> list[Listed]:
 def _refuse_twice(path: Path, table: Table, slides: Sequence[Path]) -> None:
     lines: dict[str, int] = {}
     for (line, row), slide in zip(table.rows, slides):
-        first = lines.setdefault(os.path.normpath(slide), line)
+        first = lines.setdefault(same_path(slide), line)
         if first != line:
             raise UserError(f"{path}, line {line}: slide {row['slide']} is in line {first} already")
 
 
 def _names_by_folder(slides: Sequence[Path]) -> list[str]:
     """The names of slides that may lie anywhere: those that would be the same get the folders in which they differ."""
-    names = [plain_name(slide) for slide in slides]
+    names = [slide_name(slide) for slide in slides]
     groups: dict[str, list[int]] = {}
     for index, name in enumerate(names):
         groups.setdefault(name, []).append(index)

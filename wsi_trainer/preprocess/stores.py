@@ -6,17 +6,17 @@ import os
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from wsi_trainer.errors import UserError
+from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.io.files import LOCKS, Locked, lock, replace_file
 from wsi_trainer.io.tables import escape_formula, read_table, table_bytes, unescape_formula
 from wsi_trainer.preprocess.inputs import list_slides
 from wsi_trainer.slide.formats.store import is_own_store
+from wsi_trainer.slide.identity import KnownSlides, SlideId
+from wsi_trainer.slide.names import letters, without_ending
 from wsi_trainer.store.convert import NGFF04, STAGING, Converted, Job, stored
-from wsi_trainer.store.identity import quick_hash, without_extension
-from wsi_trainer.store.manifest import read_manifest
 
 STORES = "stores.csv"
 TEMPLATE = "manifest.csv"
@@ -121,11 +121,11 @@ def unlisted(out: Path, names: Sequence[str], template: bool) -> list[str]:
     if not path.is_file():
         return []
     try:
-        cells = [posixpath.normpath(row.get("slide", "").strip()) for _, row in read_table(path).rows]
+        cells = [letters(posixpath.normpath(row.get("slide", "").strip())) for _, row in read_table(path).rows]
     except UserError:  # `fit` says what is wrong with it
         return []
-    known = {name for cell in cells for name in (cell, without_extension(cell))}
-    return [name for name in names if name not in known]
+    known = {name for cell in cells for name in (cell, without_ending(cell))}
+    return [name for name in names if letters(name) not in known]
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -141,7 +141,7 @@ def write_file(path: Path, data: bytes) -> None:
 class StoreIndex:
     """Finds the store of a slide by its name.
 
-    Names of stores are those of slides without the extension, with as many folders as it takes to tell them apart. So
+    Names of stores are those of slides without the ending, with as many folders as it takes to tell them apart. So
     the longest end of a slide's path that is the name of a store is its name; a slide of which only the file's name is
     known has the one store of that name.
     """
@@ -150,20 +150,20 @@ class StoreIndex:
         if not folder.is_dir():
             raise UserError(f"data.stores is {folder}; there is no such folder")
         self.folder = folder
-        self.stores: Mapping[str, Path] = find_stores(folder)
+        self.stores: Mapping[str, Path] = {letters(name): path for name, path in find_stores(folder).items()}
         self._last: dict[str, list[str]] = {}
         for name in self.stores:
             self._last.setdefault(posixpath.basename(name), []).append(name)
 
     def of(self, slide: Path) -> Path | None:
         """The store of a slide, or None where there is none; an error where there are several."""
-        parts = slide.parts
+        parts = [letters(part) for part in slide.parts]
         for start in range(len(parts)):
             whole = "/".join(parts[start:])
-            for name in (whole, without_extension(whole)):
+            for name in (whole, without_ending(whole)):
                 if name in self.stores:
                     return self.stores[name]
-        names = self._last.get(slide.name) or self._last.get(without_extension(slide.name)) or []
+        names = self._last.get(parts[-1]) or self._last.get(without_ending(parts[-1])) or []
         if len(names) > 1:
             raise UserError(
                 f"slide {slide} may be {' or '.join(names[:3])} in {self.folder}; write its folder into the manifest"
@@ -171,27 +171,22 @@ class StoreIndex:
         return self.stores[names[0]] if names else None
 
 
-@dataclass(frozen=True)
 class Originals:
-    """Slides by what identifies their content, so that they are found under any name."""
+    """Slides of a folder, found by their hashes under any name."""
 
-    files: Mapping[str, Path] = field(default_factory=dict)
-
-    @classmethod
-    def in_folder(cls, folder: Path | None) -> Originals:
-        """All slides of a folder and the folders in it; none without one."""
-        if folder is None:
-            return cls()
-        if not folder.is_dir():
+    def __init__(self, folder: Path | None = None) -> None:
+        self._known = KnownSlides()
+        if folder is not None and not folder.is_dir():
             raise UserError(f"--originals {folder}: there is no such folder")
-        found = [item.job.slide for item in list_slides(str(folder))]
-        return cls({quick_hash(path): path for path in found})
+        for item in () if folder is None else list_slides(str(folder)):
+            self._known.add(str(item.job.slide), SlideId.of(item.job.slide))
 
     def of(self, path: Path) -> Path | None:
         """The original of a slide: itself, or for a store the slide it was made from, where that is known."""
         if not is_own_store(path):
             return path
         try:
-            return self.files.get(read_manifest(path)["settings"]["header"]["source"])
-        except (OSError, ValueError, KeyError, TypeError):  # a store that lost its manifest is read all the same
+            found = self._known.find(SlideId.of(path))
+        except SlideError:  # a store that lost its manifest is read all the same
             return None
+        return None if found is None else Path(found)

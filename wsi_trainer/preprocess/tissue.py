@@ -25,6 +25,7 @@ from wsi_trainer.regions.geojson import PathClass, write_outlines
 from wsi_trainer.regions.shapes import joined, pieces
 from wsi_trainer.signals import ends_at_once
 from wsi_trainer.slide.geometry import SlideTransform, resolve
+from wsi_trainer.slide.identity import SlideId, same_header, source_bytes
 from wsi_trainer.slide.rules import RULES
 from wsi_trainer.slide.slide import ScaledImage, Slide
 from wsi_trainer.slide.tissue import REMOVED, Mask, TissueMask
@@ -39,7 +40,6 @@ from wsi_trainer.store.convert import (
     find_mask,
     outline_of,
 )
-from wsi_trainer.store.identity import quick_hash, source_bytes
 from wsi_trainer.store.manifest import sha256_of
 
 from .inputs import check_outlines, list_slides
@@ -128,14 +128,14 @@ def find_one(
     if not job.slide.exists():
         raise SlideError(job.slide, "does not exist")
     record, outlines = out / RECORDS / f"{job.name}.json", out / f"{job.name}.geojson"
-    header = {"source": quick_hash(job.slide), "mpp": job.mpp, **settings.decides_mask()}
+    header = {"source": SlideId.of(job.slide).content, "mpp": job.mpp, **settings.decides_mask()}
     if settings.tissue == "geojson":
         header["outlines"] = sha256_of(outline_of(job.slide, settings))
     known = _read(record)
     now = sha256_of(outlines) if outlines.is_file() else None
     ours = known.get("ours", [])
     edited = now is not None and bool(ours) and now not in ours and not overwrite
-    if known.get("header") == header and known.get("shown") == now and not overwrite:
+    if same_header(known.get("header"), header, job.slide) and known.get("shown") == now and not overwrite:
         return Entry(**known["entry"])
     if now is not None and not ours and not overwrite:
         raise SlideError(job.slide, f"{outlines} is another tool's; move it, or give --overwrite true")

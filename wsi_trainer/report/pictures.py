@@ -20,8 +20,10 @@ from wsi_trainer.store.convert import OVERLAY, THUMBNAILS
 SIDE = 150
 
 
-def slide_picture(path: Path, side: int = SIDE) -> str:
-    """The slide shrunk to `side` pixels, as the address of a JPEG picture that needs no file."""
+def slide_picture(path: Path, side: int = SIDE) -> str | None:
+    """The slide shrunk to `side` pixels, as the address of a JPEG picture that needs no file; None where it is gone."""
+    if not path.exists():
+        return None
     with Slide.open(path) as slide:
         return jpeg(Image.fromarray(slide.thumbnail(side)), side)
 
@@ -42,8 +44,10 @@ def map_picture(path: Path, side: int = 2 * SIDE) -> str:
         raise UserError(f"{path} is no picture any more; make the maps again") from error
 
 
-def regions_picture(path: Path, drawn: Path | None, found: Path | None, side: int = 2 * SIDE) -> str:
-    """The slide shrunk, with drawn regions outlined in green and found ones in red."""
+def regions_picture(path: Path, drawn: Path | None, found: Path | None, side: int = 2 * SIDE) -> str | None:
+    """The slide shrunk, with drawn regions outlined in green and found ones in red; None where it is gone."""
+    if not path.exists():
+        return None
     with Slide.open(path) as slide:
         picture, place, width = Image.fromarray(slide.thumbnail(side)), slide.transform, slide.shape[1]
     picture.thumbnail((side, side))

@@ -21,7 +21,7 @@ from wsi_trainer.io.files import write_text
 from wsi_trainer.io.untrusted import read_text
 from wsi_trainer.metrics import AreaPredictions, Interval, JointPredictions
 from wsi_trainer.report import figures
-from wsi_trainer.report.contents import RunResults, difference, slide_rows
+from wsi_trainer.report.contents import RunResults, SlideRow, difference, slide_rows
 from wsi_trainer.report.pictures import (
     map_picture,
     overlay_of,
@@ -123,7 +123,7 @@ def _context(
         "plan": _plan(run.folder),
         "environment": _flat(read_json(_first(run).environment)),
         "config": read_text(run.folder.config),
-        "absent": _absent(run),
+        "absent": [*_absent(run), *_without_picture(rows[:MOST_ROWS])],
     }
 
 
@@ -234,6 +234,12 @@ def _absent(run: RunResults) -> list[str]:
             "This run used plain PyTorch, not tile-by-tile execution: there is no plan and no memory picture."
         )
     return absent
+
+
+def _without_picture(rows: list[SlideRow]) -> list[str]:
+    gone = sum(not row.path.exists() for row in rows)
+    text = "slides have no picture, since their files are not there: --data-root names the folder that they moved to."
+    return [f"{gone} of {len(rows)} {text}"] if gone else []
 
 
 def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, str]:

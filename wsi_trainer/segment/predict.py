@@ -35,8 +35,8 @@ from wsi_trainer.regions.shapes import joined, pieces
 from wsi_trainer.regions.target import blocks_of
 from wsi_trainer.segment.scores import Judged, Points, highest, judge, write_scores
 from wsi_trainer.slide.augment import Augmented
+from wsi_trainer.slide.names import result_names
 from wsi_trainer.slide.views import Image
-from wsi_trainer.store.identity import result_names
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,6 +22,8 @@ from wsi_trainer.io.files import LOCKS, Locked, lock, remove, save_picture, sync
 from wsi_trainer.io.untrusted import read_json
 from wsi_trainer.slide.formats.base import Pixels, Range, ReadOptions
 from wsi_trainer.slide.geometry import KEY, PROVENANCE, Resolution, SlideTransform, resolve, shrink_factors
+from wsi_trainer.slide.identity import SlideId, full_hash, same_header
+from wsi_trainer.slide.names import file_about, slide_name
 from wsi_trainer.slide.rules import (
     RULES,
     Blur,
@@ -45,7 +47,6 @@ from wsi_trainer.slide.tissue import (
     mask_scale,
 )
 from wsi_trainer.store.chunks import Layout, StoredLevel, ZstdCodec, pyramid
-from wsi_trainer.store.identity import full_hash, plain_name, quick_hash
 from wsi_trainer.store.manifest import Journal, read_manifest, sha256_of, write_manifest
 from wsi_trainer.store.ngff import group, image_array, image_attributes, write_label
 from wsi_trainer.store.writer import ChunkCutter, PyramidWriter, drop_missing
@@ -225,12 +226,11 @@ def outline_of(slide: Path, settings: Settings) -> Path:
     if settings.geojson is not None and settings.geojson.is_file():
         return settings.geojson
     folder = settings.geojson or slide.parent
-    names = dict.fromkeys((plain_name(slide), slide.stem))  # x.ome.tif: x.geojson, or x.ome.geojson
-    paths = [folder / f"{name}.geojson" for name in names]
-    path = next((path for path in paths if path.is_file()), None)
-    if path is None:
-        raise SlideError(slide, f"no tissue outline for it: {paths[0]} does not exist; draw one, or give --tissue otsu")
-    return path
+    found = file_about(folder, [slide])
+    if found is None:
+        path = folder / f"{slide_name(slide)}.geojson"
+        raise SlideError(slide, f"no tissue outline for it: {path} does not exist; draw one, or give --tissue otsu")
+    return found[1]
 
 
 def draw_overview(picture: Image.Image, mask: TissueMask | None, path: Path) -> None:
@@ -322,7 +322,7 @@ def convert(
     slide, result = job.slide.resolve(), store.resolve()
     if slide == result or result in slide.parents:  # a source is never replaced by what is made of it
         raise SlideError(job.slide, "it would be replaced by its own result; give another folder for the results")
-    header = {"source": quick_hash(job.slide), "mpp": job.mpp, **settings.record()}
+    header = {"source": SlideId.of(job.slide).content, "mpp": job.mpp, **settings.record()}
     if settings.tissue == "geojson":  # outlines that were edited make another store
         header["outlines"] = sha256_of(outline_of(job.slide, settings))
     journal = out / STAGING / f"{job.name}.journal"
@@ -342,7 +342,7 @@ def convert(
 def _fits(store: Path, header: Mapping[str, Any], job: Job, overwrite: bool) -> bool:
     """True if a store equals the one to be made; an error where it does not and may not be replaced."""
     try:
-        fits = dict(read_manifest(store)["settings"]["header"]) == dict(header)
+        fits = same_header(read_manifest(store)["settings"]["header"], header, job.slide)
     except (ValueError, KeyError, TypeError) as error:
         if overwrite:
             return False
@@ -496,10 +496,11 @@ class _Conversion:
 
     def _provenance(self) -> dict[str, Any]:
         """Provenance of the store, without any name, label or free text of the source."""
-        info, resolution = self._slide.info, self._resolution
+        info, resolution, slide = self._slide.info, self._resolution, SlideId.of(self._job.slide)
+        hashes = {"sha256": slide.sha256 or full_hash(self._job.slide), **({"hash": slide.hash} if slide.hash else {})}
         return {
             "version": __version__,
-            "source": {"sha256": full_hash(self._job.slide), "vendor": info.vendor, **info.details},
+            "source": {**hashes, "vendor": info.vendor, **info.details},
             "reader": info.reader,
             "source_mpp": {"y": resolution.y, "x": resolution.x, "origin": resolution.origin},
             "source_shape": list(info.shape),

@@ -13,6 +13,7 @@ from wsi_trainer.explain.maps import MapFile, Maps, annotations_on, outlines_of
 from wsi_trainer.fit.run import Run
 from wsi_trainer.metrics import AreaPredictions, Predictions, read_predictions
 from wsi_trainer.preprocess.inputs import list_slides
+from wsi_trainer.slide.names import file_about
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def contents_of(
         raise UserError(f"{option} is about runs, and {what} is not the folder of a run")
     else:
         found = of_slides(what)
-    slides = (replace(slide, regions=annotations_of(slide.name, regions) or slide.regions) for slide in found.slides)
+    slides = (replace(slide, regions=annotations_of(slide, regions) or slide.regions) for slide in found.slides)
     return replace(found, slides=tuple(slides))
 
 
@@ -152,7 +153,7 @@ def _opinions_of(files: list[Predictions]) -> tuple[dict[str, str], dict[str, Op
     return labels, opinions
 
 
-def annotations_of(slide: str, folder: Path | None) -> Path | None:
+def annotations_of(slide: ShownSlide, folder: Path | None) -> Path | None:
     """The file with the annotations of a slide, named as for `heatmap --regions`."""
-    path = None if folder is None else folder / f"{Path(slide).stem}.geojson"
-    return path if path is not None and path.is_file() else None
+    found = None if folder is None else file_about(folder, (slide.name, slide.path))
+    return None if found is None else found[1]

@@ -21,6 +21,7 @@ from wsi_trainer.cli import main
 from wsi_trainer.data.datamodule import SlideData
 from wsi_trainer.data.dataset import DataConfig
 from wsi_trainer.data.features import FeatureSource, check_one_each, features_of
+from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.embed import Embedder
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.run import Run, read_json
@@ -185,6 +186,10 @@ def write_as(program: str, folder: Path, name: str, rows: np.ndarray) -> None:
         file.create_dataset("coords", data=np.zeros((len(rows), 2), np.int64))
 
 
+def record(slide: Path | str) -> SlideRecord:
+    return SlideRecord(str(slide), Path(slide), "", "", "")
+
+
 PROGRAMS = ("CLAM", "CLAM's tensors", "TRIDENT", "STAMP", "one bag")
 
 
@@ -192,7 +197,7 @@ PROGRAMS = ("CLAM", "CLAM's tensors", "TRIDENT", "STAMP", "one bag")
 def test_files_of_other_programs_are_read_and_a_head_is_trained_in_tiles_as_whole(program: str, tmp_path: Path) -> None:
     rows = np.random.default_rng(0).normal(size=(11, 6)).astype(np.float16).astype(np.float32)
     write_as(program, tmp_path, "slide", rows)
-    source = FeatureSource(features_of(tmp_path, Path("elsewhere/slide.svs")))
+    source = FeatureSource(features_of(tmp_path, record("elsewhere/slide.svs")))
     assert source.shape == (1, 6, 11, 1)
     torch.manual_seed(0)
     model = SlideClassifier(backbone=FrozenFeatures(6), head=AttentionPooling).double()
@@ -241,7 +246,7 @@ def test_slides_of_one_name_do_not_share_a_file(
     assert run(config, tmp_path / "out", *words) == 2
     assert "s.h5 was made of other pixels" in capsys.readouterr().err
     with pytest.raises(UserError, match=r"first/s\.tif and .*second/s\.tif would both have the features s\.h5"):
-        check_one_each(tmp_path / "out", paths)
+        check_one_each(tmp_path / "out", [record(path) for path in paths])
     data = DataConfig(manifest=tmp_path / "both.csv", features=tmp_path / "out")
     with pytest.raises(UserError, match="would both have the features"):
         SlideData(data, ["0", "1"])
@@ -249,7 +254,7 @@ def test_slides_of_one_name_do_not_share_a_file(
 
 def test_a_slide_without_a_file_and_a_file_of_something_else_are_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"data\.features has none of slide\.h5, slide\.pt"):
-        features_of(tmp_path, Path("slide.svs"))
+        features_of(tmp_path, record("slide.svs"))
     with h5py.File(tmp_path / "slide.h5", "w") as file:
         file["coords"] = np.zeros((3, 2))
     with pytest.raises(UserError, match=r"has none of features, feats, patch_embeddings; it has coords"):

@@ -90,7 +90,7 @@ def test_damaged_metadata_is_named(scn: Path, tmp_path: Path) -> None:
 def test_originals_are_found_by_their_content(scn: Path, tmp_path: Path) -> None:
     convert(Job(scn, "another name"), tmp_path, Settings(chunk=64, shard=256, tissue="none"))
     store = tmp_path / "another name.zarr"
-    assert Originals.in_folder(scn.parent).of(store) == scn
+    assert Originals(scn.parent).of(store) == scn
     assert Originals().of(store) is None and Originals().of(scn) == scn
 
 

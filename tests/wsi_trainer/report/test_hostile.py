@@ -12,7 +12,7 @@ from PIL import Image
 
 from wsi_trainer.cli import main
 from wsi_trainer.fit.run import Run
-from wsi_trainer.store.identity import result_names
+from wsi_trainer.slide.names import result_names
 
 from .conftest import SLIDES, MakeRun
 

@@ -26,10 +26,10 @@ from wsi_trainer.io import files
 from wsi_trainer.slide import slide as slide_module
 from wsi_trainer.slide.formats import open_format
 from wsi_trainer.slide.formats.base import Reader, ReadOptions
+from wsi_trainer.slide.identity import SlideId, hash_of_1_0
 from wsi_trainer.slide.slide import ScaledImage, Slide
 from wsi_trainer.slide.views import Image
 from wsi_trainer.store.convert import Busy, Job, Settings, convert
-from wsi_trainer.store.identity import quick_hash
 from wsi_trainer.store.writer import halve
 
 
@@ -226,11 +226,14 @@ def test_every_folder_of_a_store_is_made_durable(slide: Path, tmp_path: Path, mo
     assert len(folders) > 10 and {folder.replace(str(tmp_path / "s.zarr"), staged) for folder in folders} <= synced
 
 
-def test_the_quick_hash_of_a_slide_is_the_same_under_every_python(tmp_path: Path) -> None:
-    """It is kept in stores and in features: another one would call them all made from another file."""
+def test_the_hash_of_a_slide_is_the_same_under_every_python_and_any_name(tmp_path: Path) -> None:
+    """It is kept in runs, stores and features: another one would call them all made from another file."""
     path = tmp_path / "slide.svs"
     path.write_bytes(np.arange(5 << 18, dtype="<u4").tobytes())
-    assert quick_hash(path) == "22f05eb90de07ec7252743571a982c504751769e7594274d69e74077353a6e3c"
+    assert hash_of_1_0(path) == "22f05eb90de07ec7252743571a982c504751769e7594274d69e74077353a6e3c"
+    known = SlideId.of(path)
+    assert known.hash == known.content == "56480c24a2d0dc68544462b74c6640dcbb02c2b78cb61bb713cab8dfdd51e66f"
+    assert SlideId.of(path.rename(tmp_path / "other.svs")) == known
 
 
 # -- a slide with a large empty canvas, cut to what was scanned: pixels and positions stay those of the slide

@@ -17,9 +17,9 @@ from tests.wsi_trainer.slides import dicom_files
 from wsi_trainer.cli import main
 from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.preprocess.inputs import list_slides
+from wsi_trainer.slide.identity import source_files
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.store.convert import Job, Settings, convert
-from wsi_trainer.store.identity import source_files
 
 FAST = ["--workers", "1", "--tissue", "none"]
 

@@ -26,6 +26,13 @@ READERS = (
     ("dicom", "DicomReader"),
     ("picture", "PictureReader"),
 )
+SLIDE_ENDINGS = (
+    ".svs", ".ndpi", ".mrxs", ".scn", ".bif", ".tif", ".tiff", ".btf", ".qptiff", ".vms", ".vmu", ".svslide", ".dcm",
+    ".czi", ".zarr.zip", ".ozx",
+)  # fmt: skip
+"""Endings of files that are meant to be slides, also of formats that no reader knows: that is worth a report."""
+PICTURE_ENDINGS = (".png", ".jpg", ".jpeg")
+"""Endings of files that may be slides, or lie beside them."""
 _READ_DICOM = {"openslide", "dicom"}
 
 # TIFFs that need more than pasting tiles (overlaps, several regions, focal planes) go to OpenSlide.

@@ -30,7 +30,6 @@ from wsi_trainer.slide.formats.base import (
 )
 
 _PNG, _JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
-SUFFIXES = {".png", ".jpg", ".jpeg"}
 # What is converted without changing a value; all else (CMYK, YCCK, ...) has colours that would have to be guessed.
 _MODES = {"1": "L", "L": "L", "P": "RGBA", "LA": "RGBA", "RGB": "RGB", "RGBA": "RGBA"}
 _ORIENTATION = 0x0112  # of Exif
