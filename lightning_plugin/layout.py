@@ -247,6 +247,24 @@ def default_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[i
     return None
 
 
+def is_dense(t: Tensor) -> bool:
+    """True if a tensor's elements lie without gaps and overlaps, in any order of its dimensions."""
+    dims = sorted((stride, size) for stride, size in zip(t.stride(), t.shape, strict=True) if size != 1)
+    step = 1
+    for stride, size in dims:
+        if stride != step:
+            return False
+        step *= size
+    return t.numel() > 0
+
+
+def copy_like(t: Tensor, like: Tensor) -> Tensor:
+    """Copy a tensor, with the strides of another one if that is dense."""
+    if t.stride() == like.stride() or not is_dense(like):
+        return t.clone()
+    return torch.empty_strided(t.shape, like.stride(), dtype=t.dtype, device=t.device).copy_(t)
+
+
 def contiguous_strides(order: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
     """Return the strides of a dense tensor whose dimensions have this order in memory."""
     found, step = [0] * len(shape), 1

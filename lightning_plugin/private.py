@@ -128,7 +128,12 @@ def dense_bytes(t: Tensor) -> np.ndarray:
 def values_in_memory(t: Tensor) -> Tensor:
     """Return a view without the marks of a conjugate and a negative that PyTorch computes when it reads them."""
     t = t.conj() if t.is_conj() else t
-    return t._neg_view() if t.is_neg() else t
+    return neg_view(t) if t.is_neg() else t
+
+
+def neg_view(t: Tensor) -> Tensor:
+    """Return the negative of a tensor as a view, which PyTorch computes when it reads it."""
+    return t._neg_view()
 
 
 #: Number of writes to a tensor, and the identity of its storage, or -1 if it is not compared.

@@ -25,8 +25,10 @@ from lightning_plugin.capture.alias import current_value, has_value, register_st
 from lightning_plugin.capture.record import Recorder
 from lightning_plugin.capture.run import discard_effects, run
 from lightning_plugin.capture.session import Session, binding_of
+from lightning_plugin.capture.shared import holders_of, image_tensor, view_in
 from lightning_plugin.errors import EngineError, RecordingError
-from lightning_plugin.graph import Value, next_serial
+from lightning_plugin.graph import Value, next_serial, with_requires_grad
+from lightning_plugin.layout import copy_like
 from lightning_plugin.ops import Autocast, has_gradients
 from lightning_plugin.private import (
     collate_by,
@@ -125,8 +127,9 @@ class LazyImage(LazyTensor):
             raise ValueError(f"an image is (N, C, *spatial) with at least one spatial axis, got shape {shape}")
         target = torch.device(device) if device is not None else torch.device("cpu")
         session = Session(engine, target)
+        strides = strides_of(source)
         with session.fake_tensors():
-            fake = torch.empty(shape, dtype=source.dtype, device=target)
+            fake = torch.empty_strided(shape, strides, dtype=source.dtype, device=target)
         self = LazyTensor._wrap(cls, fake, session, requires_grad)
         self._source = source
         session.bind_image(source, fake, requires_grad)
@@ -177,6 +180,12 @@ def collate_images(images: list[LazyImage], *, collate_fn_map: Any = None) -> La
     return LazyImage(source, device=first.device, requires_grad=grad, engine=first._session.root().engine)
 
 
+def strides_of(source: TileSource) -> tuple[int, ...]:
+    """Return the strides of an image's pixels in one tensor."""
+    like = source.tensor if isinstance(source, TensorSource) else torch.empty(tuple(source.shape), device="meta")
+    return torch.empty_like(like, device="meta").stride()
+
+
 def lazy_tensors(tree: Any) -> list[LazyTensor]:
     return [a for a in tree_leaves(tree) if isinstance(a, LazyTensor)]
 
@@ -211,13 +220,29 @@ def materialize_together(
     found = [computed_or_same(t) for t in tensors]
     for session in dict.fromkeys(t._session.root() for t in (*tensors, *for_effects)):
         places = [i for i, t in enumerate(found) if isinstance(t, LazyTensor) and t._session.root() is session]
-        results = run(session, [found[i]._value for i in places])
-        for i, result in zip(places, results, strict=True):
+        given = [tensors[i] for i in places]
+        fakes, requires_grad = [t._fake for t in given], [t.requires_grad for t in given]
+        wanted = [t._value for t in given]
+        holders = holders_of(session, fakes)
+        for k, holder in holders.items():
+            wanted[k] = current_value(holder, Recorder(session, None, Autocast.current(holder.device)))
+        images = {wanted[k]: image_tensor(session, holder) for k, holder in holders.items()}
+        computed = {v: with_requires_grad(t, v.requires_grad) for v, t in images.items() if t is not None}
+        values = [v for v in dict.fromkeys(wanted) if v not in computed]
+        computed |= zip(values, run(session, values), strict=True)
+        for v, holder in {wanted[k]: holder for k, holder in holders.items()}.items():
+            if computed[v].stride() != holder.stride():
+                computed[v] = copy_like(computed[v], holder)
+        results = [computed[v] for v in wanted]
+        for k, holder in holders.items():
+            results[k] = view_in(results[k], holder, fakes[k], requires_grad[k])
+        for k, i in enumerate(places):
+            recorded = isinstance(found[i], LazyTensor)  # the run has made vectors ordinary tensors
             if in_place and type(found[i]) is LazyTensor:
-                session.replace(found[i], result)
+                session.replace(found[i], results[k])
+            if recorded or k in holders:
+                found[i] = results[k]
         session.drop_unreachable()
-        for i, result in zip(places, results, strict=True):
-            found[i] = result if isinstance(found[i], LazyTensor) else found[i]
     return found
 
 

@@ -20,6 +20,7 @@ from lightning_plugin.execute.room import Guard, leaf_tensors
 from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.execute.streams import Streams, Use
 from lightning_plugin.graph import Node, Value, ancestors, with_requires_grad
+from lightning_plugin.layout import copy_like
 from lightning_plugin.ledger import watched
 from lightning_plugin.ops import Barrier, Captured, Gather, Spread, VectorOp
 from lightning_plugin.plan import ChainPlan, Plan, SegmentPlan
@@ -279,5 +280,5 @@ def gather_map(node: Node, frame: Frame) -> None:
     if source in frame.boundaries:
         # A copy: the user may write into the result, and segments read the boundary again.
         with watched(frame.step.ledger):
-            tensor = tensor.clone()
+            tensor = copy_like(tensor, source.fake)
     frame.vectors[node.outputs[0]] = tensor
