@@ -236,13 +236,13 @@ def materialize_together(
         results = [computed[v] for v in wanted]
         for k, holder in holders.items():
             results[k] = view_in(results[k], holder, fakes[k], requires_grad[k])
-        for k, i in enumerate(places):
-            recorded = isinstance(found[i], LazyTensor)  # the run has made vectors ordinary tensors
+        for i, result in zip(places, results, strict=True):
             if in_place and type(found[i]) is LazyTensor:
-                session.replace(found[i], results[k])
-            if recorded or k in holders:
-                found[i] = results[k]
+                session.replace(found[i], result)
         session.drop_unreachable()
+        for k, i in enumerate(places):
+            if isinstance(found[i], LazyTensor) or k in holders:  # vectors are ordinary tensors now
+                found[i] = results[k]
     return found
 
 
