@@ -21,7 +21,8 @@ from wsi_trainer.io.tables import read_table
 from wsi_trainer.io.untrusted import Unreadable, read_json
 from wsi_trainer.regions.outlines import geometries
 from wsi_trainer.slide.augment import Augmentation, Augmented, Augmenter, PatchAugmentations, moved
-from wsi_trainer.slide.geometry import SlideTransform, is_plausible
+from wsi_trainer.slide.formats.base import is_plausible
+from wsi_trainer.slide.geometry import SlideTransform
 from wsi_trainer.slide.names import file_about
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.tissue import TissueMask

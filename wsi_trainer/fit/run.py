@@ -28,7 +28,8 @@ from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.io.display import clean, say
 from wsi_trainer.io.files import Locked, lock, write_json
 from wsi_trainer.io.untrusted import read_json as read_foreign
-from wsi_trainer.slide.geometry import PROVENANCE, TOLERANCE, is_plausible
+from wsi_trainer.slide.formats.base import is_plausible
+from wsi_trainer.slide.geometry import PROVENANCE, TOLERANCE
 from wsi_trainer.slide.identity import KnownSlides, SlideId
 from wsi_trainer.slide.names import same_path, same_patient, slide_name
 from wsi_trainer.slide.slide import Slide

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from wsi_trainer.errors import AbsentResolution, SlideError, UnknownResolution
 from wsi_trainer.io.untrusted import read_json
-from wsi_trainer.slide.formats.base import SlideInfo
+from wsi_trainer.slide.formats.base import PLAUSIBLE, SlideInfo, is_plausible
 
 Pair = tuple[float, float]
 """A number for the vertical and one for the horizontal direction, in this order."""
@@ -134,9 +134,6 @@ def place_of_store(path: Path) -> SlideTransform:
         ) from error
 
 
-PLAUSIBLE = (0.05, 20.0)
-"""Micrometres per pixel of level 0 that a slide scanner can have: 72 dpi of an image editor is 353."""
-
 TOLERANCE = 0.02
 """A slide within this of the wanted resolution is taken as it is: filtering would only blur it."""
 
@@ -187,11 +184,6 @@ def resolve(
         found = f"{info.mpp[0]:g} x {info.mpp[1]:g} µm"
         raise UnknownResolution(path, f"the file says that a pixel is {found}, {_expected()}; {way_out}")
     return Resolution(*info.mpp, "metadata")
-
-
-def is_plausible(mpp: float) -> bool:
-    """True for a resolution that a scanner can have."""
-    return PLAUSIBLE[0] <= mpp <= PLAUSIBLE[1]
 
 
 def _expected() -> str:

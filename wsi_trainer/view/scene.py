@@ -18,8 +18,8 @@ from wsi_trainer.io.files import finite
 from wsi_trainer.regions.outlines import read_regions
 from wsi_trainer.regions.shapes import outlines
 from wsi_trainer.slide.cache import LoadingCache
-from wsi_trainer.slide.formats.base import PLAIN, ReadOptions
-from wsi_trainer.slide.geometry import SlideTransform, is_plausible
+from wsi_trainer.slide.formats.base import PLAIN, ReadOptions, is_plausible
+from wsi_trainer.slide.geometry import SlideTransform
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.tissue import TissueMask
 from wsi_trainer.view.contents import Contents, ShownSlide

@@ -38,6 +38,15 @@ MICROMETRES = {
     "mile": 1.609344e9, "pt": 25400 / 72,
 }  # fmt: skip
 """Units of lengths, by their symbols in OME-XML and their names in OME-Zarr."""
+PLAUSIBLE = (0.05, 20.0)
+"""Micrometres per pixel of level 0 that a slide scanner can have: 72 dpi of an image editor is 353."""
+
+
+def is_plausible(mpp: float) -> bool:
+    """True for a resolution that a scanner can have."""
+    return PLAUSIBLE[0] <= mpp <= PLAUSIBLE[1]
+
+
 FILL = 255
 """The value of chunks that a store leaves out: white, as background nearly is."""
 

@@ -27,10 +27,10 @@ from wsi_trainer.slide.formats.base import (
     check_size,
     choose_channel,
     describe_channels,
+    is_plausible,
     on_background,
     to_bytes,
 )
-from wsi_trainer.slide.geometry import is_plausible
 
 
 @dataclass(frozen=True)
