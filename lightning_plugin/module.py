@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache, wraps
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -27,9 +27,29 @@ from lightning_plugin.ops import has_gradients
 from lightning_plugin.options import ModuleOptions, Options
 from lightning_plugin.plan import Plan
 from lightning_plugin.plans import Planner
-from lightning_plugin.private import never_compiled, tree_map
+from lightning_plugin.private import never_compiled, refuse_export, tree_map
 from lightning_plugin.residency.homes import Initialize, build
 from lightning_plugin.source import channels_lie_last
+
+
+class OfModule:
+    """Attribute of `nn.Module` that a `TiledModule` has in common with the wrapped module."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, tiled: TiledModule | None, kind: type) -> Any:
+        return self if tiled is None else getattr(tiled.module, self.name)
+
+    def __set__(self, tiled: TiledModule, value: Any) -> None:
+        if "module" in vars(tiled):  # else `nn.Module.__init__` sets it
+            setattr(tiled.module, self.name, value)
+
+
+#: Methods of containers that Python looks up in the class.
+CONTAINER_METHODS = (
+    "__len__", "__iter__", "__getitem__", "__setitem__", "__delitem__", "__contains__", "__reversed__",
+)  # fmt: skip
 
 
 class TiledModule(nn.Module):
@@ -45,9 +65,23 @@ class TiledModule(nn.Module):
 
     The options are those of `lightning_plugin.options.ModuleOptions`; ``plan`` is a plan to run, in place of a budget.
 
-    The module is wrapped, not changed: its parameters, hooks and modes are the user's own. ``state_dict`` of the
-    wrapper is the module's, key for key.
+    The module is wrapped, not changed: its parameters, hooks and modes are the user's own, under the module's own names
+    (``state_dict``, ``named_parameters``), and ``tiled.module`` is the module itself. Attributes, children and methods
+    of the module are read, set and called through the wrapper. Such a method runs as in plain PyTorch, without tiles;
+    hooks on forward belong to the one on which they are registered.
     """
+
+    _parameters = OfModule()  # type: ignore[assignment]
+    _buffers = OfModule()  # type: ignore[assignment]
+    _modules = OfModule()  # type: ignore[assignment]
+    _non_persistent_buffers_set = OfModule()  # type: ignore[assignment]
+    _state_dict_hooks = OfModule()  # type: ignore[assignment]
+    _state_dict_pre_hooks = OfModule()  # type: ignore[assignment]
+    _load_state_dict_pre_hooks = OfModule()  # type: ignore[assignment]
+    _load_state_dict_post_hooks = OfModule()  # type: ignore[assignment]
+    training = OfModule()  # type: ignore[assignment]
+    module: nn.Module
+    engine: Engine
 
     #: Leave the wrapper out of module paths in plans and messages.
     wraps_only = True
@@ -60,8 +94,7 @@ class TiledModule(nn.Module):
                 f"the module {scripted[0]!r} was scripted or traced by torch.jit, which hides its operators: give "
                 "TiledModule the module itself, before torch.jit.script or torch.jit.trace"
             )
-        self.module = module
-        self.engine = Engine(Planner(parsed))
+        vars(self).update(module=module, engine=Engine(Planner(parsed)))
         self._set_class()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -70,7 +103,9 @@ class TiledModule(nn.Module):
         return make_empty, (kind.__base__ if "wrapped_class" in vars(kind) else kind,), self.__getstate__()
 
     def __setstate__(self, state: Any) -> None:
-        super().__setstate__(state)
+        if "module" not in state:  # 1.0 had the module as a child
+            state = {"module": state["_modules"]["module"], **state}
+        vars(self).update({k: v for k, v in state.items() if not isinstance(vars(TiledModule).get(k), OfModule)})
         self._set_class()
 
     def _set_class(self) -> None:
@@ -80,6 +115,7 @@ class TiledModule(nn.Module):
     __call__ = never_compiled(nn.Module.__call__)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        refuse_export()
         is_eager = not lazy_tensors((args, kwargs))
         args, kwargs = tree_map(self._make_lazy, (args, kwargs))
         images = lazy_tensors((args, kwargs))
@@ -93,6 +129,13 @@ class TiledModule(nn.Module):
             finally:
                 call.end = next_serial()
             return materialize_all(out) if is_eager else out
+
+    def __prepare_scriptable__(self) -> None:
+        """Refuse `torch.jit.script`."""
+        raise RecordingError(
+            "torch.jit.script was called on a TiledModule, whose tiles depend on the size of each image and on the "
+            "budget. Script the module within it, tiled.module, which has the same parameters."
+        )
 
     def _make_lazy(self, a: Any) -> Any:
         # An integer tensor with three dimensions is a target (N, H, W), not an image with H channels.
@@ -136,11 +179,73 @@ class TiledModule(nn.Module):
         """The measured peak of the last step (from its forward until the next one's) on the device, in bytes."""
         return self.engine.peak_bytes
 
+    # The wrapped module's attributes, children and state
+
+    def __getattr__(self, name: str) -> Any:
+        if "module" not in vars(self):
+            raise AttributeError(name)
+        return getattr(self.module, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self._is_own(name):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.module, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if self._is_own(name):
+            object.__delattr__(self, name)
+        else:
+            delattr(self.module, name)
+
+    def _is_own(self, name: str) -> bool:
+        """True for an attribute of the wrapper; all others are the module's."""
+        return "module" not in vars(self) or name in vars(self) or hasattr(type(self), name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(self.module)})
+
+    def named_modules(
+        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """Iterate over the wrapper, the module, which has the same name, and what is in it."""
+        memo = set() if memo is None else memo
+        if self not in memo:
+            if remove_duplicate:
+                memo.add(self)
+            yield prefix, self
+            yield from self.module.named_modules(memo, prefix, remove_duplicate)
+
+    def train(self, mode: bool = True) -> Self:
+        self.module.train(mode)
+        return self
+
+    def apply(self, fn: Callable[[nn.Module], None]) -> Self:
+        self.module.apply(fn)
+        fn(self)
+        return self
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Self:
+        self.module._apply(*args, **kwargs)
+        return self
+
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         return self.module.load_state_dict(*args, **kwargs)
+
+    def register_parameter(self, *args: Any, **kwargs: Any) -> None:
+        self.module.register_parameter(*args, **kwargs)
+
+    def register_buffer(self, *args: Any, **kwargs: Any) -> None:
+        self.module.register_buffer(*args, **kwargs)
+
+    def add_module(self, *args: Any, **kwargs: Any) -> None:
+        self.module.add_module(*args, **kwargs)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self.module._load_from_state_dict(*args, **kwargs)
 
 
 def make_empty(kind: type[TiledModule]) -> TiledModule:
@@ -163,4 +268,17 @@ def class_for(kind: type[Any], wrapped: type[Any]) -> type[TiledModule]:
             return kind.forward(self, *args, **kwargs)
 
         members["forward"] = forward
+    for name in CONTAINER_METHODS:
+        if (method := getattr(wrapped, name, None)) is not None and not hasattr(kind, name):
+            members[name] = of_module(method)
     return type(f"{kind.__name__}[{wrapped.__name__}]", (kind,), members)
+
+
+def of_module(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of `TiledModule` that calls a method of the wrapped module's class."""
+
+    @wraps(method)
+    def call(self: TiledModule, *args: Any) -> Any:
+        return method(self.module, *args)
+
+    return call

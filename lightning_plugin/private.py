@@ -387,6 +387,18 @@ def has_saved_tensor_hooks() -> bool:
     return _pack_hook() not in (None, identity_hook)
 
 
+@contextmanager
+def saved_tensor_hooks_allowed() -> Iterator[None]:
+    """Allow the engine's own hooks on saved tensors, also within `torch.autograd.graph.disable_saved_tensors_hooks`."""
+    reason = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()  # type: ignore[attr-defined]
+    torch._C._autograd._saved_tensors_hooks_enable()
+    try:
+        yield
+    finally:
+        if reason is not None:
+            torch._C._autograd._saved_tensors_hooks_disable(reason)
+
+
 def is_scheduled(node: Any) -> bool:
     """True if the running backward pass will run a node of autograd's graph."""
     return node is not None and bool(torch._C._will_engine_execute_node(node))
@@ -432,6 +444,15 @@ def refuse_batched(gradients: Iterable[Any]) -> None:
         raise RecordingError(
             "batched gradients (is_grads_batched, vmap) were asked of a tiled computation, whose tiles are computed "
             "for one gradient at a time. Call backward for each in turn, with retain_graph=True."
+        )
+
+
+def refuse_export() -> None:
+    """Refuse to run while a graph is exported."""
+    if torch._C._is_tracing() or torch.compiler.is_exporting():
+        raise RecordingError(
+            "torch.jit.trace, torch.onnx or torch.export met a TiledModule, whose tiles depend on the size of each "
+            "image and on the budget. Export the module within it: tiled.module, which has the same parameters."
         )
 
 

@@ -36,7 +36,13 @@ from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.frame import Frame, Step
 from lightning_plugin.execute.run import run_plan
 from lightning_plugin.graph import Effect, Node, Recording, Value, ancestors, gather
-from lightning_plugin.private import BatchNormBase, current_pass, outside_checkpoint, tree_leaves
+from lightning_plugin.private import (
+    BatchNormBase,
+    current_pass,
+    outside_checkpoint,
+    saved_tensor_hooks_allowed,
+    tree_leaves,
+)
 from lightning_plugin.program.fixed import fixed_plan
 from lightning_plugin.progress import profiler_range
 
@@ -185,7 +191,7 @@ def run(session: Session, wanted: Sequence[Value] = ()) -> list[Tensor]:
     values = [v for v in dict.fromkeys((*pending_vectors(session), *wanted)) if v not in session.vectors]
     values += [v for e in session.effects if not e.dormant for v in e.values]
     restore_buffers(session.effects)
-    with torch.inference_mode(False), outside_checkpoint(), profiler_range("step"):
+    with torch.inference_mode(False), saved_tensor_hooks_allowed(), outside_checkpoint(), profiler_range("step"):
         default, more = session.engine, bool(values)
         try:
             while more:
