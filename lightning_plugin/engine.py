@@ -26,7 +26,7 @@ from lightning_plugin.memory import Heap
 from lightning_plugin.options import Options
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.costs.lower import lower_tiers
-from lightning_plugin.plans import Occupancy, Planner, structure_digest, whole_call
+from lightning_plugin.plans import Occupancy, Planner, call_bytes, structure_digest
 from lightning_plugin.private import after_backward, release_failed_passes
 from lightning_plugin.program.compiled import Compiler
 from lightning_plugin.program.findings import Library
@@ -163,9 +163,8 @@ class Engine:
             self.ledger, self.planner.team, options.folder, self.progress, library=self.library, homes=self.homes,
             compiler=self.compiler,
         )  # fmt: skip
-        forecast = plan.forecast
-        self.ledger.calls[step] = whole_call(
-            recording, forecast.plain_bytes, self.optimizer_bytes, forecast.reserve_bytes
+        self.ledger.calls[step] = call_bytes(
+            recording, plan.forecast, self.optimizer_bytes, [t for t in recording.tensors if t not in self.homes]
         )
         return step
 

@@ -109,19 +109,38 @@ class BlockPeak:
 
 
 class CallBytes(NamedTuple):
-    """Bytes of one call that runs whole.
+    """Bytes of one call: of a run that keeps all, and of its plan.
 
     Args:
         weights: Each tensor that the call uses, with its gradient and optimizer state, by the tensor's ``id``.
-        saved: Tensors saved for backward.
+        saved: Tensors saved for backward, if all are kept.
         gradients: Gradients of its images.
         workspaces: Memory that its plan reserves for the device's libraries.
+        peak: Peak of its plan.
+        held: What its plan holds for backward.
+        weight_gradients: Gradients of the tensors that it uses.
     """
 
     weights: Mapping[int, int]
     saved: int
     gradients: int
     workspaces: int = 0
+    peak: int = 0
+    held: int = 0
+    weight_gradients: int = 0
+
+
+def peak_of_calls(peak: int, others: Iterable[int], weight_gradients: int) -> int:
+    """Return the peak of calls that wait for one backward.
+
+    Args:
+        peak: The peak of one call alone.
+        others: What each of the other calls holds while that one is pulled back.
+        weight_gradients: The gradients of the weights. Beside those that a call makes there are the gradients of the
+            calls pulled back before, and the sum of both: see [Note: sums].
+    """
+    held = list(others)
+    return peak + sum(held) + (2 * weight_gradients if held else 0)
 
 
 class Ledger:
@@ -178,6 +197,13 @@ class Ledger:
         # The gradients of a call's maps take at most as much again as its saved tensors.
         maps = sum(call.saved + call.gradients for call in calls) + max(call.saved for call in calls)
         return sum(weights.values()) + maps + max(call.workspaces for call in calls)
+
+    def bytes_to_plan_together(self) -> int:
+        """Return the bytes that suffice for plans of all calls that wait for backward, if their number is known before
+        the first. Of two calls, one may have been pulled back and be forgotten."""
+        first, *others = sorted(self.calls.values(), key=lambda call: -call.peak)
+        held = (max(call.held, call.gradients) for call in others or [first])
+        return peak_of_calls(first.peak, held, max(call.weight_gradients for call in self.calls.values()))
 
     def bytes_beside(self, tensors: Iterable[Tensor]) -> int:
         """Return the bytes live beside some tensors and their gradients: see [Note: step]."""

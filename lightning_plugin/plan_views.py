@@ -205,6 +205,11 @@ def columns(headings: tuple[str, ...], body: list[tuple[str, ...]]) -> list[str]
     return [line(headings), "-" * (sum(widths) + 2 * len(widths) - 2), *map(line, body)]
 
 
+#: What the times of a sweep are.
+PREDICTED = (
+    "Times are predicted by the device's rates: arithmetic, memory, transfers and the start of each operator. They "
+    "rank plans; the engine's own work on the host, which is most of a short step, is not in them."
+)
 SWEEP_HEADINGS = ("budget", "peak", "time", "of plain", "recompute", "host", "disk", "segments", "")
 
 
@@ -229,7 +234,7 @@ def sweep_table(plans: Sequence[Plan], plain: Plan, asked: Plan | None) -> str:
     head = "Time against budget"
     if plain.shape:
         head += " for " + " x ".join(map(str, plain.shape))
-    return "\n".join([head, *columns(SWEEP_HEADINGS, body)])
+    return "\n".join([head, *columns(SWEEP_HEADINGS, body), PREDICTED])
 
 
 def stored_on(plan: Plan, tier: str) -> int:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_plugin.boxes import Grid
 from lightning_plugin.chain import chains
@@ -24,7 +24,7 @@ from lightning_plugin.graph import Recording, approximation, background_of, has_
 from lightning_plugin.ledger import CallBytes, Ledger
 from lightning_plugin.memory import budget_for, usable
 from lightning_plugin.options import Options
-from lightning_plugin.plan import Plan
+from lightning_plugin.plan import Forecast, Plan
 from lightning_plugin.planner import cache
 from lightning_plugin.planner.analysis.background import parts_of_background
 from lightning_plugin.planner.analysis.network import Network
@@ -178,16 +178,26 @@ class Planner:
                 return self.search(recording, budget - held, occupancy, left)
             smallest = refused.smallest + held
             if ledger is not None:
-                whole = whole_call(recording, Network(recording).plain_bytes, occupancy.optimizer_bytes)
+                forecast = Forecast(plain_bytes=Network(recording).plain_bytes)
+                whole = call_bytes(recording, forecast, occupancy.optimizer_bytes)
                 smallest = max(smallest, budget_for(ledger.bytes_to_keep_all(whole)))
+            together = self._smallest(recording, occupancy, calls + 1)
             raise type(refused)(
                 f"no plan keeps {format_bytes(budget)}, of which the step holds {format_bytes(held)} already for other "
                 "calls, images or losses. Call backward on earlier results first, or give the number of calls before a "
-                f"backward, TiledModule(..., calls={calls + 1}), so that the first leave room for the others. Without "
-                f"that, give at least {ceil_mib(smallest)}. For this call alone: {refused}",
+                f"backward, TiledModule(..., calls={calls + 1}): {calls + 1} calls like this one then need "
+                f"{ceil_mib(together)}, since the first leave room for the others. Without that, give at least "
+                f"{ceil_mib(smallest)}. For this call alone: {refused}",
                 smallest,
                 refused.operator,
             ) from refused
+
+    def _smallest(self, recording: Recording, occupancy: Occupancy, calls: int) -> int:
+        """Return the smallest budget for a number of calls that wait for one backward."""
+        try:
+            return budget_for(self.search(recording, 1, occupancy, calls).peak_bytes)
+        except BudgetError as refused:
+            return refused.smallest
 
     def search(self, recording: Recording, budget: int, occupancy: Occupancy, calls: int = 1) -> Plan:
         """Search a plan within the part of a budget that optimizer states of other parameters leave.
@@ -303,12 +313,24 @@ class Planner:
         return is_same
 
 
-def whole_call(recording: Recording, plain: int, optimizer_bytes: Mapping[int, int], workspaces: int = 0) -> CallBytes:
-    """Return the bytes of a call that runs untiled; plain PyTorch saves ``plain`` bytes for it, images included."""
+def call_bytes(
+    recording: Recording, forecast: Forecast, optimizer_bytes: Mapping[int, int], on_device: Sequence[Tensor] = ()
+) -> CallBytes:
+    """Return the bytes of a call by the forecast of its plan.
+
+    Args:
+        recording: The call.
+        forecast: The forecast. Plain PyTorch saves ``plain_bytes`` for the call, images included.
+        optimizer_bytes: Bytes of optimizer state for each parameter, by the parameter's ``id``.
+        on_device: The captured tensors that are not streamed.
+    """
     tensors = recording.tensors
     weights = {id(t): t.nbytes * (2 if t.requires_grad else 1) + optimizer_bytes.get(id(t), 0) for t in tensors}
     images = sum(t.nbytes for image in recording.images if (t := image.on_device) is not None)
-    return CallBytes(weights, max(0, plain - images), image_gradient_bytes(recording), workspaces)
+    return CallBytes(
+        weights, max(0, forecast.plain_bytes - images), image_gradient_bytes(recording), forecast.reserve_bytes,
+        forecast.peak_bytes, forecast.held_bytes, sum(t.nbytes for t in on_device if t.requires_grad and t.is_leaf),
+    )  # fmt: skip
 
 
 def tiers_after(plan: Plan, recording: Recording) -> tuple[str | None, ...]:

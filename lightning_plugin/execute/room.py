@@ -162,9 +162,9 @@ def budget_error(path: str, needs: int, ledger: Ledger) -> BudgetError:
         f"the backward of '{path}' needs {format_bytes(needs)} beside the {format_bytes(ledger.held)} that the "
         f"step holds, more than the budget of {format_bytes(ledger.limit or 0)}: other calls hold more than was "
         "planned for, or leave gradients of their images. Pull back each call's loss before the next call, or say how "
-        f"many calls wait for one backward (TiledModule(..., calls={max(2, len(ledger.calls))})): they are planned "
-        "together, and the smallest budget for all is known before the first. "
-        f"Without that, give at least {ceil_mib(smallest)}.",
+        f"many calls wait for one backward: TiledModule(..., calls={max(2, len(ledger.calls))}) plans them together, "
+        f"within {ceil_mib(budget_for(ledger.bytes_to_plan_together()))}. Without that, give at least "
+        f"{ceil_mib(smallest)}.",
         smallest,
         path,
     )

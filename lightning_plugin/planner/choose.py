@@ -13,6 +13,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
+from lightning_plugin import ledger
 from lightning_plugin.chain import Body
 from lightning_plugin.errors import BarrierError, BudgetError
 from lightning_plugin.graph import image_gradient_bytes
@@ -108,7 +109,8 @@ class Chooser:
         smallest_plan, others = self.with_reserve(self.smallest_plan, budget), self.calls - 1
         # An equal share of the budget for each call is always enough; a smaller one may be.
         least = self.budget_for_peak(self.smallest_plan.peak_bytes)
-        low, high = max(least, (budget + others * self.network.fixed_bytes) // self.calls), budget
+        shared = budget - 2 * self.network.weight_gradient_bytes + others * self.network.fixed_bytes
+        low, high = max(least, shared // self.calls), budget
         fitting = [p for p in (self.choose(low), smallest_plan) if self.peak_of_calls(p) <= usable(budget)]
         if not fitting:
             raise self.refusal(budget)
@@ -370,7 +372,8 @@ def part_at_peak(plan: Plan) -> str:
 def peak_of_calls(plan: Plan, network: Network, calls: int) -> int:
     """The peak of ``calls`` calls that wait for one backward. While one is pulled back, each other call holds what its
     backward needs or, once it was pulled back, the gradients of its images."""
-    return plan.peak_bytes + (calls - 1) * max(plan.forecast.held_bytes, image_gradient_bytes(network.recording))
+    held = max(plan.forecast.held_bytes, image_gradient_bytes(network.recording))
+    return ledger.peak_of_calls(plan.peak_bytes, [held] * (calls - 1), network.weight_gradient_bytes)
 
 
 def choose_plan(

@@ -41,8 +41,10 @@ BAR_INTERVAL = 0.1
 ADVICE = {
     "input": "more threads that read, a store with larger chunks or a faster disk would help",
     "spill": "a larger budget or a faster disk for temporary files would help",
-    "compute": "a larger budget recomputes less; lower precision or a faster device would help",
+    "compute": "lower precision or a faster device would help",
 }
+#: Further advice for a step that recomputes.
+RECOMPUTED = "a larger budget recomputes less; "
 
 
 @dataclass
@@ -95,10 +97,11 @@ class StepReport:
         shares = {kind: 100 * waited / max(self.seconds, 1e-9) for kind, waited in waits.items()}
         stalls = self.reason != "input" and shares["input"] > 100 * INPUT_SHARE
         pixels = f"; it is input-bound by {shares['input']:.0f} %: {ADVICE['input']}" if stalls else ""
+        budget = RECOMPUTED if self.reason == "compute" and self.recompute_share else ""
         return (
             f"a step of {self.tiles} tiles took {format_seconds(self.seconds)} and at most "
             f"{format_bytes(self.measured_peak_bytes)} ({format_bytes(self.predicted_peak_bytes)} predicted); it is "
-            f"{self.reason}-bound ({shares[self.reason]:.0f} %): {ADVICE[self.reason]}{pixels}"
+            f"{self.reason}-bound ({shares[self.reason]:.0f} %): {budget}{ADVICE[self.reason]}{pixels}"
         )
 
 

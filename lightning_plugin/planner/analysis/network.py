@@ -171,6 +171,12 @@ class Network:
         return sum(map(self.resident_bytes, self.captured))
 
     @cached_property
+    def weight_gradient_bytes(self) -> int:
+        """Bytes of the gradients of captured leaves on the device."""
+        tensors = (self.recording.bindings.captures[v].tensor for v in self.captured if self.tier_of(v) is None)
+        return sum(t.nbytes for t in tensors if t.requires_grad and t.is_leaf)
+
+    @cached_property
     def captured(self) -> list[Value]:
         """The tensors that the network uses: parameters, buffers and others of the user's."""
         captures = self.recording.bindings.captures

@@ -6,6 +6,7 @@ The steps are those of `step_draws`, with images large enough that memory is tha
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -310,6 +311,34 @@ def test_too_many_calls_for_a_budget_are_an_error_that_names_one_that_works() ->
     plan(x)
     with pytest.raises(ValueError, match="calls=0"):
         TiledModule(plain, budget="1MiB", calls=0)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_refusal_names_a_budget_for_all_calls_that_is_enough_and_not_generous(count: int) -> None:
+    """Gradients of earlier calls wait beside those of the next, and so may the sum of both."""
+    plain = nn.Sequential(
+        nn.Conv2d(3, 96, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2), nn.Conv2d(96, 96, 3, padding=1), nn.Tanh(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+    )  # fmt: skip
+    images = [torch.randn(1, 3, 96, 96) for _ in range(count)]
+
+    def step(budget: int, calls: int) -> Callable[[], None]:
+        plain.zero_grad()
+        tiled = TiledModule(plain, budget=budget, calls=calls, disk=False)
+        return lambda: sum(tiled(x).sum() for x in images).backward()  # type: ignore[union-attr]
+
+    def refused(budget: int, calls: int) -> BudgetError:
+        with pytest.raises(BudgetError) as error:
+            step(budget, calls)()
+        return error.value
+
+    enough = refused(1000, count).smallest
+    gradients = sum(p.nbytes for p in plain.parameters())
+    assert enough - gradients - OWN <= 1.1 * account(step(enough, count), plain).held
+    if count == 2:  # the number of calls was not given: the error in backward names what it takes with it
+        told = str(refused(refused(1000, 1).smallest, 1))
+        named = re.search(r"calls=2\) plans them together, within ([\d.]+) MiB", told)
+        assert named is not None and enough <= float(named[1]) * 2**20 <= 1.1 * enough
 
 
 def test_the_books_see_what_is_held() -> None:

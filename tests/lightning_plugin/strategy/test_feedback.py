@@ -130,6 +130,8 @@ def test_waiting_for_pixels_is_told_from_two_per_cent_on() -> None:
     assert "compute-bound (95 %)" in told and "input-bound by 5 %" in told and "threads that read" in told
     assert "input-bound" not in str(StepReport(seconds=10.0, input_seconds=0.19))
     assert str(StepReport(seconds=10.0, input_seconds=6.0)).count("input-bound") == 1
+    assert "a larger budget" not in told, "nothing was recomputed"
+    assert "a larger budget recomputes less" in str(StepReport(seconds=10.0, recompute_share=0.1))
 
 
 def test_nothing_listens_after_a_run() -> None:
