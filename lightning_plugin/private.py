@@ -197,6 +197,13 @@ def become(tensor: Tensor, result: Tensor) -> None:
             swap(tensor, result.detach())
 
 
+def take_metadata(tensor: Tensor, other: Tensor) -> None:
+    """Give the object of a tensor without storage the shape and the attributes of another one, which is lost."""
+    with without_torch_function():
+        torch._C._swap_tensor_impl(tensor, other)  # type: ignore[attr-defined]
+    vars(tensor).update(vars(other))
+
+
 def add_each(totals: list[Tensor], others: list[Tensor], times: int) -> None:
     """Add a multiple of another tensor to each of some tensors, in place."""
     torch._foreach_add_(totals, others, alpha=times)

@@ -27,7 +27,7 @@ from torch import Tensor
 from lightning_plugin.capture.session import Session, Stale, bind, binding_of
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Value
-from lightning_plugin.private import TorchDispatchMode, operator_name, schema, storage_key, tree_leaves
+from lightning_plugin.private import TorchDispatchMode, operator_name, schema, storage_key, tree_leaves, tree_map
 from lightning_plugin.rules.pointwise import keep_gradient
 from lightning_plugin.rules.table import Recorder
 
@@ -89,9 +89,18 @@ class OperatorCall:
     def outs(self) -> list[Tensor]:
         return [o for o in tree_leaves(self.out) if isinstance(o, Tensor)]
 
+    def replace(self, tensor: Tensor, other: Tensor) -> OperatorCall:
+        """Return the call with another tensor in the place of one."""
+        args, kwargs, out = tree_map(lambda a: other if a is tensor else a, (self.args, self.kwargs, self.out))
+        return OperatorCall(self.func, args, kwargs, out)
+
 
 class OperatorLog(TorchDispatchMode):
-    """Dispatch mode that lists the operators that a function runs on fake tensors."""
+    """Dispatch mode that lists the operators that a function runs on fake tensors.
+
+    An operator that changes the shape of a tensor in place (``squeeze_``) is listed as one that makes a view: the
+    operators before it have another tensor, of the former shape.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +108,13 @@ class OperatorLog(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         kwargs = kwargs or {}
-        out = func(*args, **kwargs)
+        if torch.Tag.inplace_view in func.tags and (view := out_of_place(func)) is not None:
+            former = aten.alias.default(args[0])
+            out = func(*args, **kwargs)
+            self.calls = [call.replace(out, former) for call in self.calls]
+            func, args = view, (former, *args[1:])
+        else:
+            out = func(*args, **kwargs)
         self.calls.append(OperatorCall(func, args, kwargs, out))
         return out
 

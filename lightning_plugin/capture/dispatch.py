@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_plugin.capture.indices import index_to_read, index_to_write
+from lightning_plugin.capture.indices import MASK_DTYPES, index_to_read, index_to_write
 from lightning_plugin.capture.lazy import (
     LazyImage,
     LazyTensor,
@@ -39,6 +39,7 @@ from lightning_plugin.private import (
     fsdp_state,
     make_dual,
     parse_to,
+    take_metadata,
     tree_map,
     version,
     without_torch_function,
@@ -96,7 +97,10 @@ def record_call(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> 
     if func is Tensor.__getitem__:
         args = args[0], index_to_read(args[1], args[0])
     elif func is Tensor.__setitem__:
-        args = args[0], index_to_write(args[1], args[0]), args[2]
+        index, several = args[1], isinstance(args[2], Tensor) and args[2].numel() != 1
+        if several:  # how many positions a mask has is known by its data only
+            index = tree_map(lambda a: materialize(a) if is_lazy_mask(a) else a, index)
+        args = args[0], index_to_write(index, args[0], several), args[2]
     lazy = lazy_tensors((args, kwargs))
     if not lazy:
         return func(*args, **kwargs)
@@ -137,6 +141,10 @@ def record_call(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> 
         return lazy_result(o, session)
 
     return tree_map(to_lazy, out)
+
+
+def is_lazy_mask(a: Any) -> bool:
+    return isinstance(a, LazyTensor) and a.dtype in MASK_DTYPES
 
 
 def write_image(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
@@ -396,6 +404,21 @@ def _to(self: LazyTensor, *args: Any, **kwargs: Any) -> Any:
     return record_call(Tensor.to, (self, *args), kwargs)
 
 
+def _view_in_place(name: str) -> Callable[..., Any]:
+    """Return a handler of a method that changes a tensor's shape in place: the tensor becomes a view of what it was."""
+
+    def run(self: LazyTensor, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self, LazyImage):
+            raise RecordingError(f"{name}_() would change the shape of the image itself: use {name}()")
+        view = record_call(getattr(Tensor, name), (self, *args), kwargs)
+        if isinstance(view, LazyTensor):
+            take_metadata(self, view)
+            return self
+        return getattr(computed_or_same(self), f"{name}_")(*args, **kwargs)
+
+    return run
+
+
 def _refuse(what: str, way_out: str) -> Callable[..., Any]:
     def refuse(*args: Any, **kwargs: Any) -> Any:
         path = current_module()[1]
@@ -440,6 +463,10 @@ HANDLERS: dict[Any, Callable[..., Any]] = {
     Tensor.share_memory_: _unchanged,
     Tensor.is_pinned: lambda self, *a, **k: False,
     Tensor.is_shared: lambda self: False,
+    **{
+        getattr(Tensor, f"{name}_"): _view_in_place(name)
+        for name in ("squeeze", "unsqueeze", "transpose", "t", "swapaxes", "swapdims")
+    },
     Tensor.data_ptr: _refuse("data_ptr()", "it has no memory."),
     Tensor.untyped_storage: _refuse("untyped_storage()", "it has no memory."),
     Tensor.set_: _refuse("set_()", "it has no memory."),

@@ -131,15 +131,15 @@ def masks_to_indices(index: Any, x: Tensor) -> Any:
     return tuple(found)
 
 
-def index_to_write(index: Any, x: Tensor) -> Any:
-    """Expand the index of ``x[index] = value``, and keep its masks.
+def index_to_write(index: Any, x: Tensor, several: bool) -> Any:
+    """Expand the index of ``x[index] = value``; masks stay, and become positions if ``several`` values are written.
 
     Raises:
         IndexError: As for `index_to_read`, even if nothing would be written.
     """
     index = expand_index(index, x)
-    masks_to_indices(index, x)
-    return index
+    positions = masks_to_indices(index, x)
+    return positions if several else index
 
 
 def check_mask(mask: Tensor, shape: Sequence[int], begin: int) -> None:

@@ -12,6 +12,7 @@ gradient. Any other map that is kept stays recorded, with its image.
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -280,15 +281,21 @@ def replace_lazy(result: Any, other: Callable[[LazyTensor], Tensor], seen: set[i
     def replaced(a: Any) -> Any:
         if isinstance(a, LazyTensor):
             return other(a)
-        if hasattr(a, "__dict__") and not isinstance(a, (Tensor, nn.Module, type, ModuleType)) and id(a) not in seen:
+        if not isinstance(a, (Tensor, nn.Module, type, ModuleType)) and id(a) not in seen and (held := attributes(a)):
             seen.add(id(a))
-            for name, value in list(vars(a).items()):
+            for name, value in held.items():
                 new = replace_lazy(value, other, seen)
                 if lazy_tensors(value):
                     object.__setattr__(a, name, new)
         return a
 
     return tree_map(replaced, result)
+
+
+def attributes(a: Any) -> dict[str, Any]:
+    """Return the attributes of an object, in its dictionary and in the slots of a dataclass."""
+    fields = dataclasses.fields(a) if dataclasses.is_dataclass(a) else ()
+    return {f.name: getattr(a, f.name) for f in fields if hasattr(a, f.name)} | getattr(a, "__dict__", {})
 
 
 def computed_or_same(value: Any, func: Callable[..., Any] | None = None) -> Any:

@@ -524,3 +524,18 @@ def test_a_value_may_be_read_within_a_checkpointed_region(budget: int) -> None:
     norms = [m for n in (net, tiled.module) for m in n.modules() if isinstance(m, nn.BatchNorm2d)]
     torch.testing.assert_close(norms[1].running_mean, norms[0].running_mean)
     torch.testing.assert_close(norms[1].running_var, norms[0].running_var)
+
+
+@dataclass(slots=True)
+class Slotted:
+    map: torch.Tensor
+    mean: object = None
+
+
+@pytest.mark.parametrize("wrap", [lambda y: Slotted(y, {"mean": y.mean()}), lambda y: Result(y, Slotted(y * 2))])
+def test_results_in_slots_are_computed(wrap: Callable[[torch.Tensor], object]) -> None:
+    found = TiledModule(Wraps(wrap).double(), tiles=2)(image(0, 1))
+    inner = found.more if isinstance(found, Result) else found
+    assert type(found.map) is torch.Tensor and type(inner.map) is torch.Tensor
+    if inner is found:
+        assert type(found.mean["mean"]) is torch.Tensor

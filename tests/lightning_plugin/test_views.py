@@ -215,3 +215,44 @@ def test_values_of_another_shape_or_type_are_refused(new: Callable[[Tensor], Ten
     image = LazyImage.from_tensor(torch.zeros(1, 3, 9, 8, dtype=torch.float64), engine=asked((2, 2)))
     with pytest.raises((TypeError, RecordingError), match=r"\.data of shape"):
         Replaces(new).double()(image)
+
+
+# Shapes that change in place -----------------------------------------------------------------------------------------
+
+
+def used_afterwards(y: Tensor) -> Tensor:
+    part = y[:, 1]
+    y.unsqueeze_(1)
+    part.mul_(2)
+    return y.mean((3, 4)) + part.mean((1, 2))[:, None, None]
+
+
+SHAPES: dict[str, Callable[[Tensor], Tensor]] = {
+    "squeeze_": lambda y: y[:, :1].squeeze_(1),
+    "unsqueeze_": lambda y: y.unsqueeze_(1).sin(),
+    "transpose_": lambda y: y.transpose_(1, 2) * 2,
+    "swapaxes_": lambda y: y.swapaxes_(2, 3),
+    "t_ of a vector": lambda y: y.mean((2, 3)).t_(),
+    "squeeze_ of a vector": lambda y: y.mean((2, 3), keepdim=True).squeeze_(),
+    "used afterwards": used_afterwards,
+}
+
+
+class Reshaped(nn.Module):
+    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.conv, self.change = nn.Conv2d(3, 6, 3, padding=1), change
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.change(self.conv(x))
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes_that_change_in_place(name: str) -> None:
+    """``transpose_`` gave other numbers in silence; quantiles use ``squeeze_`` inside."""
+    assert_exact(Reshaped(SHAPES[name]), (2, 3, 12, 14))
+
+
+def test_the_shape_of_an_image_is_not_changed_in_place() -> None:
+    with pytest.raises(RecordingError, match=r"squeeze_\(\).*use squeeze\(\)"):
+        LazyImage.from_tensor(torch.randn(1, 3, 8, 9)).squeeze_(0)

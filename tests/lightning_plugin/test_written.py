@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -99,3 +100,35 @@ def test_an_image_that_was_read_before_is_not_written() -> None:
 
     with pytest.raises(RecordingError, match=r"image .* was changed in place after convolution in 'conv' used it"):
         TiledModule(Late(WRITES["scale"]), tiles=2)(torch.zeros(1, 3, 16, 18))
+
+
+# Masks under a budget ------------------------------------------------------------------------------------------------
+
+MASKED: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "scaled": lambda y, m: y.__setitem__(m.expand_as(y), y[m.expand_as(y)] * 2),
+    "nothing": lambda y, m: y.__setitem__(m.expand_as(y) & False, y[m.expand_as(y) & False] * 2),
+    "pixels": lambda y, m: y.movedim(1, -1).__setitem__(m[:, 0], torch.arange(6, dtype=y.dtype)),
+    "by the map": lambda y, m: y.__setitem__(y < 0, y[y < 0] * 0.1),
+    "one number by the map": lambda y, m: y.__setitem__(y < 0, 0.5),
+}
+
+
+class Masked(nn.Module):
+    def __init__(self, write: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.conv, self.write = nn.Conv2d(3, 6, 3, padding=1), write
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        y = self.conv(x).clone()
+        self.write(y, mask)
+        return y.square().mean((2, 3))
+
+
+@pytest.mark.parametrize("how", [{"tiles": (2, 3)}, {"budget": "2MiB"}], ids=["tiled", "kept"])
+@pytest.mark.parametrize("name", MASKED)
+def test_values_written_where_a_mask_says(name: str, how: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    net = Masked(MASKED[name]).double()
+    other = copy.deepcopy(net)
+    x, mask = torch.randn(2, 3, 12, 14, dtype=torch.float64), torch.randn(2, 1, 12, 14) > 0
+    assert_same_step(net, other, net(x, mask).sum(), TiledModule(other, **how)(x, mask).sum())

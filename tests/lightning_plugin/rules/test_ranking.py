@@ -103,3 +103,20 @@ def test_truth_of_all():
     assert not (lazy == 0).all() and (lazy >= 0).all()
     assert torch.equal(materialize((lazy > 0).flatten(2).any(2)), (x > 0).flatten(2).any(2))
     assert torch.count_nonzero(lazy).item() == 1
+
+
+QUANTILES = {
+    "of space": lambda x: x.flatten(2).quantile(0.9, dim=-1),
+    "several": lambda x: x.flatten(2).quantile(torch.tensor([0.1, 0.9], dtype=x.dtype), dim=-1),
+    "kept": lambda x: x.flatten(2).quantile(0.5, dim=-1, keepdim=True),
+    "of rows": lambda x: x.quantile(0.3, dim=3),
+    "of channels": lambda x: x.quantile(0.5, dim=1),
+    "of an image": lambda x: x.flatten(1).quantile(0.75, 1, interpolation="nearest"),
+    "of all": lambda x: torch.nanquantile(x, 0.2),
+}
+
+
+@pytest.mark.parametrize("how", [{"tiles": (2, 3)}, {"budget": "1MiB"}], ids=["tiled", "kept"])
+@pytest.mark.parametrize("name", QUANTILES)
+def test_quantiles(name, how):
+    assert_exact(After(QUANTILES[name]), (2, 3, 16, 14), engine=asked(**how))
