@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "tutorial" / "transcript.md"
-SLIDES = "from wsi_trainer.synthetic import generate; generate('.', slides=24, side=256, seed=1)"
+SLIDES = "from wsi_trainer.synthetic import generate; generate('.', slides=40, side=512, seed=1, tissue=0.6)"
 #: More lines of one command than these are left out in the middle.
 SHOWN = 30
 ABOUT = """\
