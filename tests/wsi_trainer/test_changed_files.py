@@ -72,7 +72,7 @@ def make_features(folder: Path) -> Path:
     rows = np.random.default_rng(0).normal(size=(40, 24)).astype(np.float32)
     corners = np.stack([np.arange(40.0) * 8, np.zeros(40)], axis=1)
     about = Written(name="s", corners=corners, slide=(400, 400), scale=1.0, size=8, step=8, mpp=0.5, encoder="e",
-                    weights="w", origin="o")  # fmt: skip
+                    weights="w", origin="o", slide_hash="h")  # fmt: skip
     write(folder / "slide.h5", rows.shape, [rows], about, "trident")
     return folder / "slide.h5"
 

@@ -28,7 +28,6 @@ from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.io.display import clean, say
 from wsi_trainer.io.files import Locked, lock, write_json
 from wsi_trainer.io.untrusted import read_json as read_foreign
-from wsi_trainer.slide.formats.base import is_plausible
 from wsi_trainer.slide.geometry import PROVENANCE, TOLERANCE
 from wsi_trainer.slide.identity import KnownSlides, SlideId
 from wsi_trainer.slide.names import same_path, same_patient, slide_name
@@ -160,7 +159,7 @@ def _say_notes(noted: Mapping[str, Sequence[str]]) -> None:
 
 def _pixel(slide: Slide) -> float | None:
     """Micrometres along a side of a pixel of level 0, where something plausible says it."""
-    return None if slide.mpp is None or not all(map(is_plausible, slide.mpp)) else sum(slide.mpp) / 2
+    return None if slide.resolution is None else slide.resolution.mean
 
 
 def _painted(slide: Slide) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, Self
 import numpy as np
 from PIL import Image
 
+from wsi_trainer.errors import UnknownResolution
 from wsi_trainer.io.arrays import open_zarr_array
 from wsi_trainer.slide.formats import open_format
 from wsi_trainer.slide.formats.base import (
@@ -29,7 +30,7 @@ from wsi_trainer.slide.formats.base import (
     to_planes,
 )
 from wsi_trainer.slide.formats.store import StoreReader
-from wsi_trainer.slide.geometry import TOLERANCE, SlideTransform, resolve, shrink_factor
+from wsi_trainer.slide.geometry import TOLERANCE, Resolution, SlideTransform, resolve, shrink_factor
 from wsi_trainer.slide.tissue import LABEL, TissueMask, find_tissue, mask_scale
 
 _COARSEST = 64.0  # downsample up to which the levels of a cropped slide stay pixel for pixel those of the slide
@@ -191,6 +192,20 @@ class Slide:
         """Micrometres per pixel (y, x) of level 0: as they were given, else as the file has them."""
         return self.info.mpp if self._mpp is None or self.stored else (self._mpp, self._mpp)
 
+    @property
+    def resolution(self) -> Resolution | None:
+        """The size of a pixel of level 0 and where it comes from; None where nothing plausible says it."""
+        try:
+            return self._resolved
+        except UnknownResolution:
+            return None
+
+    @cached_property
+    def _resolved(self) -> Resolution:
+        if self.stored and self.info.mpp is not None:  # `preprocess` settled it
+            return Resolution(*self.info.mpp, "store")
+        return resolve(self.path, self.info, manifest=self._mpp)
+
     @cached_property
     def transform(self) -> SlideTransform:
         """The place of level 0 in the slide that it was made from."""
@@ -206,7 +221,7 @@ class Slide:
             AbsentResolution: It is finer than the slide.
             UnknownResolution: Nothing says how large the slide's pixels are.
         """
-        own = resolve(self.path, self.info, None if self.stored else self._mpp)
+        own = self._resolved
         if self.stored:  # a level that preprocess made is taken as it is
             for level in self.levels:
                 if abs(mpp / (own.mean * level.downsample) - 1) <= TOLERANCE:

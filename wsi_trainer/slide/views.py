@@ -172,8 +172,6 @@ class BlockView(View):
 
     Attributes:
         slide: The slide.
-        mpp: Micrometres per pixel (y, x), where they are known.
-        place: Transform to the slide that the image was made from.
         size: Height and width of the image.
         block: Pixels along a side of a block.
     """
@@ -185,10 +183,8 @@ class BlockView(View):
         if mpp is not None:
             self._factor = slide.factor(mpp)
         super().__init__(slide.name)
-        image, own = self.image, slide.mpp
-        self.size, self.block = image.shape, slide.block
+        self.size, self.block = self.image.shape, slide.block
         self.shape = (1, CHANNELS, *self.size)
-        self.mpp = None if own is None else (own[0] * self._factor, own[1] * self._factor)
         self.memory_format = torch.contiguous_format if self._planar else torch.channels_last
 
     def _begin_anew(self) -> None:
@@ -205,6 +201,11 @@ class BlockView(View):
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
         return {key: value for key, value in state.items() if key not in ("image", "_blocks")}
+
+    @property
+    def mpp(self) -> tuple[float, float] | None:
+        """Micrometres per pixel (y, x), where they are known."""
+        return None if self.place.mpp is None else self.place.pixel()
 
     @property
     def place(self) -> SlideTransform:

@@ -18,7 +18,7 @@ from wsi_trainer.io.files import finite
 from wsi_trainer.regions.outlines import read_regions
 from wsi_trainer.regions.shapes import outlines
 from wsi_trainer.slide.cache import LoadingCache
-from wsi_trainer.slide.formats.base import PLAIN, ReadOptions, is_plausible
+from wsi_trainer.slide.formats.base import PLAIN, ReadOptions
 from wsi_trainer.slide.geometry import SlideTransform
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.tissue import TissueMask
@@ -93,7 +93,7 @@ class Scene:
             "depth": opened.depth,
             "coarsest": opened.coarsest,
             "finest": 0,
-            "mpp": _mpp(entry, opened),
+            "mpp": _mpp(opened),
             "place": {"origin": place.origin, "scale": place.scale},
             "notes": list(opened.info.notes),
             "layers": [self._about_map(slide, number) for number in range(len(entry.maps))],
@@ -203,7 +203,8 @@ class Scene:
 
     def _open(self, slide: int) -> TiledSlide:
         try:
-            return TiledSlide(Slide.open(self._entry(slide).path, options=self._options))
+            entry = self._entry(slide)
+            return TiledSlide(Slide.open(entry.path, options=self._options, mpp=entry.mpp))
         except SlideError as error:
             raise NotThere(f"the slide cannot be read: {error.reason}") from error
 
@@ -241,12 +242,10 @@ def _tissue_of(opened: TiledSlide) -> TissueMask:
         raise NotThere(error.reason) from error
 
 
-def _mpp(entry: ShownSlide, opened: TiledSlide) -> list[float] | None:
+def _mpp(opened: TiledSlide) -> list[float] | None:
     """Micrometres per pixel, y and x, where a plausible size is known."""
-    if entry.mpp is not None:
-        return [entry.mpp, entry.mpp]
-    found = opened.info.mpp
-    return list(found) if found is not None and all(map(is_plausible, found)) else None
+    found = opened.slide.resolution
+    return None if found is None else [found.y, found.x]
 
 
 def _table(name: str) -> list[int]:

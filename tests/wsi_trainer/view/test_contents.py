@@ -86,6 +86,21 @@ def test_annotations_of_the_original_lie_right_on_its_store(made: Made, tmp_path
         scene.close()
 
 
+@pytest.mark.parametrize(("name", "shown"), [("slide 0 <&>.tif", 0.25), ("slide 0 <&>.zarr", 1.0)])
+def test_a_store_has_pixels_of_its_own_size_whatever_the_table_says_of_its_slide(
+    name: str, shown: float, made: Made, tmp_path: Path
+) -> None:
+    slide = made.folder.path.parent / "slides" / "slide 0 <&>.tif"
+    assert preprocess(str(slide), tmp_path / "stores", mpp=1.0, workers=1) == 0
+    path = slide if name.endswith(".tif") else tmp_path / "stores" / name
+    (tmp_path / "m.csv").write_text(f"slide,mpp\n{path},0.25\n")
+    scene = Scene(contents_of(tmp_path / "m.csv"))
+    try:
+        assert scene.about(0)["mpp"] == [shown, shown]
+    finally:
+        scene.close()
+
+
 # -- many tiles of many slides leave nothing behind
 
 
