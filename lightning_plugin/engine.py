@@ -52,7 +52,7 @@ class PlanListener(Protocol):
             random_splits: The network is split at other places in each step, so that each step has a new plan.
         """
 
-    def on_plan_run(self, plan: Plan, ranks: int = 1) -> None:
+    def on_plan_run(self, plan: Plan, recording: Recording, ranks: int = 1) -> None:
         """Called before each run of a plan, with the number of ranks that share its tiles."""
 
 
@@ -122,6 +122,7 @@ class Engine:
             beside = excess = 0
         else:
             beside, excess = ledger.bytes_beside(recording.tensors), ledger.excess
+            beside += sum(call.saved for token, call in ledger.calls.items() if not isinstance(token, Step))
         if team is not None:
             beside, excess = (max(ranks) for ranks in zip(*team.all_gather((beside, excess)), strict=True))
         return Occupancy(beside if beside > IGNORED_BYTES else 0, excess, ledger, self.optimizer_bytes, tiers)
@@ -135,7 +136,7 @@ class Engine:
         """Move parameters to the tiers of a plan, and prepare the ledger for the step."""
         options, images = self.options, recording.images
         if self.listener is not None:
-            self.listener.on_plan_run(plan, 1 if self.planner.team is None else self.planner.team.size)
+            self.listener.on_plan_run(plan, recording, 1 if self.planner.team is None else self.planner.team.size)
         previous, self.plan = self.plan, plan
         device = images[0].device if images else torch.device("cpu")
         if self.ledger is None or self.ledger.device != device:

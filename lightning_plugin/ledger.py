@@ -48,6 +48,7 @@ from lightning_plugin.private import (
     DEVICE_OF,
     FakeTensor,
     TorchDispatchMode,
+    after_backward,
     current_pass,
     dispatch_mode,
     refuse_batched,
@@ -64,29 +65,27 @@ class PendingSums:
     Attributes:
         waiting: Bytes of each leaf's sum, by the leaf's ``id``; 0 after one gradient.
         total: Bytes of all sums.
-        backward_pass: The pass that the sums belong to.
     """
 
     waiting: dict[int, int] = field(default_factory=dict)
     total: int = 0
-    backward_pass: int = -1
 
     @property
     def bytes(self) -> int:
-        """Bytes of all sums."""
-        self.clear_other_passes()
+        """Bytes of all sums. The passes of tiles, which run within this one, leave them."""
+        if self.waiting and current_pass() < 0:  # the pass has failed
+            self.clear()
         return self.total
 
-    def clear_other_passes(self) -> None:
-        """Forget the sums of an earlier pass, which have been freed."""
-        if self.backward_pass != (now := current_pass()):
-            self.waiting.clear()
-            self.total = 0
-            self.backward_pass = now
+    def clear(self) -> None:
+        """Forget the sums at the end of the pass, when they are freed."""
+        self.waiting.clear()
+        self.total = 0
 
     def add(self, leaf: Tensor, size: int) -> None:
         """Count a gradient of a leaf."""
-        self.clear_other_passes()
+        if not self.waiting:
+            after_backward(self.clear)
         known = self.waiting.get(id(leaf))
         self.waiting[id(leaf)] = 0 if known is None else size
         self.total += 0 if known is None else size - known
@@ -97,7 +96,6 @@ class PendingSums:
 
     def next_bytes(self, leaves: Iterable[Tensor]) -> int:
         """Return the bytes of the sums that one more gradient of each leaf allocates."""
-        self.clear_other_passes()
         return sum(t.nbytes for t in {id(t): t for t in leaves}.values() if self.waiting.get(id(t)) == 0)
 
 

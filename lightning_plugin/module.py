@@ -23,6 +23,7 @@ from lightning_plugin.engine import Engine
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.finite import NonFinite
 from lightning_plugin.graph import next_serial
+from lightning_plugin.kept_calls import KeptCalls
 from lightning_plugin.ops import has_gradients
 from lightning_plugin.options import ModuleOptions, Options
 from lightning_plugin.plan import Plan
@@ -95,7 +96,7 @@ class TiledModule(nn.Module):
                 "TiledModule the module itself, before torch.jit.script or torch.jit.trace"
             )
         vars(self).update(module=module, engine=Engine(Planner(parsed)))
-        self._set_class()
+        self._complete()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle as an object of the class that the user has named, since that of `class_for` cannot be imported."""
@@ -106,9 +107,11 @@ class TiledModule(nn.Module):
         if "module" not in state:  # 1.0 had the module as a child
             state = {"module": state["_modules"]["module"], **state}
         vars(self).update({k: v for k, v in state.items() if not isinstance(vars(TiledModule).get(k), OfModule)})
-        self._set_class()
+        self._complete()
 
-    def _set_class(self) -> None:
+    def _complete(self) -> None:
+        """Set what follows from the module and the engine."""
+        vars(self)["_kept_calls"] = KeptCalls(self.module, self.engine)
         self.__class__ = class_for(type(self), type(self.module))  # type: ignore[arg-type]  # mypy: classes have no hash
 
     #: `torch.compile` breaks the graph at this call and leaves it uncompiled.
@@ -116,7 +119,12 @@ class TiledModule(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         refuse_export()
-        is_eager = not lazy_tensors((args, kwargs))
+        if lazy_tensors((args, kwargs)):
+            return self._record(args, kwargs, False)
+        return self._kept_calls.run(args, kwargs, lambda: self._record(args, kwargs, True))
+
+    def _record(self, args: Any, kwargs: Any, is_eager: bool) -> Any:
+        """Record a call of the user's module, and run it if it is eager."""
         args, kwargs = tree_map(self._make_lazy, (args, kwargs))
         images = lazy_tensors((args, kwargs))
         with undone_if_refused(images):

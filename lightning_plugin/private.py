@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, wraps
 from typing import Any
@@ -158,15 +158,32 @@ def move_storage(t: Tensor, values: Tensor) -> None:
     _MOVED_STORAGES[t] = first, storage_key(t)
 
 
+#: For each tensor, the number of writes that PyTorch's own count leaves out.
+_UNCOUNTED_WRITES = WeakTensorKeyDictionary()
+
+
+@contextmanager
+def uncounted_writes(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Write tensors in a block as PyTorch's BatchNorm writes its running statistics: a graph of plain PyTorch that has
+    saved them stays valid. `version` counts the block as one write."""
+    with torch.autograd._unsafe_preserve_version_counter(tuple(tensors)):
+        yield
+    for t in tensors:
+        _UNCOUNTED_WRITES[t] = _UNCOUNTED_WRITES.get(t, 0) + 1
+
+
 def version(t: Tensor) -> Version | None:
     """Return a value that changes when a tensor is written to or its ``.data`` is replaced; None for inference
     tensors."""
-    return None if t.is_inference() else (t._version, storage_identity(t))
+    written = write_count(t)
+    return None if written is None else (written[0], storage_identity(t))
 
 
 def write_count(t: Tensor) -> Version | None:
     """Return a value that changes when a tensor is written to; None for inference tensors."""
-    return None if t.is_inference() else (t._version, -1)
+    if t.is_inference():
+        return None
+    return t._version + (_UNCOUNTED_WRITES.get(t, 0) if len(_UNCOUNTED_WRITES) else 0), -1
 
 
 def without_view(result: Tensor) -> Tensor:

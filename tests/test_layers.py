@@ -18,8 +18,9 @@ PACKAGES = ("lightning_plugin", "wsi_trainer")
 #: The layers of the engine, from the top: files, and folders as a whole.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("__init__",),  # the names that users import
-    ("check", "registration"),
+    ("check",),
     ("module", "strategy"),  # the two ways in
+    ("kept_calls", "registration"),  # calls that need no tiles; names for Trainers
     ("engine",),  # has recordings run, and owns what outlives a step
     ("plans",),  # plans that are made, remembered and saved
     ("planner",),  # decides

@@ -23,7 +23,7 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import CHANNELS_LAST, Layout, plain_strides
 from lightning_plugin.ops import TileOp, accumulation_dtype
-from lightning_plugin.private import first_order
+from lightning_plugin.private import first_order, uncounted_writes
 from lightning_plugin.rules.channels import arguments, is_plain
 from lightning_plugin.rules.pointwise import local, pointwise
 from lightning_plugin.rules.reductions import VarMean, covers_space, record_reduction, reduced_layout
@@ -378,8 +378,9 @@ def layer_norm(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[
 
 def update_running(running: Sequence[Tensor], values: Sequence[Tensor], momentum: float) -> None:
     """Update running statistics in place by a batch's."""
-    for target, value in zip(running, values, strict=True):
-        target.mul_(1 - momentum).add_(value.to(target.dtype), alpha=momentum)
+    with uncounted_writes(running):
+        for target, value in zip(running, values, strict=True):
+            target.mul_(1 - momentum).add_(value.to(target.dtype), alpha=momentum)
 
 
 def record_update_of_running(

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from lightning_plugin.graph import Recording
 from lightning_plugin.plan import ChainPlan, Plan
 from lightning_plugin.plan_views import summary
 from lightning_plugin.plans import put_last
@@ -211,7 +212,7 @@ class Feedback:
         if self not in self.listeners:
             self.listeners.append(self)
 
-    def on_plan_run(self, plan: Plan, ranks: int = 1) -> None:
+    def on_plan_run(self, plan: Plan, recording: Recording, ranks: int = 1) -> None:
         """Add a plan that the step runs to its report; its tiles are shared among ``ranks``."""
         self.plans.append(plan)
         report = self.report

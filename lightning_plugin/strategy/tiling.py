@@ -27,6 +27,7 @@ from lightning_plugin.capture.lazy import (
 )
 from lightning_plugin.engine import Engine
 from lightning_plugin.execute.finite import NonFinite
+from lightning_plugin.kept_calls import is_untiled
 from lightning_plugin.memory import default_budget
 from lightning_plugin.options import Options, Size, StrategyOptions
 from lightning_plugin.plan import Plan
@@ -363,9 +364,3 @@ class SFTStrategy(Tiling, SingleDeviceStrategy):
     @property
     def root_device(self) -> torch.device:
         return self._devices[0] if self._devices else torch.device("cpu")
-
-
-def is_untiled(plan: Plan) -> bool:
-    """True if a plan runs everything as plain PyTorch does, without tiles and recomputation."""
-    grad = torch.is_grad_enabled()
-    return all(s.keep or (not grad and s.forward.tiles == 1 and s.tier == "device") for s in plan.segments)
