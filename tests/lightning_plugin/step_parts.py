@@ -109,6 +109,15 @@ def negatives(y: Tensor) -> Tensor:
     return y
 
 
+def leaky_negatives(y: Tensor) -> Tensor:
+    y[y < 0] *= 0.25
+    return y
+
+
+def transposed_in_place(y: Tensor) -> Tensor:
+    return (y * 1).transpose_(2, 3)
+
+
 def corner(y: Tensor) -> Tensor:
     y[..., :3, :4] = 0
     return y
@@ -161,6 +170,8 @@ EDITS = {
     "y[:, :2].mul_(2)": Edit(scale_through_view),
     "y += 1": Edit(add_in_place),
     "y[y < 0] = 0": Edit(negatives),
+    "y[y < 0] *= 0.25": Edit(leaky_negatives, odd=True),
+    "y.transpose_(2, 3)": Edit(transposed_in_place, writes=False),
     "y[..., :3, :4] = 0": Edit(corner, odd=True),
     "y[:, 0] = y[:, 1]": Edit(channel_swap, odd=True),
     "y.flatten(2)[:, :, 0] = 0": Edit(flat_view, odd=True),
@@ -236,6 +247,21 @@ def largest_and_where(y: Tensor) -> Tensor:
     return values + y.flatten(2).gather(2, places[..., None]).squeeze(2)
 
 
+def wide(y: Tensor) -> Tensor:
+    """A map in a type that quantiles and complex numbers are made of."""
+    return y if y.dtype == torch.float64 else y.float()
+
+
+def spectrum(y: Tensor) -> Tensor:
+    y = wide(y)
+    return torch.complex(y, y.roll(1, 1))
+
+
+def coherence(y: Tensor) -> Tensor:
+    z = spectrum(y).flatten(2)
+    return (z @ z.mH / z.shape[2]).abs().mean(2)
+
+
 @dataclass(frozen=True)
 class Pool:
     """``selects``: its gradient goes to some positions only. ``any_tie``: to which of equal ones, PyTorch leaves open.
@@ -265,6 +291,12 @@ POOLS = {
     "max pool": Pool(lambda y: F.max_pool2d(y, 3, 2, 1).mean((2, 3)), selects=True),
     "topk": Pool(lambda y: y.flatten(2).topk(2).values.sum(2), selects=True, any_tie=True),
     "median": Pool(lambda y: y.flatten(2).median(2).values, selects=True, any_tie=True),
+    "quantile": Pool(lambda y: wide(y).flatten(2).quantile(0.7, dim=2), selects=True, any_tie=True),
+    "complex mean": Pool(lambda y: spectrum(y).mean((2, 3))),
+    "complex mean of a conjugate": Pool(lambda y: (spectrum(y).conj() * 1j).mean((2, 3)).imag),
+    "complex std": Pool(lambda y: spectrum(y).std((2, 3))),
+    "complex norm": Pool(lambda y: spectrum(y).norm(dim=(2, 3))),
+    "complex products": Pool(coherence),
     "sort": Pool(lambda y: y.flatten(2).sort(2).values[:, :, -2:].sum(2), selects=True, any_tie=True),
 }
 

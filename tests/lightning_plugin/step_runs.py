@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_plugin import BudgetError, materialize
+from tests.exactness import real
 from tests.lightning_plugin.step_worlds import Engine, Plain, SourceFailed, fresh
 from tests.lightning_plugin.steps import (
     Action,
@@ -94,7 +95,7 @@ class Run:
     def do_backward(self, action: Backward, name: str) -> None:
         if action.product:
             (a, i), (b, j) = action.terms
-            loss = (self.results[a][i] * self.results[b][j]).sum()
+            loss = real(self.results[a][i] * self.results[b][j]).sum()
         else:
             loss = sum((self.loss(*t) for t in action.terms[1:]), self.loss(*action.terms[0]))
         self.outcome.losses[f"{name} requires grad"] = torch.tensor(float(loss.requires_grad))
@@ -105,7 +106,7 @@ class Run:
         self.outcome.losses[name] = materialize(loss).detach().double()
 
     def loss(self, call: int, part: int) -> Tensor:
-        v = self.results[call][part]
+        v = real(self.results[call][part])
         generator = torch.Generator().manual_seed(100 * call + part)
         weight = torch.randn(v.shape, generator=generator).bfloat16().to(v.dtype)
         return (v * weight).sum() + v.square().mean()

@@ -80,7 +80,7 @@ def test_fresh_steps_are_exact() -> None:
 @pytest.mark.parametrize("part", range(2))
 def test_sampled_steps_with_values_asked_for_in_networks(part: int) -> None:
     tally = Tally()
-    run(tally, 12, 300 + part, ("float64",), asking=True)
+    run(tally, 12, 310 + part, ("float64",), asking=True)
     assert tally.made and tally.kinds["compared"] >= 0.5 * tally.made, tally.kinds
 
 

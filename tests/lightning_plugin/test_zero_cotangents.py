@@ -125,3 +125,68 @@ def test_only_tiles_with_a_cotangent_are_recomputed(name: str, evaluated: list[i
     scores = TiledModule(net, tiles=(8, 8))(image)  # an ordinary tensor: its gradient is zero outside of the region
     LOSSES[name](scores, target).backward()
     assert 1 <= len(evaluated) <= 9, len(evaluated)
+
+
+def overwritten(write: Callable[[Tensor], object]) -> Callable[[Tensor], Tensor]:
+    """Return a function that writes into a map, or a part of it, and reads the map."""
+
+    def run(y: Tensor) -> Tensor:
+        y = y * 1
+        write(y)
+        return y
+
+    return run
+
+
+#: Functions of a map whose derivative is zero, absent, or not seen by autograd.
+STEPPED: dict[str, Callable[[Tensor], Tensor]] = {
+    **{name: getattr(torch, name) for name in ("sign", "round", "floor", "ceil", "trunc", "zeros_like")},
+    "sgn": torch.sgn,
+    "round to two digits": lambda y: y.round(decimals=2),
+    "floor_": overwritten(lambda y: y.floor_()),
+    "floor divided": lambda y: torch.div(y, 0.3, rounding_mode="floor"),
+    "norm of order 0": lambda y: torch.linalg.vector_norm(y, 0, dim=(2, 3)),
+    "norm of order 0, of rows": lambda y: y.norm(p=0, dim=3),
+    "count": lambda y: (y > 0).sum((2, 3)),
+    "overwritten by noise": overwritten(lambda y: y.uniform_()),
+    "overwritten by ones": overwritten(lambda y: y.fill_(1)),
+    "overwritten by a copy": overwritten(lambda y: y.copy_(y.detach())),
+    "overwritten through a view": overwritten(lambda y: y.transpose(1, 2).copy_(y.detach().transpose(1, 2))),
+    "compared in place": overwritten(lambda y: y.ge_(0.1)),
+    "negated in place": overwritten(lambda y: y.logical_not_()),
+    "detached in place": lambda y: (y * 1).detach_(),
+    "without a derivative": torch.special.bessel_j0,
+    "without a derivative, whole": lambda y: torch.histc(y.detach() + y, 8, -1, 1),
+    "a result without a derivative": lambda y: torch.linalg.lu_factor_ex(y)[0],
+    "the sign of a mean": lambda y: y.mean((2, 3)).sign(),
+    "a polynomial of a mean": lambda y: torch.special.legendre_polynomial_p(y.mean((2, 3)), 2),
+}
+
+
+class Stepped(nn.Module):
+    """A layer before a function of ``STEPPED``, another beside it; ``said``: what the function's result says of grad."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.before, self.beside, self.function = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(3, 4, 1), function
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        found = self.function(self.before(x))
+        self.said = found.requires_grad, found.grad_fn is not None
+        return found, self.beside(x).mean()
+
+
+@pytest.mark.parametrize("options", [{"tiles": (2, 2)}, {"budget": "900KiB"}], ids=str)
+@pytest.mark.parametrize("name", list(STEPPED))
+def test_functions_without_a_slope_have_gradients_as_in_plain_pytorch(name: str, options: dict) -> None:
+    """Weights before them have a gradient of zeros where plain PyTorch's have, and none where those have none."""
+    torch.manual_seed(0)
+    plain = Stepped(STEPPED[name]).double()
+    tiled = copy.deepcopy(plain)
+    x = torch.rand(1, 3, 32, 32, dtype=torch.float64)
+    expected, found = plain(x), TiledModule(tiled, **options)(x)
+    assert tiled.said == plain.said
+    assert found[0].requires_grad == expected[0].requires_grad
+    weight = 0 if name == "overwritten by noise" else 1  # its numbers are the engine's own
+    losses = [results[0].double().sum() * weight + results[1] for results in (expected, found)]
+    assert_same_step(plain, tiled, *losses)
