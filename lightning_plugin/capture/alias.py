@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -27,8 +28,9 @@ from torch import Tensor
 from lightning_plugin.capture.session import Session, Stale, bind, binding_of
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Value
+from lightning_plugin.ops import has_gradients
 from lightning_plugin.private import TorchDispatchMode, operator_name, schema, storage_key, tree_leaves, tree_map
-from lightning_plugin.rules.pointwise import keep_gradient
+from lightning_plugin.rules.pointwise import keep_gradient, zero_gradient
 from lightning_plugin.rules.table import Recorder
 
 aten = torch.ops.aten
@@ -67,13 +69,26 @@ REPLAYED_IN_PLACE = {
 } | {aten.add_.Tensor, aten.mul_.Tensor, aten.sub_.Tensor, aten.div_.Tensor}
 
 
+#: In-place operators that autograd does not see: what is written has the derivative of what was there.
+UNSEEN_IN_PLACE = {
+    aten.logical_and_.default, aten.logical_or_.default, aten.logical_xor_.default, aten.logical_not_.default,
+}  # fmt: skip
+
+
+@cache
 def out_of_place(func: Any) -> Any:
-    """Return the out-of-place form of an in-place operator; None if there is none."""
-    packet = getattr(aten, operator_name(func).removesuffix("_"), None)
+    """Return the out-of-place form of an in-place operator; None if there is none.
+
+    It is the overload that takes the same types: ``pow_.Scalar`` has a tensor as its base, ``pow.Scalar`` a number.
+    """
     if schema(func).name == "aten::copy_":
         return aten.copy.default
-    overload = schema(func).overload_name or "default"
-    return getattr(packet, overload, None) if packet is not None else None
+    packet = getattr(aten, operator_name(func).removesuffix("_"), None)
+    types = [str(a.type) for a in schema(func).arguments]
+    named = schema(func).overload_name or "default"
+    overloads = [] if packet is None else sorted(packet.overloads(), key=lambda name: name != named)
+    found = (getattr(packet, name) for name in overloads)
+    return next((f for f in found if [str(a.type) for a in schema(f).arguments] == types), None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +139,36 @@ def log_operators(session: Session, func: Callable[..., Any], args: Any, kwargs:
     with session.fake_tensors(), torch.no_grad(), OperatorLog() as log:
         out = func(*args, **kwargs)
     return out, log
+
+
+#: For operators, the arguments that require grad and the number of results, whether each result does.
+_differentiates: dict[tuple[Any, tuple[bool, ...], int], tuple[bool, ...]] = {}
+
+
+def differentiates(session: Session, call: OperatorCall, needs: Callable[[Tensor], bool]) -> tuple[bool, ...]:
+    """Return for each result of an operator whether it requires grad in PyTorch.
+
+    The operator runs once with autograd on fake tensors: no list says which results have no derivative.
+
+    Args:
+        session: The session, for its fake tensors.
+        call: The call. What is written in place requires grad if what was there did.
+        needs: Whether an argument requires grad.
+    """
+    tensors = [a for a in tree_leaves((call.args, call.kwargs)) if isinstance(a, Tensor)]
+    key = call.func, tuple(has_gradients(t.dtype) and needs(t) for t in tensors), len(call.outs)
+    if not any(key[1]) or call.func is aten.copy.default or schema(call.func).is_mutable:
+        return (any(key[1]),) * len(call.outs)
+    if key not in _differentiates:
+        required = {id(t) for t, need in zip(tensors, key[1], strict=True) if need}
+
+        def twin(a: Any) -> Any:
+            return a.detach().requires_grad_(id(a) in required) if isinstance(a, Tensor) else a
+
+        with session.fake_tensors(), torch.enable_grad():
+            out = call.func(*tree_map(twin, call.args), **tree_map(twin, call.kwargs))
+        _differentiates[key] = tuple(o.requires_grad for o in tree_leaves(out) if isinstance(o, Tensor))
+    return _differentiates[key]
 
 
 def written_tensors(log: OperatorLog, fakes: Sequence[Tensor]) -> list[Tensor]:
@@ -259,6 +304,8 @@ def bind_written(session: Session, fake: Tensor, value: Value, writer: str, reco
             assert isinstance(new, Value)
         if former.requires_grad and (not recorder.grad or view.func is aten.detach.default):
             new = keep_gradient(recorder, former, new, view.parent)
+        elif former.requires_grad and not new.requires_grad:
+            new = zero_gradient(recorder, former, new, view.parent)
         bind(view.parent, new)
         part = view.parent
     while (view := view_of(part)) is not None:  # parents whose new values are unknown

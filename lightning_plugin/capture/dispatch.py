@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_plugin.capture.alias import view_of
 from lightning_plugin.capture.indices import MASK_DTYPES, index_to_read, index_to_write
 from lightning_plugin.capture.lazy import (
     LazyImage,
@@ -336,6 +337,18 @@ def _requires_grad_(self: LazyTensor, requires_grad: bool = True) -> LazyTensor:
     return self
 
 
+def _detach_(self: LazyTensor) -> LazyTensor:
+    if isinstance(self, LazyImage):
+        raise RecordingError("detach_() on an image would detach the tensor behind it: use detach()")
+    if view_of(self._fake) is not None:
+        raise RuntimeError("Can't detach views in-place. Use detach() instead.")
+    if computed_vector(self, self._value) is not None:
+        materialize(self).detach_()
+    elif self.requires_grad:
+        bind(self._fake, record_call(torch.ops.aten.detach.default, (self,), {})._value)
+    return self
+
+
 def materialize_rows(rows: LazyTensor, name: str, error: RecordingError) -> None:
     """Make a result with one row for each image an ordinary tensor; see [Note: rows]. Raise the error for maps."""
     session, value = rows._session.root(), rows._value
@@ -369,6 +382,8 @@ GRADIENT_HANDLERS: dict[Any, Callable[..., Any]] = {
     torch.autograd.backward: _autograd_backward,
     torch.autograd.grad: _grad,
     Tensor.requires_grad_: _requires_grad_,
+    Tensor.detach_: _detach_,
+    torch.detach_: _detach_,
     **{
         getattr(Tensor, name): _on_vector(name)
         for name in ("retain_grad", "register_hook", "register_post_accumulate_grad_hook")

@@ -24,12 +24,14 @@ from torch import Tensor
 
 from lightning_plugin.capture.alias import (
     REPLAYED_IN_PLACE,
+    UNSEEN_IN_PLACE,
     VECTOR_OPERATORS,
     WITHOUT_GRADIENT,
     OperatorCall,
     OperatorLog,
     bind_written,
     current_value,
+    differentiates,
     log_operators,
     out_of_place,
     register_storage,
@@ -52,11 +54,12 @@ from lightning_plugin.private import (
     custom_function,
     is_recomputing,
     operator_name,
+    schema,
     storage_key,
     tree_leaves,
     tree_map,
 )
-from lightning_plugin.rules.pointwise import keep_gradient, zeros
+from lightning_plugin.rules.pointwise import keep_gradient, without_gradient, zero_gradient, zeros
 from lightning_plugin.rules.table import API, ATEN
 from lightning_plugin.rules.uncut import alternatives
 
@@ -324,9 +327,10 @@ def try_record(session: Session, func: Callable[..., Any], args: Any, kwargs: di
             )
         results = targets or results
         values = recorder.barrier(func, vargs, vkwargs, results, reason, bool(targets))
+    found = values if custom else differentiated(recorder, log, before, results, values)
     for call in log.calls:
         register_views(call.func, call.args, call.kwargs, call.outs, recorder.grad)
-    for fake, value in zip(results, values, strict=True):
+    for fake, value in zip(results, found, strict=True):
         if id(fake) in before:
             bind_written(session, fake, value, recorder.name, recorder)
         else:
@@ -335,6 +339,26 @@ def try_record(session: Session, func: Callable[..., Any], args: Any, kwargs: di
     restore_gradients(recorder, targets, before)
     recorder.commit()
     return out
+
+
+def differentiated(
+    recorder: Recorder,
+    log: OperatorLog,
+    before: Mapping[int, Value],
+    results: Sequence[Tensor],
+    values: Sequence[Value],
+) -> Sequence[Value]:
+    """Return the values of a call that is one node, without gradient where PyTorch has no derivative (``histc``)."""
+    if not any(v.requires_grad for v in values) or any(schema(call.func).is_mutable for call in log.calls):
+        return list(values)
+    needs = {key: value.requires_grad for key, value in before.items()}
+    for call in log.calls:
+        found = differentiates(recorder.session, call, lambda t: needs.get(id(t), False))
+        needs.update(zip(map(id, call.outs), found, strict=True))
+    return [
+        v if needs.get(id(f), True) or not v.requires_grad else without_gradient(recorder, v)
+        for f, v in zip(results, values, strict=True)
+    ]
 
 
 def update_captured(recorder: Recorder, targets: Sequence[Tensor], before: Mapping[int, Value]) -> None:
@@ -354,11 +378,16 @@ def overwrite(tensor: Tensor, new: Sequence[Tensor]) -> None:
 
 
 def restore_gradients(recorder: Recorder, targets: Sequence[Tensor], before: Mapping[int, Value]) -> None:
-    """Keep the old gradient of tensors that were written without grad, as PyTorch does."""
+    """Keep the old gradient of tensors that were written without grad, as PyTorch does, and make that of tensors that
+    were overwritten by others without gradient one of zeros."""
     for f in targets:
-        value = binding_of(f)
-        if before[id(f)].requires_grad and not recorder.grad and isinstance(value, Value):
-            bind(f, keep_gradient(recorder, before[id(f)], value, f))
+        value, former = binding_of(f), before[id(f)]
+        if not former.requires_grad or not isinstance(value, Value):
+            continue
+        if not recorder.grad:
+            bind(f, keep_gradient(recorder, former, value, f))
+        elif not value.requires_grad:
+            bind(f, zero_gradient(recorder, former, value, f))
 
 
 def tensor_of_image(session: Session, fake: Tensor) -> Tensor | None:
@@ -458,8 +487,17 @@ def record_operator(recorder: Recorder, logged: OperatorCall) -> str | None:
     if written and made is not None and func in REPLAYED_IN_PLACE and view_of(written[0]) is None:
         Node(made.op, made.inputs, made.outputs, made.name, made.path, func, made.serial)
     register_views(func, args, kwargs, outs, recorder.grad)
+    if any(v.requires_grad for v in values):
+        need = differentiates(
+            recorder.session, OperatorCall(call, args, kwargs, logged.out), lambda t: values_of[id(t)].requires_grad
+        )
+        values = tuple(
+            v if n or not v.requires_grad else without_gradient(recorder, v) for v, n in zip(values, need, strict=True)
+        )
     for fake, value in zip(outs, values, strict=True):
         register_storage(recorder.session, fake)
+        if func in UNSEEN_IN_PLACE and recorder.grad and values_of[id(fake)].requires_grad:
+            value = keep_gradient(recorder, values_of[id(fake)], value, fake)
         if written and fake is written[0]:
             bind_written(recorder.session, fake, value, name, recorder)
         else:

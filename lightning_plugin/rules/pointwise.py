@@ -195,7 +195,7 @@ class KeepGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, new: Tensor) -> Tensor:
-        return new.detach()
+        return new.detach().to(x.dtype)
 
     @staticmethod
     @first_order
@@ -203,21 +203,52 @@ class KeepGradient(torch.autograd.Function):
         return gradient, None
 
 
+class ZeroGradient(torch.autograd.Function):
+    """Take the values of ``new``; the gradient of ``x`` is one of zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, new: Tensor) -> Tensor:
+        ctx.shape = x.shape
+        return new.detach().to(x.dtype)
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient.new_zeros(ctx.shape), None
+
+
 def keep_gradient(rec: Recorder, x: Value, new: Value, out: Tensor) -> Value:
     """Record the new value of a tensor that autograd does not see written: ``x.data = new``, a write without grad.
 
     As in PyTorch, its derivative in ``x`` is one, whatever was written.
     """
+    return written(rec, KeepGradient.apply, x, new, out)
+
+
+def zero_gradient(rec: Recorder, x: Value, new: Value, out: Tensor) -> Value:
+    """Record the new value of a tensor that was overwritten by one without gradient: that of ``x`` is zero."""
+    return written(rec, ZeroGradient.apply, x, new, out)
+
+
+def written(rec: Recorder, func: Any, x: Value, new: Value, out: Tensor) -> Value:
+    """Record ``func`` of the former and the new value of a tensor that was written to."""
     former, rec.grad = rec.grad, True
     try:
         if not x.is_map and not new.is_map:
-            return rec.vector(KeepGradient.apply, (x, new), {}, [out], name="data")[0]
-        found = pointwise(rec, KeepGradient.apply, (x, new), {}, [out])
+            return rec.vector(func, (x, new), {}, [out], name="data")[0]
+        found = pointwise(rec, func, (x, new), {}, [out])
         if found is not NotImplemented:
             return found  # type: ignore[no-any-return]
-        return rec.barrier(KeepGradient.apply, (x, new), {}, [out], "the layouts of both maps differ", False)[0]
+        return rec.barrier(func, (x, new), {}, [out], "the layouts of both maps differ", False)[0]
     finally:
         rec.grad = former
+
+
+def without_gradient(rec: Recorder, value: Value) -> Value:
+    """Record the value of a result that PyTorch does not differentiate."""
+    if not value.is_map:
+        return rec.vector(aten.detach.default, (value,), {}, [value.fake], name="detach")[0]
+    return local(rec, aten.detach.default, [value], {}, value.fake, value.space, name="detach", grad=False)
 
 
 @API.rule(KeepGradient.apply, kind="local")
@@ -227,8 +258,8 @@ def set_data(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Te
     return pointwise(rec, func, args, kwargs, outs)
 
 
-#: Operators that cut the gradient.
-NO_GRADIENT = {"detach", "sign", "round", "floor", "ceil", "trunc", "zeros_like", "ones_like", "full_like"}
+#: Operators that cut the gradient. That of ``sign`` or ``round`` is one of zeros, as in PyTorch.
+NO_GRADIENT = {"detach", "zeros_like", "ones_like", "full_like"}
 
 #: Pointwise operators that PyTorch does not tag as such.
 UNTAGGED = (

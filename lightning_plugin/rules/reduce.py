@@ -14,6 +14,7 @@ from lightning_plugin.ops import Call, accumulation_dtype
 from lightning_plugin.private import operator_name
 from lightning_plugin.rules.axes import WholeAxes, whole_axes
 from lightning_plugin.rules.channels import arguments, local_on_plain, reduced_dims
+from lightning_plugin.rules.pointwise import zero_gradient
 from lightning_plugin.rules.reductions import (
     TIES,
     ExpSum,
@@ -156,6 +157,10 @@ def moments(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Ten
 def norm(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Norms of order infinity, minus infinity and zero are decomposed; others are roots of sums of powers."""
     order = float(arguments(func, args, kwargs)["ord"])
+    if order == 0 and rec.grad and args[0].requires_grad:  # it requires grad, and gives its input none
+        count = rec.decompose(lambda x: x.ne(0).sum(*reduced_dims(func, args, kwargs)).to(outs[0].dtype), args[0])
+        leaf = rec.session.capture(torch.zeros((), dtype=outs[0].dtype, device=args[0].device, requires_grad=True))
+        return count if count is NotImplemented else zero_gradient(rec, leaf, count[0], outs[0])
     if math.isinf(order) or order == 0:
         return decomposed(rec, func, args, kwargs, outs)
     dims, keep = reduced_dims(func, args, kwargs)

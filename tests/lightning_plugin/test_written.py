@@ -132,3 +132,24 @@ def test_values_written_where_a_mask_says(name: str, how: dict[str, Any]) -> Non
     other = copy.deepcopy(net)
     x, mask = torch.randn(2, 3, 12, 14, dtype=torch.float64), torch.randn(2, 1, 12, 14) > 0
     assert_same_step(net, other, net(x, mask).sum(), TiledModule(other, **how)(x, mask).sum())
+
+
+# Operators whose in-place form has another signature ------------------------------------------------------------------
+
+POWERS: dict[str, Callable[[Tensor], Any]] = {
+    "square_": lambda y: y.square_(),
+    "pow_": lambda y: y.pow_(3),
+    "pow_ by a map": lambda y: y.abs_().pow_(torch.sigmoid(y)),
+    "float_power_": lambda y: y.float_power_(2),
+    "floor_divide_": lambda y: y.copy_(y.detach().floor_divide_(torch.full((1, 1, 1, 1), 0.3, dtype=y.dtype))),
+}
+
+
+@pytest.mark.parametrize("how", [{"tiles": (2, 3)}, {"budget": "2MiB"}], ids=["tiled", "kept"])
+@pytest.mark.parametrize("name", POWERS)
+def test_powers_in_place(name: str, how: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    net = Masked(lambda y, mask: POWERS[name](y)).double()
+    other = copy.deepcopy(net)
+    x, mask = torch.randn(2, 3, 12, 14, dtype=torch.float64), torch.zeros(())
+    assert_same_step(net, other, net(x, mask).sum(), TiledModule(other, **how)(x, mask).sum())

@@ -164,7 +164,7 @@ STEPPED: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Stepped(nn.Module):
-    """A layer before a function of ``STEPPED``, another beside it; ``said``: what the function's result says of grad."""
+    """A layer before a function of ``STEPPED``, another beside it; ``said``: what its result says of grad."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
