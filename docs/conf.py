@@ -16,12 +16,14 @@ from wsi_trainer import __version__  # noqa: E402
 project = "wsi-trainer"
 author = "The wsi-trainer contributors"
 release = __version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 exclude_patterns = ["figures", "site"]
 
 html_theme = "furo"
 html_title = "wsi-trainer"
 html_show_copyright = False
+# Outputs are shown as `text`, and have nothing to be copied.
+copybutton_selector = ", ".join(f"div.highlight-{language} pre" for language in ("sh", "python", "yaml", "powershell"))
 
 # Headings of a Markdown page can be linked to, and ```{directive}``` fences may be written with colons.
 myst_heading_anchors = 3

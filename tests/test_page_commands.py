@@ -32,6 +32,8 @@ NOT_RUN = {
     ".": "activates an environment",
     "ssh": "needs another machine",
     "napari": "is another program, with a window",
+    "sudo": "installs packages of the system, in WSL",
+    "explorer.exe": "is a program of Windows, which WSL can start",
     "export": "sets a variable of a job",
     "python": "of a script the file is looked for; `-c` makes slides, as test_tutorial does",
 }

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_plugin import Box, check
+from lightning_plugin import Box, check, make_plan
 from wsi_trainer.cli import main
 from wsi_trainer.errors import SlideError
 from wsi_trainer.slide import Slide, formats
@@ -73,12 +73,24 @@ def test_the_page_on_huge_images_trains_on_a_scene_and_on_a_volume(
     assert (names["found"][:] == whole).mean() > 0.9999  # scores that tie in float32 may fall either way
 
 
-def test_the_snippet_of_the_readme_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_snippet_of_the_readme_trains_and_prints_the_lines_below_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.chdir(tmp_path)  # Lightning writes its logs where it is run
     torch.manual_seed(0)
     names: dict[str, Any] = {"__name__": "readme"}
-    exec(code_of(PAGES.parents[1] / "README.md"), names)
+    readme = PAGES.parents[1] / "README.md"
+    exec(code_of(readme), names)
     trainer = names["trainer"]
     assert trainer.global_step == 1
     gradients = [p.grad for p in trainer.lightning_module.parameters()]
     assert all(g is not None and g.isfinite().all() and g.any() for g in gradients if g.dim() > 1)
+    # What it prints, but for the time of a step, which is the machine's.
+    (shown,) = re.findall(r"```text\n(train: .*?)```", readme.read_text(encoding="utf-8"), re.DOTALL)
+    lines = [re.sub(r"; [\d.]+ m?s a step", "", line) for text in (shown, caplog.text) for line in text.splitlines()]
+    count = len(shown.splitlines())
+    assert not [line for line in lines[:count] if not any(said.endswith(line) for said in lines[count:])]
+    shape = tuple(names["image"].shape)
+    kept = make_plan(trainer.lightning_module.net, shape, budget="4GiB", device="cpu")
+    assert f"plain PyTorch's step is {round(kept.peak_bytes / MiB)} MiB" in readme.read_text().replace("\n", " ")
+    assert [segment.keep for segment in kept.segments] == [True]
