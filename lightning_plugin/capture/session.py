@@ -184,15 +184,19 @@ class Session:
     def drop_unreachable(self) -> None:
         """Make the computed lazy tensors ordinary ones. Drop nodes, results and bindings that no lazy tensor and no
         effect depends on."""
+        given: set[Value] = set()
         for t in self.alive:
             value = binding_of(t._fake)
             if isinstance(value, Value) and value in self.vectors:
                 self.replace(t, self.vectors[value])
+                given.add(value)
         fakes = {id(t._fake): t._fake for t in self.alive}
         values = [value for fake in fakes.values() if isinstance(value := binding_of(fake), Value)]
         needed = ancestors([*values, *(v for e in self.effects for v in e.values)], self.vectors)
         reached = {*values, *(v for node in needed for v in (*node.inputs, *node.outputs))}
-        self.vectors = {v: t for v, t in self.vectors.items() if v in reached}
+        with torch.inference_mode(False), torch.enable_grad():  # the user may write to what recorded nodes will read
+            copies = {v: self.vectors[v].clone() for v in given & reached}
+        self.vectors = {v: copies.get(v, t) for v, t in self.vectors.items() if v in reached}
         self.bindings = self.bindings.restrict(reached)
         behind = {v for node in ancestors(values) for v in node.outputs} if self.recomputed_effects else ()
         self.recomputed_effects = [e for e in self.recomputed_effects if e.values[0] in behind]

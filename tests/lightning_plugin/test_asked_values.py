@@ -123,6 +123,36 @@ def freed_between(module: nn.Module, x: Tensor) -> None:
     loss_of(y).backward()
 
 
+class Written(nn.Module):
+    """Writes to a small result whose value was asked for, after a map was computed from it."""
+
+    def __init__(self, grad: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.grad = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1), grad
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        with torch.set_grad_enabled(self.grad):
+            level = y.mean((2, 3))
+        y = self.second(y) + level[:, :, None, None]
+        float(level.detach().sum())
+        level.mul_(3)
+        return y.mean((2, 3)) + level
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("options", list(OPTIONS))
+def test_a_result_written_to_after_its_value_was_asked_for(options: str, grad: bool) -> None:
+    torch.manual_seed(0)
+    plain = Written(grad).double()
+    tiled = copy.deepcopy(plain)
+    expected, found = plain(images()), TiledModule(tiled, **OPTIONS[options])(images())
+    assert difference(found, expected) < TOLERANCE
+    expected.square().sum().backward()
+    found.square().sum().backward()
+    assert_same(tiled, plain)
+
+
 @pytest.mark.parametrize("lazy", [False, True], ids=["a tensor", "a lazy image"])
 @pytest.mark.parametrize("options", list(OPTIONS))
 @pytest.mark.parametrize(
