@@ -138,6 +138,7 @@ class Engine:
         if self.listener is not None:
             self.listener.on_plan_run(plan, recording, 1 if self.planner.team is None else self.planner.team.size)
         previous, self.plan = self.plan, plan
+        self.library.runs += 1
         device = images[0].device if images else torch.device("cpu")
         if self.ledger is None or self.ledger.device != device:
             self.ledger = Ledger(device)

@@ -22,8 +22,8 @@ from lightning_plugin.program.tape import Tape
 
 #: Boxes that a tile owns, one for each target.
 Owned = tuple[Box, ...]
-#: Most instructions and boxes in a library: some tens of megabytes.
-MAX_STEPS = 100_000
+#: Instructions and boxes above which a library evicts findings: a hundred megabytes at most.
+MAX_STEPS = 20_000
 #: The size of a library is checked after this many insertions for each of its entries, since a check visits all.
 CHECK_EVERY = 8
 #: Most tiles of a program that are cached.
@@ -49,6 +49,7 @@ class Findings:
         tapes: Tape of each kind.
         compiled: Compiled tapes.
         pass_bytes: Bytes that each pass over the tiles allocates at its peak; see [Note: watched] in `ledger`.
+        last_run: The library's number of the last run that used them.
     """
 
     lasting: bool = False
@@ -58,6 +59,7 @@ class Findings:
     tapes: dict[Hashable, Tape] = field(default_factory=dict)
     compiled: CompiledTapes = field(default_factory=CompiledTapes)
     pass_bytes: dict[Hashable, int] = field(default_factory=dict)
+    last_run: int = 0
 
     def all_owned(self, program: Program, grid: Grid) -> Sequence[Owned] | Iterator[Owned]:
         """Return the boxes that each tile owns, one for each target."""
@@ -124,10 +126,16 @@ def relative_place(held: Box | None, wanted: Box) -> Hashable:
 
 
 class Library:
-    """Cache of findings, least recently used ones evicted first."""
+    """Cache of findings, least recently used ones evicted first; those of this run and the last one stay.
+
+    Attributes:
+        findings: Findings by program, grid and direction.
+        runs: Number of runs of plans so far.
+    """
 
     def __init__(self) -> None:
         self.findings: OrderedDict[Hashable, Findings] = OrderedDict()
+        self.runs = 0
         self._new = 0
 
     def __reduce__(self) -> tuple[type[Library], tuple[()]]:
@@ -144,15 +152,16 @@ class Library:
             found = self.findings[key] = Findings(lasting=True)
         else:
             self.findings.move_to_end(key)
+        found.last_run = self.runs
         return found
 
     def evict(self) -> None:
-        """Evict the least recently used findings above `MAX_STEPS`."""
+        """Evict the least recently used findings above `MAX_STEPS`, unless a step as large as the last needs them."""
         self._new += 1
         if self._new * CHECK_EVERY < len(self.findings):
             return
         self._new = 0
         size = sum(found.size for found in self.findings.values())
-        while size > MAX_STEPS:
+        while size > MAX_STEPS and next(iter(self.findings.values())).last_run < self.runs - 1:
             _, evicted = self.findings.popitem(last=False)
             size -= evicted.size
