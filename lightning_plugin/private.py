@@ -29,6 +29,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     torch_decomp_decompositions,
 )
+from torch._subclasses.fake_tensor import UnsupportedOperatorException as UnsupportedOperatorException
 from torch.autograd.forward_ad import unpack_dual
 from torch.autograd.function import _SingleLevelFunction
 from torch.nn.modules._functions import BackwardHookFunction
@@ -59,8 +60,8 @@ __all__ = [
     "without_modes",
 ]
 
-#: Errors of a call on fake tensors whose result depends on data.
-NEEDS_DATA = (DynamicOutputShapeException, DataDependentOutputException)
+#: Errors of a call on fake tensors whose result depends on data, or is a nested tensor.
+NEEDS_DATA = (DynamicOutputShapeException, DataDependentOutputException, UnsupportedOperatorException)
 
 #: Context manager in which calls on tensor subclasses skip ``__torch_function__``.
 without_torch_function = torch._C.DisableTorchFunctionSubclass
@@ -573,14 +574,27 @@ def _applied(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> A
     return super(_SingleLevelFunction, cls).apply(*args, **kwargs)  # type: ignore[misc]
 
 
-def override_custom_functions(kind: type[Tensor]) -> None:
-    """Send calls of custom autograd functions on a tensor subclass to its ``__torch_function__``.
+_call_scripted = torch.jit.ScriptFunction.__call__
+
+
+def _called(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a scripted or traced function; on tensor subclasses that override it, the Python function that it was made
+    of, as `torch.compile` does: TorchScript's interpreter knows no ``__torch_function__``."""
+    if any(isinstance(a, tuple(_overriding)) for a in tree_leaves((args, kwargs))):
+        return function._torchdynamo_inline(*args, **kwargs)
+    return _call_scripted(function, *args, **kwargs)
+
+
+def override_functions(kind: type[Tensor]) -> None:
+    """Send calls of custom autograd functions on a tensor subclass to its ``__torch_function__``, and have scripted
+    functions run as Python.
 
     `Function.apply` stays as it is, since modules keep it (``relu = ReLU.apply``) before any tensor is made: the
     function is put behind it, where it calls that of the class above.
     """
     _overriding.add(kind)
     _SingleLevelFunction.apply = classmethod(_applied)  # type: ignore[attr-defined]
+    torch.jit.ScriptFunction.__call__ = _called  # type: ignore[assignment]
 
 
 def custom_function(func: Any) -> type[torch.autograd.Function] | None:

@@ -220,10 +220,22 @@ def _permute_back(parent: Tensor, part: Tensor, dims: Sequence[int]) -> Tensor:
     return part.permute([order.index(d) for d in range(len(order))])
 
 
+def _scatter(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return the function that puts a slice into its parent; for complex tensors, PyTorch's has no derivative."""
+
+    def put(parent: Tensor, part: Tensor, dim: int = 0, *args: Any) -> Tensor:
+        if not parent.is_complex():
+            return function(parent, part, dim, *args)
+        real, part = (torch.view_as_real(t.resolve_conj()) for t in (parent, part))
+        return torch.view_as_complex(function(real, part, dim % parent.dim(), *args))
+
+    return put
+
+
 #: For each operator that makes views, the function that puts a new part into the parent.
 VIEW_UPDATES: dict[Any, Callable[..., Tensor]] = {
-    aten.slice.Tensor: torch.slice_scatter,
-    aten.select.int: torch.select_scatter,
+    aten.slice.Tensor: _scatter(torch.slice_scatter),
+    aten.select.int: _scatter(torch.select_scatter),
     aten.diagonal.default: torch.diagonal_scatter,
     aten.permute.default: _permute_back,
     aten.transpose.int: lambda parent, part, a, b: part.transpose(a, b),

@@ -36,6 +36,7 @@ from lightning_plugin.private import (
     BackwardHookFunction,
     BatchNormBase,
     CheckpointFunction,
+    UnsupportedOperatorException,
     Version,
     fsdp_state,
     make_dual,
@@ -111,7 +112,7 @@ def record_call(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> 
         args, kwargs = tree_map(materialize, (args, kwargs))
         return func(*args, **kwargs)
     run_awaited_updates((args, kwargs), session)
-    owners: dict[int, LazyTensor] = {}
+    owners: dict[int, Tensor] = {}
 
     def to_fake(a: Any) -> Any:
         if not isinstance(a, Tensor):
@@ -119,13 +120,14 @@ def record_call(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> 
         if isinstance(a, LazyTensor):
             owners[id(a._fake)] = a
             return a._fake
+        if a.is_nested:  # its rows have sizes of their own, which no fake tensor has
+            raise UnsupportedOperatorException(func)  # type: ignore[arg-type]
         fake = session.capture(a).fake
-        captured[id(fake)] = a
+        owners[id(fake)] = a
         return fake
 
-    captured: dict[int, Tensor] = {}
-    fake_args, fake_kwargs = tree_map(to_fake, (args, kwargs))
     try:
+        fake_args, fake_kwargs = tree_map(to_fake, (args, kwargs))
         out = record(session, func, fake_args, fake_kwargs)
     except NEEDS_DATA:
         return call_materialized(func, args, kwargs)
@@ -137,8 +139,6 @@ def record_call(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> 
             return o
         if id(o) in owners:
             return owners[id(o)]
-        if id(o) in captured:
-            return captured[id(o)]
         return lazy_result(o, session)
 
     return tree_map(to_lazy, out)

@@ -34,7 +34,7 @@ from lightning_plugin.ops import Autocast, has_gradients
 from lightning_plugin.private import (
     collate_by,
     has_compiler,
-    override_custom_functions,
+    override_functions,
     tree_leaves,
     tree_map,
     without_storage,
@@ -122,7 +122,7 @@ class LazyImage(LazyTensor):
         if not isinstance(source, TileSource):
             raise TypeError(f"an image is a tensor or a TileSource, not {type(source).__name__}: subclass TileSource")
         collate_by(cls, collate_images)
-        override_custom_functions(LazyTensor)
+        override_functions(LazyTensor)
         shape = tuple(source.shape)
         if len(shape) < 3:
             raise ValueError(f"an image is (N, C, *spatial) with at least one spatial axis, got shape {shape}")

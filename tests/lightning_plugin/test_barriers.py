@@ -1,13 +1,15 @@
 """Operators without a rule: run whole and exact where they fit, refused by name where they do not."""
 
+import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from lightning_plugin import BarrierError, BudgetError, TiledModule, make_plan
-from tests.exactness import assert_exact
+from tests.exactness import assert_exact, assert_same_step
 
 
 class Median(nn.Module):
@@ -102,3 +104,39 @@ def test_an_operator_without_a_rule_is_tiled_as_those_that_pytorch_decomposes_it
     module = Decomposed(DECOMPOSED[name])
     assert not make_plan(module, (1, 3, 256, 256), budget="64MiB").barriers
     assert_exact(module, (2, 3, 37, 41))
+
+
+def packed(layout: torch.layout) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a function that packs rows of two lengths, as sequences are packed for attention."""
+
+    def run(rows: torch.Tensor) -> torch.Tensor:
+        nested = torch.nested.as_nested_tensor([rows[0, :20], rows[0, 20:50]], layout=layout)
+        return (nested * 2).to_padded_tensor(0.0)
+
+    return run
+
+
+def by_offsets(rows: torch.Tensor) -> torch.Tensor:
+    offsets = torch.tensor([0, 20, len(rows[0])])
+    return (torch.nested.nested_tensor_from_jagged(rows[0], offsets).sin() * 2).values()
+
+
+NESTED = {"jagged": packed(torch.jagged), "strided": packed(torch.strided), "by offsets": by_offsets}
+
+
+class Nested(nn.Module):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.conv, self.name = nn.Conv2d(3, 4, 3, 2, 1), name
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return NESTED[self.name](self.conv(x).flatten(2).transpose(1, 2)).sum(0)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("way", [{"tiles": 2}, {"budget": "2MiB"}], ids=str)
+@pytest.mark.parametrize("name", NESTED)
+def test_nested_tensors_are_made_of_maps_that_are_held_whole(name: str, way: dict[str, Any]) -> None:
+    net = Nested(name).double()
+    twin, x = copy.deepcopy(net), torch.randn(1, 3, 32, 32, dtype=torch.float64)
+    assert_same_step(net, twin, net(x).square().sum(), TiledModule(twin, **way)(x).square().sum())

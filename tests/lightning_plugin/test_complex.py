@@ -91,6 +91,22 @@ def norms(what: str) -> Callable[[Tensor, Complex], Any]:
     return lambda z, net: [torch.linalg.vector_norm(z, order, dims, keep) for order in ORDERS]
 
 
+def modes(spectrum: Tensor, size: tuple[int, ...]) -> Tensor:
+    """The low frequencies, as Fourier neural operators keep them."""
+    kept = torch.zeros_like(spectrum)
+    kept[:, :, :3, :4] = spectrum[:, :, :3, :4] * (1 - 0.5j)
+    kept[:, :, -3:, :4] = spectrum[:, :, -3:, :4] * 2
+    return torch.fft.irfft2(kept, s=size)
+
+
+def slices_written(z: Tensor, net: Complex) -> Tensor:
+    z = z * 1
+    z[:, 1] = z[:, 0] * 1j
+    z.select(-1, 2).mul_(0.5)
+    z[..., 4:] *= 2
+    return z
+
+
 OTHERS: dict[str, Callable[[Tensor, Complex], Any]] = {
     "norm": lambda z, net: z.norm(),
     "normalize": lambda z, net: F.normalize(z.flatten(2), dim=-1),
@@ -115,7 +131,9 @@ OTHERS: dict[str, Callable[[Tensor, Complex], Any]] = {
     "circular": lambda z, net: F.pad(z, (1, 1, 1, 1), mode="circular"),
     "l1": lambda z, net: F.l1_loss(z, torch.zeros_like(z)),
     "fft": lambda z, net: torch.fft.ifft2(torch.fft.fft2(z) * (1 + 1j)).mean(SPACE),
+    "modes of a spectrum": lambda z, net: modes(torch.fft.rfft2(z.real), z.shape[-2:]),
     "in place": scaled_in_place,
+    "slices in place": slices_written,
     "a part in place": imaginary_part_written,
     "a conjugate in place": conjugate_written,
 }

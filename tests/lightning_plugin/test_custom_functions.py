@@ -1,4 +1,5 @@
-"""Custom autograd functions of the user's: run whole, or on tiles where they are declared elementwise."""
+"""Functions of the user's: custom autograd functions run whole, or on tiles if they are declared elementwise;
+scripted ones run as the Python functions that they were made of."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_plugin import BarrierError, LazyImage, TiledModule, check, elementwise
-from tests.exactness import TOLERANCE, difference
+from lightning_plugin import BarrierError, LazyImage, TiledModule, check, elementwise, make_plan
+from tests.exactness import TOLERANCE, assert_exact, difference
 from tests.zoo import fill
 
 
@@ -183,3 +184,45 @@ def test_a_declared_function_runs_under_autocast_as_in_pytorch() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert TiledModule(model, tiles=2)(x).dtype == model(x).dtype
     assert check(model, x).exact
+
+
+# Functions of TorchScript --------------------------------------------------------------------------------------------
+
+
+@torch.jit.script
+def leaky(x: Tensor, slope: float = 0.1) -> Tensor:
+    if x.dim() > 2:
+        return torch.where(x > 0, x, x * slope)
+    return x.tanh()
+
+
+@torch.jit.script
+def both(x: Tensor) -> tuple[Tensor, Tensor]:
+    return leaky(x, 0.3), x.mean((2, 3))
+
+
+SCRIPTED: dict[str, Callable[[Tensor], Tensor]] = {
+    "scripted": leaky,
+    "a number by name": lambda y: leaky(y, slope=0.4),
+    "of a vector": lambda y: leaky(y.mean((2, 3))),
+    "two results": lambda y: both(y)[0] * both(y)[1][..., None, None],
+    "traced": torch.jit.trace(lambda y: y.sigmoid() * y, torch.randn(1, 4, 8, 8)),
+}
+
+
+class WithScripted(nn.Module):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.conv, self.name = nn.Conv2d(3, 4, 3, padding=1), name
+
+    def forward(self, x: Tensor) -> Tensor:
+        return SCRIPTED[self.name](self.conv(x))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+@pytest.mark.parametrize("name", SCRIPTED)
+def test_scripted_functions_are_tiled(name: str) -> None:
+    assert_exact(WithScripted(name), (1, 3, 32, 30))
+    assert not make_plan(WithScripted(name), (1, 3, 32, 30), budget="64MiB").barriers
+    x = torch.randn(2, 4, 8, 8)
+    torch.testing.assert_close(leaky(x), torch.where(x > 0, x, x * 0.1))  # ordinary tensors are TorchScript's

@@ -400,7 +400,7 @@ def test_a_tensor_answers_calls_of_custom_functions() -> None:
     assert x.grad is not None and x.grad.tolist() == [5, 5]
     assert Twice.apply == Twice.apply and private.custom_function(torch.add) is None
     kept = Twice.apply
-    private.override_custom_functions(Answers)
+    private.override_functions(Answers)
     try:
         for apply in (Twice.apply, kept):
             assert apply(x.detach().as_subclass(Answers), 2) == (Twice, (2,), {})
