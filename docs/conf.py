@@ -4,6 +4,7 @@ import re
 import sys
 from pathlib import Path
 
+from docutils import nodes
 from sphinx.application import Sphinx
 
 HERE = Path(__file__).resolve().parent
@@ -21,6 +22,8 @@ exclude_patterns = ["figures", "site"]
 
 html_theme = "furo"
 html_title = "wsi-trainer"
+html_static_path = ["style"]
+html_css_files = ["tables.css"]
 html_show_copyright = False
 # Outputs are shown as `text`, and have nothing to be copied.
 copybutton_selector = ", ".join(f"div.highlight-{language} pre" for language in ("sh", "python", "yaml", "powershell"))
@@ -49,8 +52,17 @@ def setup(app: Sphinx) -> None:
     """Write the pages that are made, of the reference and of notebooks, before Sphinx looks for pages."""
     app.connect("builder-inited", lambda built: write_reference(HERE / "reference"))
     app.connect("builder-inited", lambda built: write_notebooks(HERE / "notebooks"))
+    app.connect("doctree-read", keep_units)
     app.connect("autodoc-process-docstring", separate_plurals)
     app.connect("autodoc-process-docstring", keep_colons, priority=400)  # before Napoleon, which has 500
+
+
+def keep_units(app: Sphinx, page: nodes.document) -> None:
+    """Keep a number and its unit on one line, as in 1.7 GiB."""
+    for text in list(page.findall(nodes.Text)):
+        kept = re.sub(r"(?<=\d) (?=([KMGT]i)?B\b|(ms|s|min|h|M|px|µm|%)(?!\w))", "\N{NO-BREAK SPACE}", text)
+        if kept != text and not isinstance(text.parent, nodes.literal | nodes.literal_block):
+            text.parent.replace(text, nodes.Text(kept))
 
 
 def separate_plurals(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:

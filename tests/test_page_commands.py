@@ -246,3 +246,14 @@ def test_every_link_leads_to_something_in_the_repository() -> None:
             if not path.exists() or (anchor and anchor not in anchors(path)):
                 wrong.append(f"{page.relative_to(ROOT)}: {target}")
     assert not wrong
+
+
+def test_tables_fit_a_window_of_1280_pixels() -> None:
+    """Ten columns of numbers fit, which the pages built with `docs/style/tables.css` show; more are cut off."""
+    wide = [
+        f"{page.relative_to(ROOT)}: {line}"
+        for page in PAGES
+        for line in re.findall(r"^\|.*\n(?=\|[ :|-]+\|$)", page.read_text(encoding="utf-8"), re.MULTILINE)
+        if line.count("|") > 11
+    ]
+    assert not wide

@@ -1,7 +1,7 @@
 """Published and common ways to train on large images beside ours: time, the process's memory, and exactness.
 
     python -m benchmarks.peers                    # some minutes, small sizes
-    python -m benchmarks.peers --set full         # hours: the sizes of the comparisons on docs/speed.md
+    python -m benchmarks.peers --set full         # hours: the sizes of the comparisons on docs/speed/other-ways.md
     python -m benchmarks.peers --list             # what is there, and what is left to do
 
 Each run is a process of its own, on one thread: one step that counts for memory only, and one that is timed. The ways

@@ -77,14 +77,14 @@ def segments(axis: Axes) -> None:
     box(axis, 0.2, "segment", "tile by tile", FORWARD)
     box(axis, 3.8, "segment", "tile by tile", FORWARD)
     box(axis, 7.8, "head, loss", "as usual", INK)
-    for left, right, label in ((2.4, 3.8, "boundary"), (6.0, 7.8, "reduced vectors:\npools, statistics")):
+    for left, right, label in ((2.4, 3.8, "boundary"), (6.0, 7.8, "sums kept:\npools, statistics")):
         arrow(axis, (left, 4.1), (right, 4.1), FORWARD)
         arrow(axis, (right, 3.3), (left, 3.3), BACKWARD)
         axis.text((left + right) / 2, 4.75, label, ha="center", va="bottom", fontsize=9.5, color=FORWARD)
-        axis.text((left + right) / 2, 2.75, "cotangents", ha="center", va="top", fontsize=9.5, color=BACKWARD)
+        axis.text((left + right) / 2, 2.75, "gradients", ha="center", va="top", fontsize=9.5, color=BACKWARD)
     notes = (
         (FORWARD, "forward: every tile once; activations inside a segment are dropped"),
-        (BACKWARD, "backward: recompute a tile, pull back its cotangents, add up the gradients"),
+        (BACKWARD, "backward: recompute a tile, then its gradient; add up the gradients of all tiles"),
         (INK, "the sums are those of plain PyTorch, so output and gradients are too"),
     )
     for row, (colour, text) in enumerate(notes):
