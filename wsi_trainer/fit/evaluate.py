@@ -22,7 +22,7 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.fit.callbacks import FailureLog
 from wsi_trainer.fit.config import limits_imports, open_run, run_parser
 from wsi_trainer.fit.run import LESIONS, Run
-from wsi_trainer.fit.trainer import Bar, at_work, image_of, logged_to, make_trainer, quiet
+from wsi_trainer.fit.trainer import Bar, at_work, image_of, logged_to, make_trainer
 from wsi_trainer.io.display import say
 from wsi_trainer.io.files import write_json
 from wsi_trainer.io.tables import write_table
@@ -209,15 +209,6 @@ def predict_records(run: Run, records: Sequence[SlideRecord]) -> dict[str, np.nd
     with at_work(run.path), logged_to(run.log):
         trainer = evaluator(run, True, failure_log(run))
         return read_outputs(trainer.predict(run.loaded.model, dataloaders=in_order(slides, run.loaded.data.workers)))
-
-
-def predict_slide(run: Run, record: SlideRecord) -> np.ndarray:
-    """The output of one slide, for use from Python: nothing is written, and signals stay the caller's."""
-    with quiet():
-        trainer = evaluator(run, False, [])
-        outputs = trainer.predict(run.loaded.model, dataloaders=in_order(unlabelled(run, [record]), 0))
-    (said,) = read_outputs(outputs).values()
-    return said
 
 
 def unlabelled(run: Run, records: Sequence[SlideRecord]) -> SlideDataset:

@@ -34,11 +34,11 @@ from wsi_trainer.slide.names import same_path, same_patient, slide_name
 from wsi_trainer.slide.slide import Slide
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import nn
 
     from wsi_trainer.data.dataset import DataConfig
     from wsi_trainer.fit.config import Loaded
+    from wsi_trainer.fit.predictor import Predictor
 
 MIXED = 1.1
 """Largest ratio between pixels of slides that are taken for one resolution."""
@@ -558,6 +558,12 @@ class Run:
         loaded: Loaded = _of_models("config").load(self)
         return loaded
 
+    @cached_property
+    def predictor(self) -> Predictor:
+        """The model on its device, with one engine for all slides."""
+        predictor: Predictor = _of_models("predictor").Predictor(self)
+        return predictor
+
     @property
     def encoder(self) -> nn.Module:
         """The trained backbone, or the network within it that encodes patches, in evaluation mode."""
@@ -578,9 +584,7 @@ class Run:
         Raises:
             SlideError: The slide cannot be read, whatever `data.on_error` says.
         """
-        (record,) = self.as_seen([self.record_of(Path(slide), Path(slide).name)])
-        said: np.ndarray = _of_models("evaluate").predict_slide(self, record)
-        return dict(zip(self.loaded.model.task.names, map(float, said)))
+        return self.predictor.predict(slide).to_dict()
 
 
 def _of_split(folder: Path, split: str) -> Path:

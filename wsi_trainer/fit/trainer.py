@@ -50,10 +50,7 @@ def make_trainer(
         budget = None if config.budget == AUTO else config.budget
         try:
             strategy = SFTStrategy if devices == 1 else SFTDDPStrategy
-            options["strategy"] = strategy(
-                budget=budget, halo=config.halo, splits=config.split_grid, split_depth=config.split_depth,
-                wobble=config.split_jitter, compile=config.compile, trim=config.trim,
-            )  # fmt: skip
+            options["strategy"] = strategy(budget=budget, **engine_options(config))
         except (ValueError, OverflowError) as error:
             raise UserError(f"train.budget: {error}") from error
         options["inference_mode"] = False  # tiles are computed by autograd functions, which refuse its tensors
@@ -79,6 +76,14 @@ def make_trainer(
         )
     except (ValueError, MisconfigurationException) as error:  # of accelerator, devices and precision: Lightning's own
         raise UserError(f"train: {' '.join(str(error).split())}") from error
+
+
+def engine_options(config: TrainConfig) -> dict[str, Any]:
+    """The options of the engine beside the budget."""
+    return {
+        "halo": config.halo, "splits": config.split_grid, "split_depth": config.split_depth,
+        "wobble": config.split_jitter, "compile": config.compile, "trim": config.trim,
+    }  # fmt: skip
 
 
 class Bar(RichProgressBar):

@@ -312,7 +312,7 @@ class SlideModel(pl.LightningModule):
         """The loss, the target and the prediction of a slide."""
         raise NotImplementedError
 
-    def _predicted(self, batch: SlideBatch) -> Tensor:
+    def predicted(self, batch: SlideBatch) -> Tensor:
         """The prediction of a slide."""
         raise NotImplementedError
 
@@ -449,7 +449,7 @@ class SlideModel(pl.LightningModule):
     def predict_step(self, batch: SlideBatch, batch_idx: int) -> tuple[str, Tensor | None]:
         """The slide's name and prediction; None where it cannot be read and the run goes on without it."""
         try:
-            return batch["slide"], self._predicted(batch)
+            return batch["slide"], self.predicted(batch)
         except SlideError as error:
             self._failed(batch, error)
             return batch["slide"], None
@@ -552,7 +552,7 @@ class SlideClassifier(SlideModel):
         logits = self._logits(batch)
         return self.task.loss(logits, batch["label"]), batch["label"], self.task.predict(logits.float())
 
-    def _predicted(self, batch: SlideBatch) -> Tensor:
+    def predicted(self, batch: SlideBatch) -> Tensor:
         return self.task.predict(self._logits(batch).float())
 
 
@@ -623,7 +623,7 @@ class SlideSegmenter(SlideModel):
         target = loss.new_zeros(1) if of_slide is None else batch["auxiliary"]
         return loss + self._auxiliary_loss(of_slide, batch), target, self._joined(materialize(areas), of_slide)
 
-    def _predicted(self, batch: SlideBatch) -> Tensor:
+    def predicted(self, batch: SlideBatch) -> Tensor:
         """The areas of pixels, or shares where no class of them is known, and the slide's prediction."""
         logits, vector = self._recorded(batch)
         known = batch["label"].ndim == logits.ndim

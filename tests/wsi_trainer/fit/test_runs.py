@@ -12,6 +12,8 @@ from typing import NoReturn
 import pytest
 import torch
 
+from lightning_plugin import Plan
+from lightning_plugin.plans import Planner
 from tests.wsi_trainer.small import QUICK, VGG, rows
 from wsi_trainer.cli import main
 from wsi_trainer.errors import SlideError, UserError
@@ -225,7 +227,7 @@ def test_a_run_from_python(cohort: Path) -> None:
     said = run.predict(kept[0].path)
     row = read_predictions(run.predictions("test"))
     assert list(said) == ["probability_0", "probability_1"]
-    assert said["probability_1"] == pytest.approx(row.probabilities[list(row.slides).index(kept[0].slide), 1], abs=1e-6)
+    assert said["probability_1"] == row.probabilities[list(row.slides).index(kept[0].slide), 1]
     assert run.scores["test"]["slides"] == len(kept)
     assert run.encoder is run.loaded.model.backbone
     assert not any(module.training for module in run.loaded.model.modules())
@@ -253,6 +255,37 @@ def test_a_run_that_may_only_be_read_predicts_from_python_and_says_nothing(
             with pytest.raises(SlideError, match=name):
                 run.predict(tmp_path / name)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    "key", ["budget=null", "budget=64MiB", "budget=1MiB", "precision=64-true", "precision=bf16-mixed"]
+)
+def test_a_predictor_gives_the_numbers_of_the_commands_with_one_engine_and_no_trainer(
+    moved: Path, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = moved / "runs" / "first"
+    assert main(["test", str(folder), "--overwrite", f"--train.{key}"]) == 0
+    tested = read_predictions(Run(folder).predictions("test"))
+    monkeypatch.setattr("pytorch_lightning.Trainer.__init__", forbidden)
+    plans: list[Plan] = []
+    make = Planner.make
+    monkeypatch.setattr(Planner, "make", lambda *words: plans.append(make(*words)) or plans[-1])
+    run = Run.open(folder, overrides=(f"--train.{key}",))
+    for _ in range(2):
+        slides = [record for record in run.kept() if record.split == "test"]
+        predictions = [run.predictor.predict(record.path) for record in slides]
+        assert len(plans) == ("null" not in key), "slides of one size have one plan"
+        for prediction, row in zip(predictions, tested.probabilities, strict=True):
+            assert prediction.names == ("probability_0", "probability_1")
+            assert prediction.values.tolist() == row.tolist()
+    assert not run.loaded.model.training and torch.get_default_dtype() == torch.float32
+
+
+def test_a_predictor_refuses_a_device_and_a_precision_that_are_not_there(cohort: Path) -> None:
+    for key, said in (("accelerator=cuda", "there is no such device"), ("precision=8-true", "a prediction needs")):
+        if key != "accelerator=cuda" or not torch.cuda.is_available():
+            with pytest.raises(UserError, match=said):
+                _ = Run.open(cohort / "runs" / "first", overrides=(f"--train.{key}",)).predictor
 
 
 def forbidden(*_: object, **__: object) -> NoReturn:
