@@ -32,6 +32,7 @@ from torch._subclasses.fake_tensor import (
 from torch._subclasses.fake_tensor import UnsupportedOperatorException as UnsupportedOperatorException
 from torch.autograd.forward_ad import unpack_dual
 from torch.autograd.function import _SingleLevelFunction
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 from torch.nn.modules._functions import BackwardHookFunction
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNormBase
 from torch.nn.modules.dropout import _DropoutNd as DropoutBase
@@ -473,11 +474,13 @@ def refuse_batched(gradients: Iterable[Any]) -> None:
 
 
 def refuse_export() -> None:
-    """Refuse to run while a graph is exported."""
-    if torch._C._is_tracing() or torch.compiler.is_exporting():
+    """Refuse to run while a graph is exported: it would have the tiles of one image, or none."""
+    by_proxies = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+    if by_proxies or torch._C._is_tracing() or torch.compiler.is_exporting() or is_fx_symbolic_tracing():
         raise RecordingError(
-            "torch.jit.trace, torch.onnx or torch.export met a TiledModule, whose tiles depend on the size of each "
-            "image and on the budget. Export the module within it: tiled.module, which has the same parameters."
+            "torch.jit.trace, torch.fx, make_fx, torch.onnx or torch.export met a TiledModule, whose tiles depend on "
+            "the size of each image and on the budget. Export the module within it: tiled.module, which has the same "
+            "parameters."
         )
 
 

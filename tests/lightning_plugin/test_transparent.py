@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.optim.swa_utils import AveragedModel
 
 from lightning_plugin import RecordingError, TiledModule
@@ -210,6 +211,8 @@ EXPORTS: dict[str, Callable[[nn.Module], Any]] = {
     "torch.jit.script": torch.jit.script,
     "torch.jit.trace": lambda net: torch.jit.trace(net, X),
     "torch.export": lambda net: torch.export.export(net, (X,)),
+    "torch.fx": torch.fx.symbolic_trace,
+    "make_fx": lambda net: make_fx(net)(X),
 }
 
 
