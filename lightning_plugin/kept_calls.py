@@ -120,7 +120,7 @@ class KeptCalls:
         call.runs += 1
         ledger = self.engine.ledger
         assert ledger is not None
-        if not ledger.calls:
+        if ledger.uses_allocator and not ledger.calls:
             ledger.begin()
         with running():
             out = self.module(*args, **kwargs)

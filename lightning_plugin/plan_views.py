@@ -205,7 +205,7 @@ def columns(headings: tuple[str, ...], body: list[tuple[str, ...]]) -> list[str]
     return [line(headings), "-" * (sum(widths) + 2 * len(widths) - 2), *map(line, body)]
 
 
-#: What the times of a sweep are.
+#: Note on the times of a sweep.
 PREDICTED = (
     "Times are predicted by the device's rates: arithmetic, memory, transfers and the start of each operator. They "
     "rank plans; the engine's own work on the host, which is most of a short step, is not in them."

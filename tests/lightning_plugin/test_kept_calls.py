@@ -79,7 +79,7 @@ def assert_same(tiled: nn.Module, plain: nn.Module) -> None:
 def test_the_second_call_is_plain_pytorch(mode: str, recorded: list[str]) -> None:
     plain = network().train(mode == "train")
     twin = copy.deepcopy(plain)
-    tiled = TiledModule(twin, budget=ROOMY)
+    tiled, peaks = TiledModule(twin, budget=ROOMY), []
     for seed in range(3):
         with torch.set_grad_enabled(mode != "no_grad"):
             recorded.clear()
@@ -90,6 +90,8 @@ def test_the_second_call_is_plain_pytorch(mode: str, recorded: list[str]) -> Non
         if mode != "no_grad":
             expected.square().sum().backward()
             found.square().sum().backward()
+        peaks.append(tiled.peak_bytes)
+    assert peaks[0] > 10_000 and len(set(peaks)) == 1  # that of the recorded call
     assert_same(twin, plain)
     assert twin.calls == plain.calls
 

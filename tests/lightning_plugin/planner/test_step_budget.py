@@ -320,7 +320,7 @@ def test_a_refusal_names_a_budget_for_all_calls_that_is_enough_and_not_generous(
         nn.Conv2d(3, 96, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2), nn.Conv2d(96, 96, 3, padding=1), nn.Tanh(),
         nn.AdaptiveAvgPool2d(1), nn.Flatten(),
     )  # fmt: skip
-    images = [torch.randn(1, 3, 96, 96) for _ in range(count)]
+    images = [torch.randn(1, 3, 48, 48) for _ in range(count)]
 
     def step(budget: int, calls: int) -> Callable[[], None]:
         plain.zero_grad()
