@@ -91,7 +91,8 @@ def broadcast(rec: Recorder, operands: Sequence[Value], shape: Sequence[int]) ->
                 dims[d + offset] = dim
     space = {d for d, dim in enumerate(dims) if dim is not None}
     layout = Layout(tuple(dim if dim is not None else (shape[d],) for d, dim in enumerate(dims)), extent)
-    if layout.shape != tuple(shape):
+    axes = [f.index for dim in layout.dims for f in dim if isinstance(f, Axis) and extent[f.index] > 1]
+    if layout.shape != tuple(shape) or len(set(axes)) < len(axes):  # an outer product has an axis twice
         return None
     for m in maps:  # a plain dimension of one map must not lie under a spatial one of another
         offset = len(shape) - len(m.shape)

@@ -140,3 +140,26 @@ def test_nested_tensors_are_made_of_maps_that_are_held_whole(name: str, way: dic
     net = Nested(name).double()
     twin, x = copy.deepcopy(net), torch.randn(1, 3, 32, 32, dtype=torch.float64)
     assert_same_step(net, twin, net(x).square().sum(), TiledModule(twin, **way)(x).square().sum())
+
+
+OUTER: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "rows by rows": lambda y: (y[:, :, :, None] * y[:, :, None]).reshape(1, 4, -1, y.shape[3]),
+    "summed": lambda y: (y[:, :, :, None, :, None] * y[:, :, None, :, None, :]).sum(1),
+    "kron": lambda y: torch.kron(y, y.flip(1)),
+}
+
+
+class Outer(nn.Module):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.conv, self.name = nn.Conv2d(3, 4, 3, 2, 1), name
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return OUTER[self.name](self.conv(x))
+
+
+@pytest.mark.parametrize("name", OUTER)
+def test_a_map_times_itself_along_other_dimensions(name: str) -> None:
+    net = Outer(name).double()
+    twin, x = copy.deepcopy(net), torch.randn(1, 3, 24, 22, dtype=torch.float64)
+    assert_same_step(net, twin, net(x).square().sum(), TiledModule(twin, tiles=2)(x).square().sum())
