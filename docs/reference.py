@@ -1,11 +1,13 @@
 """Writes the pages of the reference from the code: one for each public module, and one for the command line."""
 
+import base64
 import contextlib
 import io
 import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 from wsi_trainer.cli import COMMANDS, main
 
@@ -43,15 +45,26 @@ def write_reference(folder: Path) -> None:
 
 
 def write_notebooks(folder: Path) -> None:
-    """Write a page beside each notebook: its text and its code, in order."""
+    """Write a page beside each notebook: its text, its code and the outputs that it holds, in order."""
     for path in folder.glob("*.ipynb"):
         parts = [f"```{{note}}\nThis page is [a notebook](https://jupyter.org): `docs/notebooks/{path.name}`.\n```"]
         for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
             text = "".join(cell["source"])
             language = "sh" if text.startswith("!") else "python"
             parts.append(text if cell["cell_type"] == "markdown" else f"```{language}\n{text}\n```")
+            parts += [output_of(output, path.with_suffix(f".{cell['id']}.png")) for output in cell.get("outputs", [])]
         parts[:2] = reversed(parts[:2])  # the title comes first
         path.with_suffix(".md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+def output_of(output: dict[str, Any], picture: Path) -> str:
+    """An output of a cell as Markdown; what is a picture is written into a file."""
+    data = output.get("data", {})
+    if "image/png" not in data:
+        said = "".join(output.get("text", data.get("text/plain", ""))).strip("\n")
+        return f"```text\n{said}\n```" if said.strip() else ""
+    picture.write_bytes(base64.b64decode("".join(data["image/png"])))
+    return f"![Output of the cell above.]({picture.name})"
 
 
 def module_page(name: str) -> str:
