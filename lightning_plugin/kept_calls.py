@@ -128,7 +128,7 @@ class KeptCalls:
         small: list[Tensor] = []
         for t in tree_leaves(out):
             if isinstance(t, Tensor) and t.grad_fn is not None:
-                t.grad_fn.metadata[KeptCall] = token
+                hold(t.grad_fn, token)
                 ledger.calls[token] = call.bytes
                 small += [t] if t.numel() <= MAX_ELEMENTS else []
         if small:
@@ -171,7 +171,7 @@ class KeptCalls:
                     return None
                 facts.append((a.shape, a.stride(), a.dtype, a.device, a.requires_grad))
             else:
-                facts.append(a if a is None or isinstance(a, (bool, int, float, str)) else type(a))
+                facts.append(repr(a) if a is None or isinstance(a, (bool, int, float, str)) else type(a).__qualname__)
         devices = {fact[3] for fact in facts if isinstance(fact, tuple)}
         return (
             tuple(facts),
@@ -181,6 +181,11 @@ class KeptCalls:
             tuple(m.training for m in self.module.modules()),
             tuple(p.requires_grad for p in self.module.parameters()),
         )
+
+
+def hold(function: Any, token: KeptCall) -> None:
+    """Have a function of autograd hold a token."""
+    function.metadata[KeptCall] = token
 
 
 @contextmanager

@@ -168,7 +168,7 @@ _UNCOUNTED_WRITES = WeakTensorKeyDictionary()
 def uncounted_writes(tensors: Sequence[Tensor]) -> Iterator[None]:
     """Write tensors in a block as PyTorch's BatchNorm writes its running statistics: a graph of plain PyTorch that has
     saved them stays valid. `version` counts the block as one write."""
-    with torch.autograd._unsafe_preserve_version_counter(tuple(tensors)):
+    with torch.autograd.grad_mode._unsafe_preserve_version_counter(tuple(tensors)):
         yield
     for t in tensors:
         _UNCOUNTED_WRITES[t] = _UNCOUNTED_WRITES.get(t, 0) + 1
