@@ -93,7 +93,7 @@ def network(draw: Draw, whole: bool, first: bool) -> Network:
     inside = draw(st.sampled_from(["checkpoint", "functional_call"])) if one_in(draw, 5) else "nothing"
     if inside == "checkpoint":  # plain PyTorch does not see there that what backward needs was written over
         layers = ["relu" if n == "relu_" else n for n in layers]
-        layers = ["batch" if n in RUNNING else n for n in layers]  # docs/how-to/train-with-lightning.md says of others
+        layers = ["batch" if n in RUNNING else n for n in layers]  # docs/how-to/lightning-features.md says of others
     returns = draw(st.sampled_from(["vector", "vector", "map"]))
     return Network(tuple(layers), drawn, edit, small, returns, not first and one_in(draw, 3), inside, one_in(draw, 6))
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PAGE = HERE.parents[2] / "docs" / "how-to" / "train-with-lightning.md"
+PAGE = HERE.parents[2] / "docs" / "how-to" / "lightning-features.md"
 
 
 def test_every_test_that_the_page_names_exists() -> None:
