@@ -30,7 +30,7 @@ from tests.conftest import RESULTS
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "peers"
-#: What a process on a CPU may take beside its budget (docs/how-to/plan-a-budget.md).
+#: What a process on a CPU may take beside its budget (docs/how-to/budget-contents.md).
 SHARE, SLACK = 0.15, 64 * 2**20
 SMALLEST = 2**20
 
