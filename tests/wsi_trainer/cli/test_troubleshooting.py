@@ -1,4 +1,4 @@
-"""Every message on the troubleshooting page is one that the code can say."""
+"""Every message on the pages on troubleshooting is one that the code can say."""
 
 import ast
 import re
@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGE = ROOT / "docs" / "how-to" / "troubleshooting.md"
-ROWS = re.findall(r"^\| `(.+?)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+PAGES = [ROOT / "docs" / "how-to" / name for name in ("troubleshooting.md", "troubleshooting-inputs.md")]
+ROWS = [row for page in PAGES for row in re.findall(r"^\| `(.+?)` \|", page.read_text(encoding="utf-8"), re.MULTILINE)]
 
 
 def said() -> str:
