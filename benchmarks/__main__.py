@@ -13,6 +13,7 @@ from rich.table import Table
 ALL = {
     "planner_speed": "processor seconds of planning",
     "recipes": "planning for slides of many sizes",
+    "host": "Python's share of small steps",
     "small_tiles": "what tiny tiles cost beside their arithmetic",
     "background": "a step on slides that are mostly background, against one of tissue",
     "peers": "published and common ways beside ours: time, the process's memory, exactness",
