@@ -177,6 +177,7 @@ class KeptCalls:
             tuple(facts),
             tuple(kwargs),
             torch.is_grad_enabled(),
+            options.budget,
             tuple(map(Autocast.current, devices)),
             tuple(m.training for m in self.module.modules()),
             tuple(p.requires_grad for p in self.module.parameters()),

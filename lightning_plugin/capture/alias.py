@@ -165,9 +165,13 @@ def differentiates(session: Session, call: OperatorCall, needs: Callable[[Tensor
         def twin(a: Any) -> Any:
             return a.detach().requires_grad_(id(a) in required) if isinstance(a, Tensor) else a
 
-        with session.fake_tensors(), torch.enable_grad():
-            out = call.func(*tree_map(twin, call.args), **tree_map(twin, call.kwargs))
-        _differentiates[key] = tuple(o.requires_grad for o in tree_leaves(out) if isinstance(o, Tensor))
+        try:
+            with session.fake_tensors(), torch.enable_grad():
+                out = call.func(*tree_map(twin, call.args), **tree_map(twin, call.kwargs))
+            found = tuple(o.requires_grad for o in tree_leaves(out) if isinstance(o, Tensor))
+        except RuntimeError:  # a kernel that PyTorch does not choose where this argument requires grad: flash attention
+            found = (True,) * len(call.outs)
+        _differentiates[key] = found
     return _differentiates[key]
 
 

@@ -327,7 +327,8 @@ def try_record(session: Session, func: Callable[..., Any], args: Any, kwargs: di
             )
         results = targets or results
         values = recorder.barrier(func, vargs, vkwargs, results, reason, bool(targets))
-    found = values if custom else differentiated(recorder, log, before, results, values)
+    replaced = entry is not None and entry.stand_in is not None  # the log is of the stand-in
+    found = values if custom or replaced else differentiated(recorder, log, before, results, values)
     for call in log.calls:
         register_views(call.func, call.args, call.kwargs, call.outs, recorder.grad)
     for fake, value in zip(results, found, strict=True):
