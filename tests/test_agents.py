@@ -130,7 +130,7 @@ def test_there_are_a_dozen_tasks_and_the_skill_names_every_step() -> None:
 
 @dataclass
 class Answer:
-    """What the skill gives back: the options of a plan that fits, or the smallest budget that works."""
+    """Result of the skill: the options of a plan that fits, or the smallest budget that works."""
 
     options: dict[str, Any] | None = None
     smallest: int = 0

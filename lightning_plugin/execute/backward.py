@@ -170,11 +170,13 @@ class Backward:
 
     def allocate_missing_gradients(self) -> None:
         """Allocate zeros for the inputs that gradients of the live targets reach and that no tile gave one."""
+        gradients, vectors = self.gradients, self.segment.program.vectors
+        maps = [v for v in self.program.reads if v in self.wanted and not gradients.has_map(v)]
+        places = [i for i in gradients.vectors if i not in gradients.vector_sums]
+        if not maps and not places:
+            return
         reached = self.program.differentiated(self.live_targets)
-        self.gradients.allocate_missing(
-            [v for v in self.program.reads if v in self.wanted and v in reached],
-            [i for i, v in enumerate(self.segment.program.vectors) if v in reached],
-        )
+        gradients.allocate_missing([v for v in maps if v in reached], [i for i in places if vectors[i] in reached])
 
     def memory_key(self) -> Hashable | None:
         """Return a key that is equal for passes that hold the same bytes; see [Note: watched] in `ledger`."""

@@ -118,12 +118,14 @@ class Gradients:
                 self.map_sums[v] = self.zero_map_sum(v)
 
     def allocate_missing(self, maps: Iterable[Value], vectors: Iterable[int]) -> None:
-        """Allocate the sums of these maps' and vectors' gradients, by place, where no tile has done so."""
+        """Allocate the sums of these maps' and vectors' gradients, by place, which no tile has done."""
         for v in maps:
             self.allocate(v)
-        for i in vectors:
-            if i in self.vectors and i not in self.vector_sums:
-                self.vector_sums[i] = self.zero_vector_sum(i)
+        self.vector_sums |= {i: self.zero_vector_sum(i) for i in vectors}
+
+    def has_map(self, v: Value) -> bool:
+        """True if the sum of a map's gradients exists."""
+        return self.boundaries[v].cotangent.is_started if v in self.boundaries else v in self.map_sums
 
     def zero_vector_sum(self, place: int) -> Tensor:
         """Return a sum of a vector's gradients that is zero."""

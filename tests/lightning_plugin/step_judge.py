@@ -106,7 +106,7 @@ def compared(step: Step, plain: Outcome, tiled: Outcome, safe: bool = False) -> 
 
 
 def missing(plain: Outcome, tiled: Outcome) -> list[str]:
-    """What one of the two has no number for: an optimizer tells a gradient of zeros from none."""
+    """Return what one of the two has no number for: an optimizer tells a gradient of zeros from none."""
     found = [f"buffer {n} is missing" for n in plain.buffers.keys() ^ tiled.buffers.keys()]
     found += [f"loss {n} is missing" for n in plain.losses.keys() ^ tiled.losses.keys()]
     for name, e in plain.gradients.items():

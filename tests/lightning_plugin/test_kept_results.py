@@ -1,4 +1,4 @@
-"""What a user keeps of a step (losses, predictions, results) is an ordinary tensor and holds no image."""
+"""Losses, predictions and results that a user keeps of a step are ordinary tensors and hold no image."""
 
 from __future__ import annotations
 

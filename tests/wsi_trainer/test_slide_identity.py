@@ -38,7 +38,7 @@ NAMES = (
     "日本 (02).tif", "s07.tif", "s8.ndpi.tif", "Fall.10.tif", "s10.svs",
 )  # fmt: skip
 SPLITS = ("train", "train", "train", "train", "val", "val", "test", "test", "", "")
-"""Of the run; the last two slides are strangers to it."""
+"""Splits of the run's slides; the run does not know the last two."""
 TRAINED = {slide_name(name) for name, split in zip(NAMES, SPLITS) if split in ("train", "val")}
 UNSEEN = {slide_name(name) for name in NAMES} - TRAINED
 SIZE = 32
@@ -252,7 +252,7 @@ def test_runs_and_stores_of_1_0_are_compared_by_all_bytes(
 def test_a_slide_of_another_content_under_the_same_name_is_another_slide(
     runs: dict[str, Path], forms: dict[str, Form], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where hashes can be compared, they tell: the slides of two hospitals may be called alike."""
+    """Hashes decide where they can be compared: the slides of two hospitals may be called alike."""
     for number, name in enumerate(NAMES):
         write_slide(tmp_path / name, SlideSpec(100, 96, seed=9, slide=number, patient=number, positive=True))
     manifest = table(tmp_path / "other.csv", str)

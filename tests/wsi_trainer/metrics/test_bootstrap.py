@@ -190,7 +190,7 @@ def all_of_one_class(positive: int, negative: int) -> ClassPredictions:
 
 
 def test_a_score_that_all_resamples_have_has_no_interval() -> None:
-    """Where all slides are called the same, balanced accuracy is 1/2 on every resample: that is no certainty."""
+    """A balanced accuracy of 1/2 on every resample, of a model that calls all slides the same, is no certainty."""
     same = all_of_one_class(11, 11)
     found = score_intervals(same, SCORES, count=100)
     assert str(found["balanced_accuracy"]) == "0.500 (no interval: resamples of the patients all have this value)"
