@@ -34,7 +34,7 @@ from rich.progress import track
 from rich.table import Table
 
 from lightning_plugin import Box
-from wsi_trainer.fit.run import environment
+from wsi_trainer.environment import environment
 from wsi_trainer.slide.formats.tiff import tile_room
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.views import Image

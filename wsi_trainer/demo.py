@@ -18,9 +18,9 @@ from wsi_trainer.fit.callbacks import process_peak
 from wsi_trainer.fit.compare import NAMES
 from wsi_trainer.fit.config import make_parser
 from wsi_trainer.fit.fit import run_fit
-from wsi_trainer.fit.run import Run, read_json
+from wsi_trainer.fit.run import Run
 from wsi_trainer.io.display import format_bytes, say
-from wsi_trainer.io.files import write_json
+from wsi_trainer.io.files import read_json, write_json
 from wsi_trainer.metrics import ClassPredictions, auc, paired_difference, score_intervals
 from wsi_trainer.preprocess.command import preprocess
 from wsi_trainer.report import write_report

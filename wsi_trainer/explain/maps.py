@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit.run import MAPS, SEGMENTS, Run, as_written, read_json
+from wsi_trainer.fit.run import MAPS, SEGMENTS, Run
 from wsi_trainer.io.arrays import load_array
+from wsi_trainer.io.files import as_written, read_json
 from wsi_trainer.regions.outlines import READERS
 from wsi_trainer.slide.geometry import SlideTransform
 

@@ -17,10 +17,10 @@ from rich.table import Column, Table
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.config import instantiate
-from wsi_trainer.fit.run import Run, as_written, read_json
+from wsi_trainer.fit.run import Run
 from wsi_trainer.fit.trainer import at_work
 from wsi_trainer.io.display import cell, duration, format_bytes, say
-from wsi_trainer.io.files import write_json
+from wsi_trainer.io.files import as_written, read_json, write_json
 from wsi_trainer.metrics import Interval, Predictions, joined_folds, paired_difference, read_predictions
 from wsi_trainer.models import FrozenFeatures
 

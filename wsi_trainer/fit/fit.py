@@ -40,11 +40,11 @@ from wsi_trainer.fit.config import (
 )
 from wsi_trainer.fit.cross_validation import fit_folds
 from wsi_trainer.fit.evaluate import show, test_split
-from wsi_trainer.fit.run import Run, as_written
+from wsi_trainer.fit.run import Run
 from wsi_trainer.fit.status import recorded
 from wsi_trainer.fit.trainer import Bar, at_work, check_trackers, image_of, logged_to, make_trainer, trackers
 from wsi_trainer.io.display import say
-from wsi_trainer.io.files import write_json, write_text
+from wsi_trainer.io.files import as_written, write_json, write_text
 from wsi_trainer.io.untrusted import read_yaml, yaml_of
 from wsi_trainer.metrics import LOWER_IS_BETTER
 from wsi_trainer.models import SegmentationTask, SlideModel

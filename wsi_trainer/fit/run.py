@@ -8,30 +8,26 @@ another cohort are in a folder of their own, `cohorts/NAME`, laid out like those
 from __future__ import annotations
 
 import logging
-import os
-import platform
-import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib import import_module, metadata
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from wsi_trainer.data.manifest import PATHS, SlideRecord, check_files, read_manifest, write_manifest
+from wsi_trainer.data.cohort import Seen, Trained, check_copies, common_folder, moved
+from wsi_trainer.data.manifest import SlideRecord, check_files, read_manifest, write_manifest
 from wsi_trainer.data.splits import changes_since, first_names, read_splits
-from wsi_trainer.errors import SlideError, UserError
-from wsi_trainer.io.display import clean, say
-from wsi_trainer.io.files import Locked, lock, write_json
-from wsi_trainer.io.untrusted import read_json as read_foreign
-from wsi_trainer.slide.geometry import PROVENANCE, TOLERANCE
-from wsi_trainer.slide.identity import KnownSlides, SlideId
-from wsi_trainer.slide.names import same_path, same_patient, slide_name
-from wsi_trainer.slide.slide import Slide
+from wsi_trainer.environment import environment
+from wsi_trainer.errors import UserError
+from wsi_trainer.io.display import say
+from wsi_trainer.io.files import Locked, as_written, lock, read_json, write_json
+from wsi_trainer.slide.identity import SlideId
+from wsi_trainer.slide.names import same_path, same_patient
 
 if TYPE_CHECKING:
     from torch import nn
@@ -40,144 +36,7 @@ if TYPE_CHECKING:
     from wsi_trainer.fit.config import Loaded
     from wsi_trainer.fit.predictor import Predictor
 
-MIXED = 1.1
-"""Largest ratio between pixels of slides that are taken for one resolution."""
-
-
-@dataclass(frozen=True)
-class Seen:
-    """Slides as a network was trained on them, before `data.downsample`."""
-
-    finest: float | None
-    """Least size of a pixel in micrometres; None where a slide does not say it."""
-    coarsest: float | None
-    """Greatest size of a pixel in micrometres."""
-    painted: bool
-    """Whether they were stores with `--background constant`."""
-
-    @classmethod
-    def of(cls, records: Sequence[SlideRecord]) -> Self:
-        """Read the headers of these slides; those that cannot be opened say nothing."""
-        noted: dict[str, list[str]] = defaultdict(list)
-        opened = [(_pixel(slide), _painted(slide)) for _, slide in _opened(records, noted)]
-        _say_notes(noted)
-        sizes = [pixel for pixel, _ in opened if pixel is not None]
-        known = bool(sizes) and len(sizes) == len(opened)
-        painted = any(painted for _, painted in opened)
-        return cls(min(sizes) if known else None, max(sizes) if known else None, painted)
-
-    @property
-    def mixed(self) -> bool:
-        """True where its slides are of different resolutions."""
-        return self.finest is not None and self.coarsest is not None and self.coarsest > MIXED * self.finest
-
-    def __str__(self) -> str:
-        if self.finest is None or self.coarsest is None:
-            return "an unknown size of pixels"
-        one = self.coarsest <= self.finest * (1 + TOLERANCE)
-        return f"{self.finest:.3g} µm a pixel" if one else f"{self.finest:.3g} to {self.coarsest:.3g} µm a pixel"
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields by name, for JSON."""
-        return asdict(self)
-
-    def show(self, records: Sequence[SlideRecord], tell: bool = True) -> list[SlideRecord]:
-        """The records of other slides, finer ones to be shrunk to this resolution.
-
-        Args:
-            records: The slides.
-            tell: Whether to print which are.
-
-        Raises:
-            UserError: A slide is coarser, or does not say how large its pixels are.
-        """
-        factors: dict[str, float] = {}
-        finer, raw = [], []
-        noted: dict[str, list[str]] = defaultdict(list)
-        for record, slide in _opened(records, noted):
-            if self.painted and not _painted(slide):
-                raw.append(record.slide)
-            if (factor := self._factor(record, slide)) > 1:
-                factors[record.slide] = factor
-                finer.append(f"{record.slide} has {_pixel(slide):.3g}")
-        lines = []
-        if finer:
-            lines.append(f"{len(finer)} slides are read at {self}, as those of training: {first_names(finer)}")
-        if self.finest is None:
-            lines.append("the run's slides do not say how large their pixels are: these are read as they are")
-        if raw:
-            lines.append(
-                f"{len(raw)} slides have their own background; that of the run's stores is white: convert them with "
-                f"`wsi-train preprocess --background constant` to compare: {first_names(raw)}"
-            )
-        for line in lines if tell else ():
-            say(Console(), line)
-        if tell:
-            _say_notes(noted)
-        return [replace(record, shrink=factors.get(record.slide, 1.0)) for record in records]
-
-    def _factor(self, record: SlideRecord, slide: Slide) -> float:
-        """Pixels of the slide's level 0 along one pixel of this resolution."""
-        pixel = _pixel(slide)
-        if self.finest is None or self.coarsest is None:
-            return 1.0
-        if pixel is None:
-            raise UserError(
-                f"slide {record.slide} does not say how large its pixels are, and the run was trained at {self}; give "
-                "a manifest with the column mpp"
-            )
-        if pixel > self.coarsest * (1 + TOLERANCE):
-            raise UserError(
-                f"slide {record.slide} has {pixel:.3g} µm a pixel, and the run was trained at {self}, which is finer; "
-                "leave the slide out, or train a run at its resolution"
-            )
-        return slide.factor(self.finest) if pixel < self.finest else 1.0
-
-
-def _opened(records: Sequence[SlideRecord], noted: dict[str, list[str]]) -> Iterator[tuple[SlideRecord, Slide]]:
-    """The slides one after the other; those that cannot be opened are left to whoever reads their pixels.
-
-    Args:
-        records: The slides.
-        noted: Is given what a user should know of the files, with the slides of which it is true.
-    """
-    for record in records:
-        try:
-            slide = Slide.open(record.path, mpp=record.mpp, name=record.slide)
-        except SlideError:
-            continue
-        with slide:
-            for note in slide.info.notes if record.mpp is None else ():
-                noted[note].append(record.slide)
-            yield record, slide
-
-
-def _say_notes(noted: Mapping[str, Sequence[str]]) -> None:
-    for note, slides in noted.items():
-        log.warning("%s: %s", clean(first_names(slides)), note)
-
-
-def _pixel(slide: Slide) -> float | None:
-    """Micrometres along a side of a pixel of level 0, where something plausible says it."""
-    return None if slide.resolution is None else slide.resolution.mean
-
-
-def _painted(slide: Slide) -> bool:
-    """True for a store whose background was painted white."""
-    if not slide.stored:
-        return False
-    settings = read_foreign(slide.path / "zarr.json")["attributes"].get(PROVENANCE, {}).get("settings", {})
-    return bool(settings.get("background") == "constant")
-
-
 log = logging.getLogger("wsi_trainer")
-
-PACKAGES = (
-    "wsi-trainer", "torch", "pytorch-lightning", "torchmetrics", "numpy", "scikit-learn",
-    "openslide-python", "tifffile", "zarr",
-)  # fmt: skip
-
-
 LESION_SCORES = "scores.json"
 LESIONS = "lesions.csv"
 MAPS = "heatmaps.json"
@@ -595,129 +454,6 @@ def _of_split(folder: Path, split: str) -> Path:
 def _of_models(module: str) -> Any:
     """A module of this folder that needs models: what only reads a run, such as `report`, does not import it."""
     return import_module(f"wsi_trainer.fit.{module}")
-
-
-class Trained:
-    """Slides that a run was trained on, or that chose its checkpoint."""
-
-    def __init__(self, records: Sequence[SlideRecord], identities: Mapping[str, SlideId]) -> None:
-        """Know slides by their hashes, and by their names and paths.
-
-        Args:
-            records: The slides.
-            identities: Their hashes.
-        """
-        self.records = records
-        self._ids = identities
-        self._known = KnownSlides()
-        self._split: dict[str, str] = {}
-        self._called: dict[str, list[str]] = defaultdict(list)
-        for record in records:
-            self._split[record.slide] = record.split
-            self._known.add(record.slide, identities.get(record.slide, SlideId()))
-            for name in _called(record):
-                self._called[name].append(record.slide)
-
-    def find(self, record: SlideRecord, features: Path | None) -> tuple[str, bool] | None:
-        """The split of a slide, and whether only its name or path tells; None of one that is not among these."""
-        slide = record.identity(features)
-        if (found := self._known.find(slide)) is not None:
-            return self._split[found], False
-        for name in _called(record):
-            for same in self._called.get(name, ()):
-                if not slide.is_comparable(self._ids.get(same, SlideId())):
-                    return self._split[same], True
-        return None
-
-
-def _called(record: SlideRecord) -> set[str]:
-    return {same_path(record.path), slide_name(record.slide), slide_name(record.path)}
-
-
-def check_copies(records: Sequence[SlideRecord], slides: Mapping[str, SlideId]) -> None:
-    """Refuse a slide that is in two splits under two names; one that is twice in a split is named."""
-    known, first = KnownSlides(), {record.slide: record for record in records}
-    for other in records:
-        slide = slides[other.slide]
-        if (name := known.find(slide)) is None:
-            known.add(other.slide, slide)
-            continue
-        one = first[name]
-        if other.split != one.split:
-            raise UserError(
-                f"{one.slide} in {one.split} and {other.slide} in {other.split} are one slide under two names: "
-                "their checksums are the same; take one of the two lines out of the manifest"
-            )
-        say(Console(), f"{one.slide} and {other.slide} are one slide under two names, both in {one.split}")
-
-
-def moved(records: Sequence[SlideRecord], root: Path) -> list[SlideRecord]:
-    """The records with their files in another folder, below which they lie as they did below their common one."""
-    before = common_folder(records)
-
-    def there(path: Path) -> Path:
-        return root / path.relative_to(before) if path.is_relative_to(before) else path
-
-    def cells(others: Mapping[str, str]) -> dict[str, str]:
-        return {key: str(there(Path(cell))) if key in PATHS and cell else cell for key, cell in others.items()}
-
-    return [replace(record, path=there(record.path), others=cells(record.others)) for record in records]
-
-
-def common_folder(records: Sequence[SlideRecord]) -> Path:
-    """The innermost folder that holds all slides."""
-    return Path(os.path.commonpath([record.path.parent for record in records]))
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object, or an empty one where the file is not there."""
-    if not path.is_file():
-        return {}
-    with as_written(path):
-        return dict(read_foreign(path))
-
-
-@contextmanager
-def as_written(path: Path) -> Iterator[None]:
-    """Errors within are said as what they come from: a file of the run that is damaged."""
-    try:
-        yield
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError, RecursionError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(
-            f"{path} is damaged, or of another version ({type(error).__name__}: {reason}); make it again, or remove it"
-        ) from error
-
-
-def environment() -> dict[str, Any]:
-    """Versions, machine and device, as JSON."""
-    import torch
-
-    return {
-        "python": sys.version.split()[0],
-        "host": platform.node(),
-        "platform": f"{platform.system()} {platform.machine()}",
-        "processors": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "device": _device(),
-        "packages": {name: _version(name) for name in PACKAGES},
-    }
-
-
-def _device() -> str:
-    import torch
-
-    if torch.cuda.is_available():
-        properties = torch.cuda.get_device_properties(0)
-        return f"{properties.name}, {properties.total_memory / 2**30:.1f} GiB"
-    return "cpu"
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed as a package"
 
 
 def read_lesion_scores(folder: Path, split: str) -> dict[str, Any]:

@@ -18,9 +18,9 @@ import psutil
 from rich.console import Console
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit.run import Run, as_written, read_json
+from wsi_trainer.fit.run import Run
 from wsi_trainer.io.display import duration, format_bytes, say
-from wsi_trainer.io.files import write_json
+from wsi_trainer.io.files import as_written, read_json, write_json
 from wsi_trainer.signals import Stopped
 
 log = logging.getLogger("wsi_trainer")

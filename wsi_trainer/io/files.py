@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
+from wsi_trainer.errors import UserError
+from wsi_trainer.io import untrusted
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL import Image
@@ -46,6 +49,26 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Writes a JSON object; its folder is made. What is no finite number is null."""
     write_text(path, json.dumps(finite(content), indent=2, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object, or an empty one where the file is not there."""
+    if not path.is_file():
+        return {}
+    with as_written(path):
+        return dict(untrusted.read_json(path))
+
+
+@contextmanager
+def as_written(path: Path) -> Iterator[None]:
+    """Errors within are said as what they come from: a file of the run that is damaged."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{path} is damaged, or of another version ({type(error).__name__}: {reason}); make it again, or remove it"
+        ) from error
 
 
 def finite(content: Any) -> Any:

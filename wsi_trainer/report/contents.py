@@ -10,7 +10,8 @@ from typing import Any
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.errors import UserError
 from wsi_trainer.explain.maps import Maps, annotations_on, outlines_of
-from wsi_trainer.fit.run import LESIONS, Run, as_written, read_json, read_lesion_scores
+from wsi_trainer.fit.run import LESIONS, Run, read_lesion_scores
+from wsi_trainer.io.files import as_written, read_json
 from wsi_trainer.io.tables import read_table
 from wsi_trainer.metrics import (
     Interval,

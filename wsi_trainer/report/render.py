@@ -15,9 +15,9 @@ from matplotlib.colors import to_hex
 from rich.console import Console
 
 from wsi_trainer.explain.outputs import sentence_on_regions
-from wsi_trainer.fit.run import Run, as_written, read_json
+from wsi_trainer.fit.run import Run
 from wsi_trainer.io.display import format_bytes, say, template
-from wsi_trainer.io.files import write_text
+from wsi_trainer.io.files import as_written, read_json, write_text
 from wsi_trainer.io.untrusted import read_text
 from wsi_trainer.metrics import AreaPredictions, Interval, JointPredictions
 from wsi_trainer.report import figures

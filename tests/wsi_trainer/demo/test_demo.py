@@ -6,7 +6,8 @@ import pytest
 
 from wsi_trainer.cli import main
 from wsi_trainer.fit.config import make_parser, parse
-from wsi_trainer.fit.run import Run, read_json
+from wsi_trainer.fit.run import Run
+from wsi_trainer.io.files import read_json
 
 
 @pytest.fixture(scope="module")

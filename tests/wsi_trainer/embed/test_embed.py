@@ -24,7 +24,8 @@ from wsi_trainer.data.features import FeatureSource, check_one_each, features_of
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.embed import Embedder
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit.run import Run, read_json
+from wsi_trainer.fit.run import Run
+from wsi_trainer.io.files import read_json
 from wsi_trainer.models import AttentionPooling, FrozenFeatures, PatchEncoder, ResNet, SlideClassifier
 from wsi_trainer.store.convert import Job, Settings, convert
 from wsi_trainer.synthetic import SlideSpec, write_slide

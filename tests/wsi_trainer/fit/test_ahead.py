@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from wsi_trainer.cli import main
-from wsi_trainer.fit.run import Run, read_json
+from wsi_trainer.fit.run import Run
+from wsi_trainer.io.files import read_json
 
 BUDGET = 6 << 20
 SHOWN = ["--data.stain=0.1", "--data.tint=0.02", "--data.shift=40", f"--train.budget={BUDGET}", "--train.epochs=2"]

@@ -26,7 +26,8 @@ from tests.wsi_trainer.fit.whole_bags import (
     write_exact,
 )  # fmt: skip
 from wsi_trainer.cli import main
-from wsi_trainer.fit.run import Run, read_json
+from wsi_trainer.fit.run import Run
+from wsi_trainer.io.files import read_json
 from wsi_trainer.models import AttentionPooling, PatchEncoder, ResNet, SlideClassifier
 
 SMALL_VIT = {"img_size": SIZE, "patch_size": 8, "depth": 2, "embed_dim": 8, "num_heads": 2, "mlp_ratio": 2.0}

@@ -10,7 +10,8 @@ from lightning_plugin import Grid, Plan
 from lightning_plugin.plan import Forecast, SegmentForecast, SegmentPlan
 from wsi_trainer.cli import main
 from wsi_trainer.fit.callbacks import estimate, sentence
-from wsi_trainer.fit.run import Run, read_json
+from wsi_trainer.fit.run import Run
+from wsi_trainer.io.files import read_json
 from wsi_trainer.metrics import ClassPredictions
 from wsi_trainer.report.contents import read_curves
 

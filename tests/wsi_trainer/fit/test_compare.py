@@ -12,7 +12,8 @@ import yaml
 from tests.wsi_trainer.fit.whole_bags import STRIDE, resnet, write_config
 from wsi_trainer.cli import main
 from wsi_trainer.data.manifest import read_manifest
-from wsi_trainer.fit.run import Run, read_json
+from wsi_trainer.fit.run import Run
+from wsi_trainer.io.files import read_json
 from wsi_trainer.metrics import Interval, auc, paired_difference, read_predictions
 from wsi_trainer.models import ResNet
 

@@ -16,7 +16,8 @@ from tests.warm import start
 from wsi_trainer.cli import main
 from wsi_trainer.data.datamodule import EpochSampler, InOrder
 from wsi_trainer.data.dataset import SlideBatch
-from wsi_trainer.fit.run import Run, read_json
+from wsi_trainer.fit.run import Run
+from wsi_trainer.io.files import read_json
 from wsi_trainer.models import SlideClassifier
 
 

@@ -16,7 +16,8 @@ from lightning_plugin import Box, LazyImage, SFTStrategy, TileSource
 from wsi_trainer.cli import main
 from wsi_trainer.data.manifest import read_manifest
 from wsi_trainer.fit.callbacks import FailureLog
-from wsi_trainer.fit.run import Run, read_json
+from wsi_trainer.fit.run import Run
+from wsi_trainer.io.files import read_json
 from wsi_trainer.models import ResNet, SlideClassifier
 from wsi_trainer.slide.augment import Augmented
 

@@ -12,7 +12,8 @@ from PIL import Image
 from tests.wsi_trainer.small import QUICK, VGG, rows
 from tests.wsi_trainer.test_uses import SPLITS, cohort, pixels, write_svs, write_table
 from wsi_trainer.cli import main
-from wsi_trainer.fit.run import Run, read_json
+from wsi_trainer.fit.run import Run
+from wsi_trainer.io.files import read_json
 from wsi_trainer.metrics import read_predictions
 
 FIT = [*VGG, *QUICK]

@@ -15,8 +15,9 @@ from tests.warm import start
 from tests.wsi_trainer.fit import slow_steps
 from wsi_trainer.cli import FAULT_EXIT, main
 from wsi_trainer.fit import fit, trainer
-from wsi_trainer.fit.run import Run, read_json
+from wsi_trainer.fit.run import Run
 from wsi_trainer.io import files
+from wsi_trainer.io.files import read_json
 from wsi_trainer.models import SlideClassifier
 from wsi_trainer.report.contents import read_curves
 

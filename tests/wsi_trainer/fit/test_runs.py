@@ -17,7 +17,8 @@ from lightning_plugin.plans import Planner
 from tests.wsi_trainer.small import QUICK, VGG, rows
 from wsi_trainer.cli import main
 from wsi_trainer.errors import SlideError, UserError
-from wsi_trainer.fit.run import Run, read_json
+from wsi_trainer.fit.run import Run
+from wsi_trainer.io.files import read_json
 from wsi_trainer.metrics import read_predictions
 from wsi_trainer.models import SlideClassifier, SlideSegmenter
 from wsi_trainer.preprocess.command import preprocess

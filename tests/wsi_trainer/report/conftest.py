@@ -10,7 +10,8 @@ import pytest
 import tifffile
 
 from wsi_trainer.data.manifest import SlideRecord, write_manifest
-from wsi_trainer.fit.run import Run, environment
+from wsi_trainer.environment import environment
+from wsi_trainer.fit.run import Run
 from wsi_trainer.io.files import write_json
 from wsi_trainer.metrics import SCORES, ClassPredictions, summarise
 

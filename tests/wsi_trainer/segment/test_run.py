@@ -22,7 +22,8 @@ from tests.wsi_trainer.small import regions, rows
 from wsi_trainer.cli import main
 from wsi_trainer.data.dataset import open_image
 from wsi_trainer.data.manifest import read_manifest
-from wsi_trainer.fit.run import Run, read_json
+from wsi_trainer.fit.run import Run
+from wsi_trainer.io.files import read_json
 from wsi_trainer.metrics import (
     AREA_SCORES,
     SCORES,

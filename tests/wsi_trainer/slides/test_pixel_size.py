@@ -12,10 +12,10 @@ import tifffile
 
 from tests.wsi_trainer.small import rows
 from wsi_trainer.cli import main
+from wsi_trainer.data.cohort import Seen
 from wsi_trainer.data.dataset import open_image
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.errors import UnknownResolution
-from wsi_trainer.fit.run import Seen
 from wsi_trainer.slide.formats.base import Level, SlideInfo
 from wsi_trainer.slide.geometry import resolve
 from wsi_trainer.slide.slide import Slide
