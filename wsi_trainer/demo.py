@@ -143,7 +143,7 @@ def train_and_test(out: Path, name: str, downsample: int, epochs: int, seed: int
 
 def show(full: Run, thumbnail: Run, seconds: float, console: Console) -> None:
     """Print what both runs reached, and the memory and the time that it took."""
-    first, second = (ClassPredictions.read(run.predictions("test")) for run in (full, thumbnail))
+    first, second = (ClassPredictions.read(run.predictions_file("test")) for run in (full, thumbnail))
     difference = paired_difference(first, second, auc)
     verdict = "" if difference.absent else f" {'excludes' if difference.excludes(0) else 'includes'} 0"
     memory = read_json(full.memory)

@@ -191,7 +191,7 @@ def test_no_slide_that_was_trained_on_is_scored(
         assert code == 2 and "which is finer" in said.err and "x.v2" not in said.err
         return
     assert code == 0 and "4 slides were in the split train of the run" in " ".join(said.out.split())
-    scored = read_predictions(Run.open(folder, cohort="c").predictions("test"))
+    scored = read_predictions(Run.open(folder, cohort="c").predictions_file("test"))
     assert {slide_name(name) for name in NAMES if form.called(name) in scored.slides} == UNSEEN
     assert main(["predict", str(folder), str(form.table), "--name=p", *form.words]) == 0
     assert len(rows(folder / "cohorts" / "p" / "predictions.csv")) == len(NAMES)
@@ -279,7 +279,7 @@ def test_what_a_run_or_its_cohort_reads_is_not_replaced(
     # Of a cohort nothing but its table says which slides it has.
     records = Run.open(run, cohort="c")
     with pytest.raises(UserError, match=r"s10.* is not the one that the cohort c began with: its checksum"):
-        records.slides("test", features=where if mine.features else None)
+        records.records("test", features=where if mine.features else None)
     if mine.features:
         shutil.copyfile(second, where / "s07.h5")
         assert main(["test", str(run), "--overwrite", *words]) == 2

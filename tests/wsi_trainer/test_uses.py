@@ -146,7 +146,7 @@ def hashes(folder: Path) -> dict[str, str]:
 
 
 def scores(run: Run, split: str = "test") -> dict[str, list[float]]:
-    found = read_predictions(run.predictions(split))
+    found = read_predictions(run.predictions_file(split))
     return dict(zip(found.slides, np.round(np.asarray(found.probabilities), 6).tolist(), strict=True))
 
 

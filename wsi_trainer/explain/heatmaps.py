@@ -100,7 +100,7 @@ def write_heatmaps(
     originals = Originals(options.originals)
     target = index_of(model.task, options.target)
     shown_as = PathClass.of(targets_of(model.task)[target], target)
-    records = run.slides(split, model.task.columns)
+    records = run.records(split, model.task.columns)
     folder = run.maps(folder_of(model.task, options.method, options.target), split)
     folder.mkdir(parents=True, exist_ok=True)
     field = receptive_field(model.backbone) if data.patches is None else data.patches.size

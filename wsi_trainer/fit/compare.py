@@ -221,10 +221,10 @@ def _facts(
 def predictions_of(folder: Run, split: str | None) -> Predictions:
     """The predictions of a run on a split; of a cross-validation, those of each fold on the slides that it held out."""
     if split is not None:
-        return read_predictions(folder.predictions(split))
+        return read_predictions(folder.predictions_file(split))
     facts = read_json(folder.cross_validation)
     return joined_folds(
-        [read_predictions(Run(folder.path / name).predictions(facts["split"])) for name in facts["runs"]]
+        [read_predictions(Run(folder.path / name).predictions_file(facts["split"])) for name in facts["runs"]]
     )
 
 

@@ -59,7 +59,7 @@ def fit_folds(
                 run_apart(parser, mine, manifest.with_suffix(".yaml"), resume, split)
             else:
                 fit(parser, mine, resume, split=split)
-    predictions = [read_predictions(fold.predictions(split)) for fold in runs]
+    predictions = [read_predictions(fold.predictions_file(split)) for fold in runs]
     facts: dict[str, Any] = {"split": split, "by": by, "runs": [fold.path.name for fold in runs]}
     facts |= cross_validation(predictions, dict(model.task.scores), config.resamples, config.seed)  # type: ignore[type-var]
     write_json(out.cross_validation, facts)

@@ -180,7 +180,7 @@ def test_split(run: Run, split: str, progress: bool = True) -> dict[str, Any]:
     model, data, config = run.loaded
     task = model.task
     run.tell_changes(data, task.columns)
-    records = run.slides(split, task.columns, not task.may_be_empty, data.features)
+    records = run.records(split, task.columns, not task.may_be_empty, data.features)
     slides = SlideData(data, task, config.seed, image_of(config), model.tissue_stride, records)
     failures = failure_log(run)
     with at_work(run.path), logged_to(run.log):
@@ -194,7 +194,7 @@ def test_split(run: Run, split: str, progress: bool = True) -> dict[str, Any]:
     predictions: Predictions = task.predictions(
         owners_of(kept), targets, np.stack([said[record.slide] for record in kept])
     )
-    predictions.write(run.predictions(split))
+    predictions.write(run.predictions_file(split))
     scores: dict[str, Any] = {"split": split, "checkpoint": run.chosen, "task": type(task).__name__}
     scores |= {} if run.cohort is None else {"cohort": run.cohort}
     scores |= summarise(predictions, dict(task.scores), config.resamples, 0)

@@ -216,7 +216,7 @@ def make_data(run: Run, loaded: Loaded, resume: str | None) -> SlideData:
     if resume is not None and run.begun and run.splits.is_file():
         if is_first():
             run.tell_changes(data, task.columns)
-        return make(run.slides(None, task.columns, not task.may_be_empty, features))
+        return make(run.records(None, task.columns, not task.may_be_empty, features))
     slides = make()
     if is_first():
         own = features is None and (data.patches is None or data.patches.resolution is None)

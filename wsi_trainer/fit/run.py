@@ -172,7 +172,7 @@ class Run:
         """The folders of what `segment` found, one for each split; first that of test."""
         return [path.parent for depth in ("", "*/") for path in sorted(self.segments.glob(f"{depth}{SEGMENTS}"))]
 
-    def predictions(self, split: str) -> Path:
+    def predictions_file(self, split: str) -> Path:
         return self.results / "predictions" / f"{split}.csv"
 
     def evaluation(self, split: str) -> Path:
@@ -284,7 +284,7 @@ class Run:
         records = read_splits(self.splits, columns, filled)
         return records if self.data_root is None else moved(records, self.data_root)
 
-    def slides(
+    def records(
         self,
         split: str | None = None,
         columns: Sequence[str] = (),

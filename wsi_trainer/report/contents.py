@@ -77,7 +77,7 @@ class RunResults:
         if folder.cross_validation.is_file():
             return _of_folds(name, folder)
         folder.existing()
-        if folder.cohort is not None and not folder.predictions(split).is_file():
+        if folder.cohort is not None and not folder.predictions_file(split).is_file():
             raise UserError(
                 f"the cohort {folder.cohort} has no scores, which a report is about: `wsi-train test {folder.path} "
                 f"--cohort MANIFEST.csv --name {folder.cohort}` scores slides with labels. `wsi-train view "
@@ -88,7 +88,7 @@ class RunResults:
         return RunResults(
             name,
             folder,
-            read_predictions(folder.predictions(split)),
+            read_predictions(folder.predictions_file(split)),
             read_json(folder.evaluation(split)),
             read_curves(folder.metrics),
             read_json(folder.memory),
@@ -102,7 +102,7 @@ def _of_folds(name: str, folder: Run) -> RunResults:
     with as_written(folder.cross_validation):
         facts = read_json(folder.cross_validation)
         runs = [Run(folder.path / fold) for fold in facts["runs"]]
-        predictions = joined_folds([read_predictions(run.predictions(facts["split"])) for run in runs])
+        predictions = joined_folds([read_predictions(run.predictions_file(facts["split"])) for run in runs])
         scores = {"slide": facts["pooled"], "patients": len(set(predictions.patients))}
         scores |= {"patient": facts["patient"]["pooled"]} if "patient" in facts else {}
     memory = read_json(runs[0].memory)

@@ -238,7 +238,7 @@ def segment(words: Sequence[str]) -> int:
     if not isinstance(model, SlideSegmenter):
         raise UserError(f"{type(model.task).__name__} has one prediction for a slide; segment is for SegmentationTask")
     if options.slides is None:
-        records = run.slides(options.split)
+        records = run.records(options.split)
     else:
         keep_slides(run, records)
     model.to(device_of(config))

@@ -135,7 +135,7 @@ def of_runs(folders: list[Run]) -> Contents:
 
 def _predictions_of(folder: Run) -> list[Predictions]:
     """The predictions of a run, of one split after another."""
-    return [read_predictions(path) for path in sorted(folder.predictions("any").parent.glob("*.csv"))]
+    return [read_predictions(path) for path in sorted(folder.predictions_file("any").parent.glob("*.csv"))]
 
 
 def _opinions_of(files: list[Predictions]) -> tuple[dict[str, str], dict[str, Opinion]]:

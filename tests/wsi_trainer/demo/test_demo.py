@@ -38,10 +38,10 @@ def test_a_rerun_keeps_the_slides_and_ends_with_path_and_numbers(
 ) -> None:
     slides = sorted((small_demo / "slides" / "slides").glob("*.tif"))
     before = [path.stat().st_mtime_ns for path in slides]
-    first = Run(small_demo / "runs" / "full").predictions("test").read_bytes()
+    first = Run(small_demo / "runs" / "full").predictions_file("test").read_bytes()
     assert main(words(small_demo)) == 0
     assert [path.stat().st_mtime_ns for path in slides] == before
-    assert Run(small_demo / "runs" / "full").predictions("test").read_bytes() == first
+    assert Run(small_demo / "runs" / "full").predictions_file("test").read_bytes() == first
     out = capsys.readouterr().out
     assert f"report: {small_demo / 'report.html'}" in out
     for line in ("full resolution", "thumbnail", "difference, paired", "what plain PyTorch holds"):

@@ -36,7 +36,7 @@ def test_losses_and_predictions_are_those_of_plain_pytorch(
     steps = [losses(folder) for folder in (plain, tiled)]
     assert len(steps[0]) >= 12 and steps[0][0] != steps[0][-1]
     np.testing.assert_allclose(steps[1], steps[0], rtol=1e-8)
-    predictions = [ClassPredictions.read(folder.predictions("test")) for folder in (plain, tiled)]
+    predictions = [ClassPredictions.read(folder.predictions_file("test")) for folder in (plain, tiled)]
     np.testing.assert_allclose(predictions[1].probabilities, predictions[0].probabilities, rtol=1e-8)
     facts = [read_json(folder.memory) for folder in (plain, tiled)]
     assert facts[1]["engine"].startswith("SFTStrategy") and facts[1]["budget"] == "3MiB"

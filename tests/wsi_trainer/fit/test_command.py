@@ -31,18 +31,18 @@ def test_a_run_folder_holds_everything_and_the_other_commands_read_it(
     assert read_json(folder.environment)["packages"]["torch"]
     assert read_json(folder.memory)["plain_bytes"] > 16 * 256 * 100
     assert folder.checkpoint("best").is_file() and folder.checkpoint("last").is_file()
-    predictions = ClassPredictions.read(folder.predictions("test"))
+    predictions = ClassPredictions.read(folder.predictions_file("test"))
     assert set(predictions.slides) == {record.slide for record in splits if record.split == "test"}
     scores = read_json(folder.evaluation("test"))
     assert scores["slide"]["auc"]["value"] == auc(predictions)
     assert "auc" in capsys.readouterr().out
 
     again = [str(folder.path)]
-    first = folder.predictions("test").read_bytes()
+    first = folder.predictions_file("test").read_bytes()
     assert main(["test", *again]) == 2
     assert "evaluation/test.json is there already; give --overwrite" in capsys.readouterr().err
     assert main(["test", *again, "--overwrite"]) == 0
-    assert folder.predictions("test").read_bytes() == first
+    assert folder.predictions_file("test").read_bytes() == first
     assert main(["validate", *again, "--checkpoint=last"]) == 0
     assert read_json(folder.evaluation("val"))["checkpoint"] == "last"
     _predict_without_labels(again, folder, splits[0].path, predictions, tmp_path)

@@ -41,7 +41,7 @@ def test_end_to_end_against_frozen_features_of_the_same_slides(
     facts = json.loads((out / "comparison.json").read_text(), parse_constant=pytest.fail)
     for path in out.rglob("*.json"):
         json.loads(path.read_text(), parse_constant=pytest.fail)
-    first, second = (read_predictions(run.predictions("test")) for run in runs)
+    first, second = (read_predictions(run.predictions_file("test")) for run in runs)
     assert facts["slides"] == 2 and facts["scores"]["auc"]["values"] == [auc(first), auc(second)]
     found = Interval.of(facts["scores"]["auc"]["difference"])
     assert str(found) == str(paired_difference(first, second, auc, 50, 0))
@@ -77,7 +77,7 @@ def test_folds_of_both_runs_hold_out_the_same_slides(words: list[str], square_sl
     assert main(["fit", *words, *more]) == 0
     out = tmp_path / "run"
     for fold in ("fold0", "fold1"):
-        held = [read_predictions(Run(out / run / fold).predictions("val")).slides for run in ("run", "thumbnail")]
+        held = [read_predictions(Run(out / run / fold).predictions_file("val")).slides for run in ("run", "thumbnail")]
         assert held[0] == held[1]
     facts = read_json(out / "comparison.json")
     assert facts["runs"] == ["full resolution", "thumbnail"] and facts["features"] is None

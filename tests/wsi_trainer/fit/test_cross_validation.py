@@ -32,7 +32,7 @@ def test_folds_are_runs_and_their_summary(
     assert "cross-validation, 2 folds, by slide" in shown and "2 folds, by patient" in shown and "pooled" in shown
     out = Run(tmp_path / "run")
     facts = read_json(out.cross_validation)
-    held = [ClassPredictions.read(Run(out.path / f"fold{number}").predictions("test")) for number in range(2)]
+    held = [ClassPredictions.read(Run(out.path / f"fold{number}").predictions_file("test")) for number in range(2)]
     everyone = [record.slide for record in read_manifest(unsplit)]
     assert sorted(slide for fold in held for slide in fold.slides) == sorted(everyone)
     for fold, predictions in zip(facts["folds"], held):

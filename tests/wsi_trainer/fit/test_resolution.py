@@ -47,7 +47,7 @@ def test_a_finer_slide_is_read_at_the_resolution_of_the_run(run: Run, capsys: py
         assert main(words) == 0
         said = " ".join(capsys.readouterr().out.split())
         assert "8 slides are read at 1 µm a pixel, as those of training: s00.svs has 0.5" in said
-    known = read_predictions(run.predictions("test"))
+    known = read_predictions(run.predictions_file("test"))
     ours = predicted(run.path / "cohorts" / "raw" / "predictions.csv")
     for slide, probability in zip(known.slides, known.probabilities[:, 1], strict=True):
         assert ours[Path(slide).stem] == pytest.approx(probability, abs=1e-5)

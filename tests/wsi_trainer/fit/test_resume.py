@@ -83,7 +83,7 @@ def test_the_same_command_again_ends_a_run_that_is_finished(
     memory = folder.memory.read_bytes() if folder.memory.is_file() else b""
     assert bool(memory) == (died != "while it wrote a checkpoint")
     assert main(command) == 0
-    assert folder.evaluation("test").is_file() and folder.predictions("test").is_file()
+    assert folder.evaluation("test").is_file() and folder.predictions_file("test").is_file()
     assert not memory or folder.memory.read_bytes() == memory
     assert sorted(path.name for path in folder.checkpoints.iterdir()) == ["best.ckpt", "last.ckpt"]
 

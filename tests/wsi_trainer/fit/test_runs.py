@@ -93,7 +93,7 @@ def test_predicted_slides_are_a_cohort_of_which_there_are_no_scores(
     run = moved / "runs" / "first"
     assert main(["predict", str(run), str(external), "--name=p1"]) == 0
     cohort = Run.open(run, cohort="p1")
-    assert [record.slide for record in cohort.slides("test")] == [slide for slide, _ in _labels(external)]
+    assert [record.slide for record in cohort.records("test")] == [slide for slide, _ in _labels(external)]
     assert main(["heatmap", str(run), "--name=p1", "--top=0"]) == 0
     assert main(["view", str(run), "--name=p1", f"--static={tmp_path / 'page'}"]) == 0
     capsys.readouterr()
@@ -135,7 +135,7 @@ def test_slides_of_the_run_are_no_other_cohort(
     assert main(["test", str(run.path), f"--cohort={tmp_path / 'mixed.csv'}"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "2 slides were in the split train of the run, left out: renamed.zarr" in said
-    assert len(read_predictions(Run.open(run.path, cohort="mixed").predictions("test"))) == 3
+    assert len(read_predictions(Run.open(run.path, cohort="mixed").predictions_file("test"))) == 3
 
 
 def _labels(manifest: Path) -> list[tuple[str, str]]:
@@ -175,13 +175,13 @@ def test_slides_that_moved_are_found_by_one_option(
         common = common.parent
     run.splits.write_text(run.splits.read_text().replace(str(common), str(absent)))
     commands = [["test", "--overwrite"], ["heatmap"], ["report"], ["view", f"--static={tmp_path / 'page'}"]]
-    before = run.predictions("test").read_bytes()
+    before = run.predictions_file("test").read_bytes()
     assert main(["test", str(run.path), "--overwrite"]) == 2
     assert "give --data-root, the folder that now holds what was in" in (error := capsys.readouterr().err)
     assert str(absent) in error
     for name, *more in commands:
         assert main([name, str(run.path), f"--data-root={common}", *more]) == 0
-    assert run.predictions("test").read_bytes() == before
+    assert run.predictions_file("test").read_bytes() == before
 
 
 def test_slides_that_were_replaced_are_refused(
@@ -226,7 +226,7 @@ def test_a_run_from_python(cohort: Path) -> None:
     run = Run.open(cohort / "runs" / "first")
     kept = [record for record in run.kept() if record.split == "test"]
     said = run.predict(kept[0].path)
-    row = read_predictions(run.predictions("test"))
+    row = read_predictions(run.predictions_file("test"))
     assert list(said) == ["probability_0", "probability_1"]
     assert said["probability_1"] == row.probabilities[list(row.slides).index(kept[0].slide), 1]
     assert run.scores["test"]["slides"] == len(kept)
@@ -266,7 +266,7 @@ def test_a_predictor_gives_the_numbers_of_the_commands_with_one_engine_and_no_tr
 ) -> None:
     folder = moved / "runs" / "first"
     assert main(["test", str(folder), "--overwrite", f"--train.{key}"]) == 0
-    tested = read_predictions(Run(folder).predictions("test"))
+    tested = read_predictions(Run(folder).predictions_file("test"))
     monkeypatch.setattr("pytorch_lightning.Trainer.__init__", forbidden)
     plans: list[Plan] = []
     make = Planner.make

@@ -28,7 +28,7 @@ def test_regions_are_those_of_the_users_table(tmp_path: Path) -> None:
     assert main(["fit", *words, f"--out={tmp_path / 'stores'}", f"--data.stores={tmp_path / 'out'}"]) == 0
     found = Run(tmp_path / "stores")
     assert all(row["path"].endswith(".zarr") for row in rows(found.splits))
-    assert rows(found.predictions("test")) == rows(Run(tmp_path / "slides").predictions("test"))
+    assert rows(found.predictions_file("test")) == rows(Run(tmp_path / "slides").predictions_file("test"))
 
 
 def test_a_template_with_labels_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

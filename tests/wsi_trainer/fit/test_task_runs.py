@@ -49,7 +49,7 @@ def test_trains_and_is_scored(name: str, table: Path, words: list[str], tmp_path
     folder = Run(tmp_path / "run")
     scores = read_json(folder.evaluation("test"))
     assert monitor == "val_loss" or monitor.removeprefix("val_") in scores["slide"]
-    assert len(read_predictions(folder.predictions("test"))) == scores["slides"] == 2
+    assert len(read_predictions(folder.predictions_file("test"))) == scores["slides"] == 2
     kept = read_manifest(folder.splits, columns=("age", "time", "event"))
     assert [record.others["age"] for record in kept] == [str(40 + 3 * i) for i in range(12)]
     assert main(["predict", str(folder.path), str(table)]) == 0

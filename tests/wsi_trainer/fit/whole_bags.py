@@ -117,6 +117,6 @@ def assert_predicted_alike(run: Run, model: SlideClassifier, bags: list[Tensor])
     model.load_state_dict(torch.load(run.checkpoint("best"), weights_only=True)["state_dict"])
     with torch.no_grad():
         said = torch.cat([model.task.predict(model.eval()(bag)) for bag in bags])
-    predicted = ClassPredictions.read(run.predictions("test"))
+    predicted = ClassPredictions.read(run.predictions_file("test"))
     np.testing.assert_allclose(predicted.probabilities, said.numpy(), atol=1e-8)
     return predicted

@@ -44,7 +44,7 @@ def make_run(tmp_path: Path, labels: np.ndarray) -> MakeRun:
             labels,
             np.stack([1 - positive, positive], axis=1),
         )
-        predictions.write(folder.predictions("test"))
+        predictions.write(folder.predictions_file("test"))
         write_json(folder.evaluation("test"), {"split": "test", **summarise(predictions, SCORES, 50)})
         write_json(folder.environment, environment())
         write_json(folder.memory, {"engine": "plain PyTorch", "plain_bytes": 2**20, "image_shape": [1, 3, 256, 320]})

@@ -103,7 +103,7 @@ def test_the_command_writes_it_and_names_what_is_missing(
     assert out.is_file() and str(out) in capsys.readouterr().out
     assert main(["report", str(tmp_path / "nothing")]) == 2
     assert "is not the folder of a run" in capsys.readouterr().err
-    runs[0].predictions("test").unlink()
+    runs[0].predictions_file("test").unlink()
     assert main(["report", str(runs[0].path)]) == 2
     assert "wsi-train test" in capsys.readouterr().err
 
@@ -161,7 +161,7 @@ def test_each_kind_has_its_page(kind: str, tmp_path: Path, browser: Browser) -> 
     make, scores, expected = KINDS[kind]
     predictions = make()
     folder = Run(tmp_path)
-    predictions.write(folder.predictions("test"))
+    predictions.write(folder.predictions_file("test"))
     summary = summarise(predictions, dict(scores), 40)
     write_json(folder.evaluation("test"), {"split": "test", **summary})
     write_json(folder.environment, environment())

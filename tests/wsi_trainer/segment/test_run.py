@@ -68,7 +68,7 @@ def segmented(run: Run) -> Run:
 
 def test_the_scores_are_those_of_the_written_labels(segmented: Run) -> None:
     run = segmented
-    predictions = read_predictions(run.predictions("test"))
+    predictions = read_predictions(run.predictions_file("test"))
     assert isinstance(predictions, AreaPredictions) and predictions.classes == ("normal", "lesion")
     found = read_json(run.segments / "segments.json")["slides"]
     records = {record.slide: record for record in read_manifest(run.splits, labelled=False)}
@@ -286,7 +286,7 @@ def test_a_label_of_the_slide_is_learnt_and_scored_beside(
     ]  # fmt: skip
     assert main(["fit", *words]) == 0
     folder = Run(tmp_path / "run")
-    scores, predictions = read_json(folder.evaluation("test")), read_predictions(folder.predictions("test"))
+    scores, predictions = read_json(folder.evaluation("test")), read_predictions(folder.predictions_file("test"))
     assert isinstance(predictions, JointPredictions)
     assert scores["slide"]["dice"]["value"] == pytest.approx(AREA_SCORES["dice"](predictions.areas), nan_ok=True)
     assert scores["slide"]["label_brier"]["value"] == pytest.approx(SCORES["brier"](predictions.labels))

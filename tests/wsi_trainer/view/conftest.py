@@ -89,7 +89,7 @@ def make_run(folder: Path, slides: Path, positive: tuple[float, ...] = POSITIVE)
     names = tuple(record.slide for record in records)
     owners = tuple(record.patient for record in records)
     said = ClassPredictions(names, owners, ("a", "b"), np.array(LABELS), np.stack([1 - second, second], axis=1))
-    said.write(run.predictions("test"))
+    said.write(run.predictions_file("test"))
     regions = folder / "regions"
     regions.mkdir()
     ring = [[10.0, 10.0], [50.0, 10.0], [50.0, 40.0], [10.0, 10.0]]

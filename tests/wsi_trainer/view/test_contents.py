@@ -42,7 +42,7 @@ def test_two_runs_are_told_apart(made_twice: tuple[Made, Made]) -> None:
 
 def test_slides_without_a_prediction_come_last(made_twice: tuple[Made, Made]) -> None:
     made = made_twice[0]
-    path = made.folder.predictions("test")
+    path = made.folder.predictions_file("test")
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([lines[0], lines[2]]))
     shown = contents_of(made.folder.path)

@@ -126,7 +126,7 @@ def rectangle_of(feature: dict[str, Any]) -> tuple[float, float, float, float]:
 
 @pytest.mark.full  # makes the pictures of docs/figures/session; test_browser.py has its parts
 def test_from_the_worst_mistake_to_the_same_place_in_qupath(page: Any, session: Session, tmp_path: Path) -> None:
-    predictions = read_predictions(session.run.predictions("test"))
+    predictions = read_predictions(session.run.predictions_file("test"))
     order = np.argsort(-predictions.errors(), kind="stable")
     worst = predictions.slides[order[0]]
     original = session.slides / Path(worst).with_suffix(".tif").name
