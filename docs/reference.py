@@ -22,6 +22,7 @@ PUBLIC = {
         "lightning_plugin.source",
     ),
     "The application": (
+        "wsi_trainer",
         "wsi_trainer.fit.run",
         "wsi_trainer.slide",
         "wsi_trainer.slide.views",

@@ -178,6 +178,7 @@ GIVEN = {
     ),
     "use-a-run": (
         "import shutil; from wsi_trainer.cli import main; shutil.copytree('stores/s6.zarr', 'new.svs'); "
+        "shutil.copytree('stores/s5.zarr', 'other.svs'); shutil.copytree('runs/first', 'runs/second'); "
         "main(['test', 'runs/first', '--cohort=external.csv', '--data.stores=stores', '--name=external-1'])"
     ),
 }

@@ -14,14 +14,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.io.display import clean
+from wsi_trainer.io.frames import A_FRAME, is_frame, table_of
 from wsi_trainer.io.tables import micrometres, read_table, write_table
 from wsi_trainer.preprocess.stores import StoreIndex
 from wsi_trainer.slide.identity import SlideId
 from wsi_trainer.slide.names import SlideFolders, file_about, same_patient
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 log = logging.getLogger("wsi_trainer")
 
@@ -86,7 +90,7 @@ class SlideRecord:
 
 
 def read_manifest(
-    path: Path,
+    given: Path | DataFrame,
     root: Path | None = None,
     labelled: bool = True,
     columns: Sequence[str] = ("label",),
@@ -96,19 +100,22 @@ def read_manifest(
     """Read and check the manifest.
 
     Args:
-        path: The CSV file.
-        root: Where relative paths of slides start; by default the manifest's folder.
+        given: The CSV file, or a table with its columns.
+        root: Where relative paths of slides start; by default the manifest's folder, of a table the current one.
         labelled: Whether each slide needs a label.
         columns: The columns with the label.
         filled: Whether none of these may be empty.
         stores: A folder that `preprocess` wrote, in which each slide is read from its store; None reads the slides.
     """
     needed = ("slide", *columns) if labelled else ("slide",)
-    if not path.is_file():
+    if is_frame(given):
+        path, table = A_FRAME, table_of(given)
+    elif not given.is_file():
         raise UserError(
-            f"there is no manifest at {path}; it is a CSV file with the columns {' and '.join(('slide', *columns))}"
+            f"there is no manifest at {given}; it is a CSV file with the columns {' and '.join(('slide', *columns))}"
         )
-    table = read_table(path)
+    else:
+        path, table = given, read_table(given)
     table.need(*needed)
     needed = needed if filled else ("slide",)
     base = path.parent if root is None else root

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytorch_lightning as pl
@@ -31,6 +31,9 @@ from wsi_trainer.models.tasks import Owners
 from wsi_trainer.models.weights import encoder_of, write_weights
 from wsi_trainer.preprocess.inputs import is_table, list_slides
 from wsi_trainer.slide.names import slide_name
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 # The commands.
 
@@ -155,7 +158,7 @@ def keep_slides(cohort: Run, records: Sequence[SlideRecord]) -> None:
         cohort.freeze([replace(record, split="test") for record in records], features=cohort.loaded.data.features)
 
 
-def records_in(run: Run, manifest: Path, **how: Any) -> list[SlideRecord]:
+def records_in(run: Run, manifest: Path | DataFrame, **how: Any) -> list[SlideRecord]:
     """The slides of another manifest, read from stores where the run reads stores; `read_manifest` says how."""
     data = run.loaded.data
     records = read_manifest(manifest, run.data_root, stores=data.stores if data.features is None else None, **how)

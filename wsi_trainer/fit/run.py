@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from rich.console import Console
 
@@ -30,6 +30,7 @@ from wsi_trainer.slide.identity import SlideId
 from wsi_trainer.slide.names import same_path, same_patient
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from torch import nn
 
     from wsi_trainer.data.dataset import DataConfig
@@ -61,7 +62,7 @@ class _File:
         return (run.results if self.of_results else run.path) / self.name
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """The folder of a run, and the names of its files.
 
@@ -435,15 +436,60 @@ class Run:
         """The scores of each split that was tested, as in `evaluation/SPLIT.json`."""
         return {path.stem: read_json(path) for path in sorted(self.evaluation("any").parent.glob("*.json"))}
 
-    def predict(self, slide: str | Path) -> dict[str, float]:
-        """The prediction of one slide: a number for each name in the columns of `wsi-train predict`.
+    @overload
+    def predict(self, slides: str | Path) -> dict[str, float]: ...
+
+    @overload
+    def predict(self, slides: Sequence[str | Path] | DataFrame) -> DataFrame: ...
+
+    def predict(self, slides: str | Path | Sequence[str | Path] | DataFrame) -> dict[str, float] | DataFrame:
+        """The prediction of a slide: a number for each name in the columns of `wsi-train predict`; a table of several.
 
         Nothing is written into the folder of the run.
 
+        Args:
+            slides: A slide, or several, or a table of them as a manifest has it, whose labels are not looked at.
+
         Raises:
-            SlideError: The slide cannot be read, whatever `data.on_error` says.
+            SlideError: A slide cannot be read, whatever `data.on_error` says.
         """
-        return self.predictor.predict(slide).to_dict()
+        if isinstance(slides, str | Path):
+            return self.predictor.predict(slides).to_dict()
+        from wsi_trainer.notebook import predicted
+
+        return predicted(self, slides)
+
+    # What a notebook shows; tables need pandas.
+
+    def __repr__(self) -> str:
+        from wsi_trainer.notebook import RunCard
+
+        return RunCard(self).text
+
+    def _repr_html_(self) -> str:
+        from wsi_trainer.notebook import RunCard
+
+        return RunCard(self).html
+
+    @property
+    def slides(self) -> DataFrame:
+        """The slides that the run, or its cohort, keeps: a row for each, with its split."""
+        from wsi_trainer.notebook import slides_of
+
+        return slides_of(self.kept())
+
+    def predictions(self, split: str = "test") -> DataFrame:
+        """The predictions of the slides of a split: a row for each, beside its label."""
+        from wsi_trainer.metrics import read_predictions
+        from wsi_trainer.notebook import predictions_of
+
+        return predictions_of(read_predictions(self.predictions_file(split)))
+
+    def compare(self, other: Run, split: str = "test") -> DataFrame:
+        """The scores of both runs on the slides that both have predicted, their differences and 95 % intervals."""
+        from wsi_trainer.notebook import compared
+
+        return compared(self, other, split)
 
 
 def _of_split(folder: Path, split: str) -> Path:

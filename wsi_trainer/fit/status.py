@@ -1,4 +1,4 @@
-"""Status of a run: `status.json`, which its process keeps up to date, and the command that reads it."""
+"""Status of a run: `status.json`, which its process keeps up to date, its curves, and the command that reads it."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.fit.run import Run
 from wsi_trainer.io.display import duration, format_bytes, say
 from wsi_trainer.io.files import as_written, read_json, write_json
+from wsi_trainer.io.tables import read_table
 from wsi_trainer.signals import Stopped
 
 log = logging.getLogger("wsi_trainer")
@@ -31,6 +32,22 @@ LAST = 5
 """Warnings that are kept."""
 LONGEST = 2000
 """Characters of a warning or an error."""
+
+
+Curves = dict[str, list[float]]
+"""A number for each epoch, by the name of what was measured."""
+
+
+def read_curves(folder: Path) -> Curves:
+    """The columns of the metrics by epoch; where a run was resumed, the later start counts."""
+    columns: dict[str, dict[int, float]] = {}
+    for path in sorted(folder.glob("version_*/metrics.csv"), key=lambda p: int(p.parent.name.removeprefix("version_"))):
+        with as_written(path):
+            for _, row in read_table(path, cut=True).rows:
+                for name, value in row.items():
+                    if value and row["epoch"]:
+                        columns.setdefault(name, {})[int(row["epoch"])] = float(value)
+    return {name: [values[epoch] for epoch in sorted(values)] for name, values in columns.items()}
 
 
 @dataclass(frozen=True)

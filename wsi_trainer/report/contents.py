@@ -11,8 +11,8 @@ from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.errors import UserError
 from wsi_trainer.explain.maps import Maps, annotations_on, outlines_of
 from wsi_trainer.fit.run import LESIONS, Run, read_lesion_scores
+from wsi_trainer.fit.status import Curves, read_curves
 from wsi_trainer.io.files import as_written, read_json
-from wsi_trainer.io.tables import read_table
 from wsi_trainer.metrics import (
     Interval,
     LesionPredictions,
@@ -22,8 +22,6 @@ from wsi_trainer.metrics import (
     paired_difference,
     read_predictions,
 )
-
-Curves = dict[str, list[float]]
 
 
 @dataclass(frozen=True)
@@ -128,18 +126,6 @@ class SlideRow:
     """Outlines of drawn regions."""
     found: Path | None
     """Outlines of the regions that `segment` found."""
-
-
-def read_curves(folder: Path) -> Curves:
-    """The columns of the metrics by epoch; where a run was resumed, the later start counts."""
-    columns: dict[str, dict[int, float]] = {}
-    for path in sorted(folder.glob("version_*/metrics.csv"), key=lambda p: int(p.parent.name.removeprefix("version_"))):
-        with as_written(path):
-            for _, row in read_table(path, cut=True).rows:
-                for name, value in row.items():
-                    if value and row["epoch"]:
-                        columns.setdefault(name, {})[int(row["epoch"])] = float(value)
-    return {name: [values[epoch] for epoch in sorted(values)] for name, values in columns.items()}
 
 
 def slide_rows(run: RunResults, baseline: RunResults | None) -> list[SlideRow]:

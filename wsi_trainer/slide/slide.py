@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from PIL import Image
@@ -32,6 +32,9 @@ from wsi_trainer.slide.formats.base import (
 from wsi_trainer.slide.formats.store import StoreReader
 from wsi_trainer.slide.geometry import TOLERANCE, Resolution, SlideTransform, resolve, shrink_factor
 from wsi_trainer.slide.tissue import LABEL, TissueMask, find_tissue, mask_scale
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _COARSEST = 64.0  # downsample up to which the levels of a cropped slide stay pixel for pixel those of the slide
 _HELD = 1 << 22  # pixels that are read at a time to make a thumbnail
@@ -273,6 +276,30 @@ class Slide:
 
     def _uncropped(self, level: int, y: int, x: int) -> tuple[int, int, int]:
         return (level, y, x) if self._crop is None else self._crop.outside(level, y, x)
+
+    # -- what a notebook shows
+
+    def __repr__(self) -> str:
+        from wsi_trainer.notebook import SlideCard
+
+        return SlideCard(self).text
+
+    def _repr_html_(self) -> str:
+        from wsi_trainer.notebook import SlideCard
+
+        return SlideCard(self).html
+
+    def plot(self, axes: Axes | None = None, *, tissue: bool = False, side: int = LONGEST) -> Axes:
+        """Draws the slide with a scale bar, on axes in pixels of level 0 of the original slide.
+
+        Args:
+            axes: Axes of matplotlib; by default those of a new figure.
+            tissue: Whether to outline the tissue.
+            side: Longest side of the picture in pixels.
+        """
+        from wsi_trainer.notebook import plot
+
+        return plot(self, axes, tissue, side)
 
     # -- what is made of them
 

@@ -14,9 +14,9 @@ import yaml
 from wsi_trainer.cli import main
 from wsi_trainer.data.manifest import read_manifest
 from wsi_trainer.fit.run import Run
+from wsi_trainer.fit.status import read_curves
 from wsi_trainer.io.files import read_json
 from wsi_trainer.metrics import ClassPredictions, auc
-from wsi_trainer.report.contents import read_curves
 
 
 def test_a_run_folder_holds_everything_and_the_other_commands_read_it(

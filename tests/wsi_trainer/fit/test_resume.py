@@ -16,10 +16,10 @@ from tests.wsi_trainer.fit import slow_steps
 from wsi_trainer.cli import FAULT_EXIT, main
 from wsi_trainer.fit import fit, trainer
 from wsi_trainer.fit.run import Run
+from wsi_trainer.fit.status import read_curves
 from wsi_trainer.io import files
 from wsi_trainer.io.files import read_json
 from wsi_trainer.models import SlideClassifier
-from wsi_trainer.report.contents import read_curves
 
 
 class Killed(RuntimeError):

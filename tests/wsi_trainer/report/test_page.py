@@ -14,6 +14,7 @@ from wsi_trainer.cli import main
 from wsi_trainer.data.manifest import SlideRecord, write_manifest
 from wsi_trainer.environment import environment
 from wsi_trainer.fit.run import Run
+from wsi_trainer.fit.status import read_curves
 from wsi_trainer.io.files import write_json
 from wsi_trainer.metrics import (
     MULTI_LABEL_SCORES,
@@ -30,7 +31,7 @@ from wsi_trainer.metrics import (
     summarise,
 )
 from wsi_trainer.report import write_report
-from wsi_trainer.report.contents import RunResults, read_curves, slide_rows
+from wsi_trainer.report.contents import RunResults, slide_rows
 
 from .conftest import SLIDES, Browser, MakeRun
 

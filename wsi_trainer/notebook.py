@@ -1,0 +1,319 @@
+"""Slides and runs in a notebook: a line and a card in HTML of each, pictures by matplotlib, tables by pandas.
+
+Cards and tables import no torch.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+from wsi_trainer.data.manifest import SPLITS, SlideRecord
+from wsi_trainer.errors import SlideError, UserError
+from wsi_trainer.io.display import clean
+from wsi_trainer.io.files import as_written
+from wsi_trainer.io.frames import frame
+from wsi_trainer.io.untrusted import read_yaml
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from pandas import DataFrame
+
+    from wsi_trainer.fit.run import Run
+    from wsi_trainer.metrics import Predictions
+    from wsi_trainer.slide.slide import Slide
+
+THUMBNAIL = 240
+"""Longest side of the picture on a card."""
+MOST_LABELS = 8
+"""Different labels beyond which a card does not count each."""
+
+
+class SlideCard:
+    """Name, size, pixel, levels and format of a slide."""
+
+    def __init__(self, slide: Slide) -> None:
+        self.slide = slide
+        info, (height, width) = slide.info, slide.shape
+        pixel = slide.resolution
+        levels = len(slide.levels)
+        self.title = clean(Path(slide.name).name)
+        self.facts = {
+            "size": f"{width:,} × {height:,} px (width × height)".replace(",", "\N{NARROW NO-BREAK SPACE}"),
+            "pixel": "of unknown size" if pixel is None else f"{pixel.mean:.3g} µm/px",
+            "levels": f"{levels} level{'' if levels == 1 else 's'}",
+            "format": f"{info.vendor}, read by {info.reader}",
+        }
+
+    @property
+    def text(self) -> str:
+        """The card in one line."""
+        return f"Slide {self.title}: {', '.join(self.facts.values())}"
+
+    @property
+    def html(self) -> str:
+        """The card with a picture of the slide."""
+        try:
+            picture = f'<img alt="" src="{png(Image.fromarray(self.slide.thumbnail(THUMBNAIL)))}">'
+        except SlideError as error:  # what is said of the slide stays true
+            picture = f"<em>{escape(error.reason)}</em>"
+        return card(self.title, picture + rows(self.facts))
+
+
+class RunCard:
+    """Task, slides, best epoch and scores of a run."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        with as_written(run.config):
+            config = dict(read_yaml(run.config) or {})
+            model, train = dict(config.get("model") or {}), dict(config.get("train") or {})
+        scores = run.scores
+        classes: list[str] = next((one["classes"] for one in scores.values() if one.get("classes")), [])
+        self.title = clean(run.name)
+        self.task = _class_name(model.get("task")) + (f" ({', '.join(map(clean, classes))})" if classes else "")
+        self.network = " and ".join(filter(None, (_class_name(model.get(part)) for part in ("backbone", "head"))))
+        self.records = run.kept() if run.splits.is_file() else []
+        self.best = _best_epoch(run, str(train.get("monitor") or "val_loss"))
+        self.scores = {split: dict(one["slide"]) for split, one in scores.items() if one.get("slide")}
+
+    @property
+    def splits(self) -> Iterator[tuple[str, list[SlideRecord]]]:
+        """The splits that have slides."""
+        for split in SPLITS:
+            if own := [record for record in self.records if record.split == split]:
+                yield split, own
+
+    @property
+    def text(self) -> str:
+        """The card in one line."""
+        from wsi_trainer.metrics import Interval
+
+        slides = ", ".join(f"{len(own)} {split}" for split, own in self.splits)
+        parts = [self.task, f"{slides} slides" if slides else "no list of slides", self.best]
+        for split, scores in self.scores.items():
+            name, score = next(iter(scores.items()))
+            parts.append(f"{name} {Interval.of(score)} of {split}")
+        return f"Run {self.title}: {'; '.join(filter(None, parts))}"
+
+    @property
+    def html(self) -> str:
+        """The card with a table of the slides and one of the scores."""
+        from wsi_trainer.metrics import Interval
+
+        facts = {
+            "task": self.task,
+            "network": self.network,
+            "best epoch": self.best,
+            "checkpoint": clean(self.run.chosen),
+            "other cohorts": clean(", ".join(self.run.cohorts)) if self.run.cohort is None else "",
+            "folder": clean(self.run.path),
+        }
+        slides = [
+            [split, str(len(own)), str(len({record.patient for record in own})), _labels(own)]
+            for split, own in self.splits
+        ]
+        names = list(dict.fromkeys(name for scores in self.scores.values() for name in scores))
+        scored = [
+            [name, *(str(Interval.of(scores[name])) if name in scores else "" for scores in self.scores.values())]
+            for name in names
+        ]
+        return card(
+            self.title,
+            rows({name: fact for name, fact in facts.items() if fact}),
+            grid(["split", "slides", "patients", "labels"], slides),
+            grid(["score", *self.scores], scored),
+        )
+
+
+def _class_name(named: Any) -> str:
+    """The name of a class that a config names by its import path, or in short."""
+    found = named.get("class_path", named.get("name", "")) if isinstance(named, Mapping) else named
+    return clean(str(found or "").rpartition(".")[2])
+
+
+def _labels(records: Sequence[SlideRecord]) -> str:
+    counts = Counter(record.label for record in records if record.label)
+    return "" if len(counts) > MOST_LABELS else ", ".join(f"{count} × {clean(name)}" for name, count in counts.items())
+
+
+def _best_epoch(run: Run, monitor: str) -> str:
+    """The best value of what chose the checkpoint; empty before the first epoch has ended."""
+    from wsi_trainer.fit.status import read_curves
+    from wsi_trainer.metrics import LOWER_IS_BETTER
+
+    values = np.asarray(read_curves(run.metrics).get(monitor, ()), dtype=float)
+    if not np.isfinite(values).any():
+        return ""
+    lower = monitor.removeprefix("val_") in LOWER_IS_BETTER
+    best = int(np.nanargmin(values) if lower else np.nanargmax(values))
+    return f"{clean(monitor)} {values[best]:.3g} in epoch {best + 1} of {len(values)}"
+
+
+# HTML.
+
+
+def card(title: str, *parts: str) -> str:
+    """A heading, and what it is about side by side."""
+    inner = "".join(f"<div>{part}</div>" for part in parts if part)
+    row = '<div style="display:flex;flex-wrap:wrap;gap:1.5em;align-items:flex-start">'
+    return f"<div><strong>{escape(title)}</strong>{row}{inner}</div></div>"
+
+
+def rows(facts: Mapping[str, str]) -> str:
+    """A table of names and values."""
+    cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in facts.items())
+    return f"<table>{cells}</table>"
+
+
+def grid(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A table with a head; nothing where it has no lines."""
+    if not lines:
+        return ""
+    top = "".join(f"<th>{escape(name)}</th>" for name in head)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>" for line in lines)
+    return f"<table><tr>{top}</tr>{body}</table>"
+
+
+def png(picture: Image.Image) -> str:
+    """A picture as an address that needs no file."""
+    buffer = io.BytesIO()
+    picture.save(buffer, format="PNG")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+# Pictures.
+
+
+def plot(slide: Slide, axes: Axes | None, tissue: bool, side: int) -> Axes:
+    """Draw a slide on axes in pixels of level 0 of the original slide, with a scale bar.
+
+    Args:
+        slide: The slide.
+        axes: Where to draw; by default a new figure.
+        tissue: Whether to outline the tissue.
+        side: Longest side of the picture in pixels.
+    """
+    from matplotlib import pyplot
+
+    if axes is None:
+        _, axes = pyplot.subplots(layout="constrained")
+    height, width = slide.shape
+    (left, top), (right, bottom) = slide.transform.to_slide([(0, 0), (width, height)]).tolist()
+    axes.imshow(slide.thumbnail(side), extent=(left, right, bottom, top))
+    if tissue:
+        mask = slide.tissue()
+        rows_, columns = mask.mask.shape
+        x, y = (np.arange(count) * mask.scale + mask.scale / 2 for count in (columns, rows_))
+        places = slide.transform.to_slide(np.stack(np.meshgrid(x, y), axis=-1))
+        axes.contour(places[..., 0], places[..., 1], mask.mask.astype(float), levels=[0.5], colors="#0a8a3a")
+        axes.set_xlim(left, right)
+        axes.set_ylim(bottom, top)
+    if slide.transform.mpp is not None:
+        length = _nice(slide.transform.mpp[1] * (right - left) / 4)
+        end = left + 0.04 * (right - left) + length / slide.transform.mpp[1]
+        y = bottom - 0.05 * (bottom - top)
+        axes.plot([left + 0.04 * (right - left), end], [y, y], color="black", linewidth=3, solid_capstyle="butt")
+        said = f"{length / 1000:g} mm" if length >= 1000 else f"{length:g} µm"
+        axes.annotate(
+            said, ((left + 0.04 * (right - left) + end) / 2, y), (0, 4), textcoords="offset points", ha="center"
+        )
+    axes.set_title(clean(Path(slide.name).name))
+    axes.set_axis_off()
+    return axes
+
+
+def _nice(length: float) -> float:
+    """The largest of 1, 2, 5, 10, 20, ... that is no longer."""
+    power = 10.0 ** math.floor(math.log10(length))
+    return max(step * power for step in (1, 2, 5) if step * power <= length)
+
+
+# Tables.
+
+
+def slides_of(records: Sequence[SlideRecord]) -> DataFrame:
+    """A row for each slide, with the columns of `splits.csv`."""
+    names = ("slide", "path", "label", "patient", "split", "site")
+    columns: dict[str, list[Any]] = {name: [str(getattr(record, name)) for record in records] for name in names}
+    others = dict.fromkeys(name for record in records for name in record.others)
+    return frame(columns | {name: [record.others.get(name, "") for record in records] for name in others})
+
+
+def predictions_of(predictions: Predictions) -> DataFrame:
+    """A row for each slide: the columns of the file, and what is predicted in a word."""
+    columns: dict[str, Sequence[Any]] = {"slide": predictions.slides, "patient": predictions.patients}
+    if predictions.sites:
+        columns["site"] = predictions.sites
+    words = [predictions.words(row) for row in range(len(predictions))]
+    columns |= predictions.columns()
+    return frame(columns | {"predicted": [one.predicted for one in words], "wrong": [one.wrong for one in words]})
+
+
+def predicted(run: Run, slides: Sequence[str | Path] | DataFrame) -> DataFrame:
+    """A row for each slide: what the run predicts of it.
+
+    Args:
+        run: The run.
+        slides: Paths, or a table with a row for each slide as a manifest has it; labels are not looked at.
+    """
+    from wsi_trainer.fit.evaluate import records_in
+    from wsi_trainer.io.frames import is_frame
+
+    if is_frame(slides):
+        records = records_in(run, slides, labelled=False)
+    else:
+        records = [run.record_of(Path(slide), Path(slide).name) for slide in slides]
+    found = list(run.predictor.predict_all(run.as_seen(records)))
+    patients = {record.slide: record.patient for record in records}
+    columns: dict[str, list[Any]] = {
+        "slide": [one.slide for one in found],
+        "patient": [patients.get(one.slide, one.slide) for one in found],
+    }
+    names = found[0].names if found else ()
+    return frame(columns | {name: [float(one.values[place]) for one in found] for place, name in enumerate(names)})
+
+
+def compared(run: Run, other: Run, split: str) -> DataFrame:
+    """A row for each score of two runs on the slides that both have predicted, and their difference."""
+    from wsi_trainer.metrics import paired_difference, read_predictions
+
+    first, second = (read_predictions(one.predictions_file(split)) for one in (run, other))
+    if type(first) is not type(second):
+        raise UserError(f"{other.path} predicts something else than {run.path}; compare runs of one task")
+    both = [slide for slide in first.slides if slide in set(second.slides)]
+    if not both:
+        raise UserError(f"{run.path} and {other.path} have predicted no slide of the split {split} in common")
+    first, second = first.aligned(both), second.aligned(both)
+    names = (run.name, other.name) if run.name != other.name else (str(run.path), str(other.path))
+    scores = type(first).SCORES
+    found = [paired_difference(first, second, score) for score in scores.values()]
+    return frame(
+        {
+            "score": list(scores),
+            names[0]: [score(first) for score in scores.values()],
+            names[1]: [score(second) for score in scores.values()],
+            "difference": [one.value for one in found],
+            "low": [one.low for one in found],
+            "high": [one.high for one in found],
+            "patients": [one.patients for one in found],
+        },
+        index="score",
+    )
+
+
+def encoders() -> DataFrame:
+    """The published encoders of patches that a config may name: a row for each."""
+    from wsi_trainer.models.encoders import ENCODERS
+
+    names = ("name", "width", "size", "mpp", "licence", "source")
+    return frame({name: [getattr(encoder, name) for encoder in ENCODERS] for name in names}, index="name")
