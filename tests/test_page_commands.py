@@ -168,7 +168,7 @@ GIVEN = {
     ),
     "large-models": "from pytorch_lightning import Trainer; import torch; net = torch.nn.Conv2d(3, 4, 3)",
     "plan-a-budget": "import torch; net = torch.nn.Conv2d(3, 4, 3)",
-    "preprocess": (
+    "convert-many-slides": (
         "from pathlib import Path; from wsi_trainer.cli import main; from wsi_trainer.synthetic import *; "
         "write_slide(Path('NAME.tif'), SlideSpec(1024, 1024, seed=1)); main(['preprocess', 'NAME.tif', 'out'])"
     ),
@@ -189,6 +189,9 @@ ELSEWHERE = {
     "add-a-slide-format": "test_pages.py",
     "any-huge-image": "test_pages.py",
     "predict-in-blocks": "test_pages.py",
+    "rules-for-neighbours": "test_pages.py",
+    "rules-for-reductions": "test_pages.py",
+    "volumes": "test_pages.py",
     "fine-tune-an-encoder": "wsi_trainer/cli/test_tutorial.py",
     "design": "pseudo-code: names of the engine without their arguments",
 }

@@ -27,13 +27,17 @@ def code_of(page: Path) -> Any:
     return compile("\n".join(blocks), str(page), "exec", dont_inherit=True)
 
 
-def test_the_page_on_rules_adds_one() -> None:
+@pytest.mark.parametrize(
+    ("page", "network"),
+    [("add-a-rule", "Middle"), ("rules-for-neighbours", "Crosses"), ("rules-for-reductions", "Energies")],
+)
+def test_the_pages_on_rules_add_some(page: str, network: str) -> None:
     names: dict[str, Any] = {"__name__": __name__}  # dataclasses look their module up
-    exec(code_of(PAGES / "add-a-rule.md"), names)
+    exec(code_of(PAGES / f"{page}.md"), names)
     result = names["result"]
     assert result.exact, result
     assert not result.barriers, "the rules that the page adds were not used"
-    assert not check(names["Edges"](), torch.rand(3, 4, 11, 13)).barriers, "they were not used for a batch"
+    assert not check(names[network](), torch.rand(3, 4, 11, 13)).barriers, "they were not used for a batch"
 
 
 def test_the_page_on_slide_formats_adds_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +61,7 @@ def test_the_page_on_huge_images_trains_on_a_scene_and_on_a_volume(
 ) -> None:
     monkeypatch.chdir(tmp_path)  # where the page writes its images
     names: dict[str, Any] = {"__name__": __name__}
-    for page in ("any-huge-image", "predict-in-blocks"):  # the second continues the first
+    for page in ("any-huge-image", "predict-in-blocks", "volumes"):  # the others continue the first
         exec(code_of(PAGES / f"{page}.md"), names)
     for kind, steps, budget in (("scene", 20, 6), ("volume", 4, 4)):
         trainer, report = names[f"{kind}_trainer"], names[f"{kind}_report"]
