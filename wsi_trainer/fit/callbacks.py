@@ -232,6 +232,12 @@ def time_left(total: int, first: int, done: int, seconds: float) -> float | None
     return None if done <= first else seconds / (done - first) * max(total - done, 0)
 
 
+def note_failure(path: Path, slide: str, stage: str, epoch: int, reason: str) -> None:
+    """Write a slide that is left out to failures.csv, and say so at once."""
+    append_row(path, FAILURE_COLUMNS, [slide, stage, epoch, reason])
+    log.warning("slide %s is left out (%s): %s", clean(slide), stage, clean(reason))
+
+
 class FailureLog(Callback):
     """Writes each to failures.csv and says so at once; ends the run where nothing is left to train on.
 
@@ -256,11 +262,11 @@ class FailureLog(Callback):
 
     def note(self, batch: SlideBatch, reason: str) -> None:
         """A slide of this batch is left out."""
-        stage = str(self._trainer.state.stage.value) if self._trainer.state.stage else "predict"
+        assert self._trainer.state.stage is not None
+        stage = str(self._trainer.state.stage.value)
         self.slides.append(batch["slide"])
         self._epoch += stage == "train"
-        append_row(self.path, FAILURE_COLUMNS, [batch["slide"], stage, self._trainer.current_epoch, reason])
-        log.warning("slide %s is left out (%s): %s", clean(batch["slide"]), stage, clean(reason))
+        note_failure(self.path, batch["slide"], stage, self._trainer.current_epoch, reason)
 
     def on_train_epoch_start(self, *args: Any) -> None:
         self._epoch = 0

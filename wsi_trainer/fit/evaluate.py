@@ -8,26 +8,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pytorch_lightning as pl
 from jsonargparse import ArgumentParser, Namespace
-from pytorch_lightning.callbacks import Callback
 from rich.console import Console
-from torch import Tensor
+from rich.progress import Progress
 
-from wsi_trainer.data.datamodule import SlideData, in_order
-from wsi_trainer.data.dataset import SlideDataset, grouped
+from wsi_trainer.data.datamodule import SlideData
+from wsi_trainer.data.dataset import grouped
 from wsi_trainer.data.manifest import SlideRecord, check_files, read_manifest
 from wsi_trainer.data.splits import first_names
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit.callbacks import FailureLog
+from wsi_trainer.fit.callbacks import note_failure
 from wsi_trainer.fit.config import limits_imports, open_run, run_parser
 from wsi_trainer.fit.run import LESIONS, Run
-from wsi_trainer.fit.trainer import Bar, at_work, image_of, logged_to, make_trainer
+from wsi_trainer.fit.trainer import at_work, image_of, logged_to
 from wsi_trainer.io.display import say
 from wsi_trainer.io.files import write_json
 from wsi_trainer.io.tables import write_table
 from wsi_trainer.metrics import FROC_SCORES, Interval, LesionPredictions, Marks, Predictions, summarise
-from wsi_trainer.models.tasks import Owners
+from wsi_trainer.models.tasks import Owners, Task
 from wsi_trainer.models.weights import encoder_of, write_weights
 from wsi_trainer.preprocess.inputs import is_table, list_slides
 from wsi_trainer.slide.names import slide_name
@@ -87,12 +85,11 @@ def predict(words: Sequence[str]) -> int:
     model, data, _ = cohort.loaded
     records = records_of(run, options.slides)
     keep_slides(cohort, records)
-    said = predict_records(cohort, records)
-    rows = (
-        [record.slide, record.patient, *(float(value) for value in said[record.slide])]
-        for record in grouped(data, records, None)
-        if record.slide in said
-    )
+    cases = grouped(data, records, None)
+    with at_work(cohort.path), logged_to(cohort.log):
+        said = predicted(cohort, cases, Failures(cohort))
+    kept = [case for case in cases if case.slide in said]
+    rows = ([case.slide, case.patient, *(float(value) for value in said[case.slide])] for case in kept)
     write_table(target, ["slide", "patient", *model.task.names], rows)
     say(Console(), f"predictions: {target}")
     return 0
@@ -185,10 +182,9 @@ def test_split(run: Run, split: str, progress: bool = True) -> dict[str, Any]:
     run.tell_changes(data, task.columns)
     records = run.records(split, task.columns, not task.may_be_empty, data.features)
     slides = SlideData(data, task, config.seed, image_of(config), model.tissue_stride, records)
-    failures = failure_log(run)
+    failures = Failures(run)
     with at_work(run.path), logged_to(run.log):
-        trainer = evaluator(run, progress, failures)
-        said = read_outputs(trainer.predict(model, dataloaders=slides.loader(split)))
+        said = predicted(run, slides.of(split), failures, task, progress)
         slides.warn_of_lack(split)
     kept = [record for record in slides.of(split) if record.slide in said]
     if not kept:
@@ -201,40 +197,45 @@ def test_split(run: Run, split: str, progress: bool = True) -> dict[str, Any]:
     scores: dict[str, Any] = {"split": split, "checkpoint": run.chosen, "task": type(task).__name__}
     scores |= {} if run.cohort is None else {"cohort": run.cohort}
     scores |= summarise(predictions, dict(task.scores), config.resamples, 0)
-    scores["skipped"] = [slide for log in failures for slide in log.slides]
+    scores["skipped"] = failures.slides
     write_json(run.evaluation(split), scores)
     return scores
 
 
-def predict_records(run: Run, records: Sequence[SlideRecord]) -> dict[str, np.ndarray]:
-    """The outputs of slides without labels, by slide (or patient, with `data.group`); unreadable ones are absent."""
-    slides = unlabelled(run, records)
-    with at_work(run.path), logged_to(run.log):
-        trainer = evaluator(run, True, failure_log(run))
-        return read_outputs(trainer.predict(run.loaded.model, dataloaders=in_order(slides, run.loaded.data.workers)))
+class Failures:
+    """The slides that cannot be read, where a command may go on without them; each is a line of failures.csv."""
+
+    def __init__(self, run: Run) -> None:
+        self.path, self.slides = run.failures, list[str]()
+        self.noted = self.note if run.loaded.data.on_error == "skip" else None
+        """Is told of each; None where the first one ends the command."""
+
+    def note(self, slide: str, reason: str) -> None:
+        """A slide is left out."""
+        self.slides.append(slide)
+        note_failure(self.path, slide, "predict", 0, reason)
 
 
-def unlabelled(run: Run, records: Sequence[SlideRecord]) -> SlideDataset:
-    """Slides without labels (or patients, with `data.group`), as the run reads them."""
-    model, data, config = run.loaded
-    return SlideDataset(grouped(data, records, None), None, data, image_of(config), None, model.tissue_stride)
+def predicted(
+    run: Run, cases: Sequence[SlideRecord], failures: Failures, task: Task | None = None, progress: bool = True
+) -> dict[str, np.ndarray]:
+    """The numbers of slides, or of patients with `data.group`, by their names; unreadable ones are absent.
 
-
-def evaluator(run: Run, progress: bool, logs: Sequence[FailureLog]) -> pl.Trainer:
-    """A Trainer that only predicts, on one device."""
-    bars: list[Callback] = [Bar()] if progress else []
-    return make_trainer(run.loaded.train, run.path, [*bars, *logs], progress=progress)
-
-
-def failure_log(run: Run) -> list[FailureLog]:
-    """The log of slides that cannot be read, where the run may go on without them."""
-    return [FailureLog(run.failures)] if run.loaded.data.on_error == "skip" else []
-
-
-def read_outputs(outputs: Any) -> dict[str, np.ndarray]:
-    """The results of `predict_step` by slide, without the slides that could not be read."""
-    pairs: list[tuple[str, Tensor | None]] = list(outputs or ())
-    return {slide: said[0].double().numpy() for slide, said in pairs if said is not None}
+    Args:
+        run: The run.
+        cases: The slides or patients.
+        failures: Is told of slides that cannot be read.
+        task: Makes targets, where a prediction is compared with them pixel by pixel.
+        progress: Whether to show a bar with the time left.
+    """
+    found = run.predictor.predict_all(cases, task, run.loaded.data.workers, failures.noted)
+    with Progress(transient=True, disable=not progress) as bar:
+        row = bar.add_task("predicting", total=len(cases))
+        said = {}
+        for prediction in found:
+            said[prediction.slide] = prediction.values
+            bar.update(row, completed=len(said) + len(failures.slides))
+    return said
 
 
 def owners_of(records: Sequence[SlideRecord]) -> Owners:

@@ -1,30 +1,36 @@
-"""`Predictor`: the model of a run on slides, one after the other, without a Trainer and without writing anything."""
+"""`Predictor`: a trained model that is asked about slides, without a Trainer and without writing anything."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from lightning_plugin import TiledModule
+from lightning_plugin import BudgetError, LazyImage, PixelsError, TiledModule, make_plan
 from lightning_plugin.memory import default_budget
-from wsi_trainer.data.datamodule import in_order
-from wsi_trainer.data.dataset import SlideDataset, grouped
-from wsi_trainer.data.manifest import SlideRecord
-from wsi_trainer.errors import UserError
+from wsi_trainer.data.cohort import Seen
+from wsi_trainer.data.datamodule import in_order, views_of
+from wsi_trainer.data.dataset import DataConfig, SlideDataset, Visit, dense, grouped
+from wsi_trainer.data.manifest import FEATURES, SlideRecord
+from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.fit.config import AUTO, Loaded, TrainConfig
 from wsi_trainer.fit.run import Run
 from wsi_trainer.fit.trainer import device_of, engine_options, image_of, precision_of
-from wsi_trainer.models.slide_model import SlideBatch, SlideModel
+from wsi_trainer.models.backbones import FrozenFeatures
+from wsi_trainer.models.slide_model import SlideBatch, SlideModel, forget
+from wsi_trainer.models.tasks import Task
 
 DTYPES = {"64": torch.float64, "32": torch.float32, "16": torch.float16, "bf16": torch.bfloat16}
+FILES_OF_FEATURES = tuple(Path(kind).suffix for kind in FEATURES)
+WHOLE = 4
+"""A bag of features runs as plain PyTorch where that needs the budget's part of so many at most."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +49,21 @@ class Prediction:
         return dict(zip(self.names, map(float, self.values), strict=True))
 
 
+class Origin(Protocol):
+    """What a model comes from: a run, or an exported folder."""
+
+    @property
+    def seen(self) -> Seen | None:
+        """The resolution at which the model saw the slides of training; None where slides are shown as they are."""
+
+    def record_of(self, path: Path, name: str) -> SlideRecord:
+        """A slide without label."""
+
+
+OnFailure = Callable[[str, str], None]
+"""Told of a slide that cannot be read, and why."""
+
+
 class Predictor:
     """A model in evaluation mode on its device, with one engine for all slides.
 
@@ -51,24 +72,26 @@ class Predictor:
     {'probability_normal': 0.03, 'probability_tumour': 0.97}
     """
 
-    def __init__(self, run: Run) -> None:
-        """Move the run's model to the device and precision that the run's config names.
+    def __init__(self, loaded: Loaded, origin: Origin | None = None) -> None:
+        """Move the model to the device and precision that its config names.
 
         Args:
-            run: The run, whose `loaded` is the model with its settings.
+            loaded: The model with its settings.
+            origin: What it comes from; without it slides are shown as they are.
         """
-        self.run = run
-        self.loaded: Loaded = run.loaded
-        model, _, config = self.loaded
+        self.loaded, self.origin = loaded, origin
+        model, _, config = loaded
         self.device = device_of(config)
         if self.device.type == "cpu" and config.accelerator in ("cuda", "gpu"):
             raise UserError(f"train.accelerator is {config.accelerator}, and there is no such device; set it to auto")
         self._dtype, self._autocast = _dtypes(precision_of(config))
         model.eval().to(dtype=self._dtype)
-        self._network = _network(model, config, self.device)
-        budget = self._network.engine.options.budget if isinstance(self._network, TiledModule) else None
+        self._answers = Answer(model)
+        self._network = _tiled(self._answers, config, self.device)
+        self._whole: dict[int, bool] = {}
+        self._budget = self._network.engine.options.budget if isinstance(self._network, TiledModule) else None
         size = sum(parameter.nbytes for parameter in model.parameters())
-        if budget is None or self.device.type == "cpu" or size < budget:
+        if self._budget is None or self.device.type == "cpu" or size < self._budget:
             model.to(self.device)
         else:  # plans stream its parameters
             for buffer in model.buffers():
@@ -79,11 +102,41 @@ class Predictor:
         """Open the model of a run; a folder that may only be read is enough.
 
         Args:
-            path: The folder of the run.
-            checkpoint: best, last, or the path of another one.
+            path: The folder of the run, or a checkpoint in it.
+            checkpoint: Of a run best, last, or the path of another one.
             trust: Whether the config may name classes and functions beyond this package.
         """
-        return cls(Run.open(path, checkpoint, trust=trust))
+        path = Path(path)
+        run = Run.of_checkpoint(path, trust) if path.is_file() else Run.open(path, checkpoint, trust=trust)
+        return cls(run.loaded, run)
+
+    @property
+    def model(self) -> SlideModel:
+        """The model, in evaluation mode."""
+        return self.loaded.model
+
+    # Slides.
+
+    def record_of(self, slide: str | Path, name: str | None = None) -> SlideRecord:
+        """A slide without label, of the name of its file unless it is given another."""
+        path = Path(slide)
+        name = path.name if name is None else name
+        return SlideRecord(name, path, "", name, "") if self.origin is None else self.origin.record_of(path, name)
+
+    def as_seen(self, records: Sequence[SlideRecord], tell: bool = False) -> list[SlideRecord]:
+        """The records of other slides than those of training, to be read at the resolution of these.
+
+        Args:
+            records: The slides.
+            tell: Whether to print which are read otherwise than they are.
+
+        Raises:
+            UserError: A slide is coarser, or does not say how large its pixels are.
+        """
+        seen = None if self.origin is None else self.origin.seen
+        return list(records) if seen is None else seen.show(records, tell)
+
+    # What is predicted.
 
     def predict(self, slide: str | Path) -> Prediction:
         """The prediction of one slide.
@@ -91,19 +144,82 @@ class Predictor:
         Raises:
             SlideError: The slide cannot be read, whatever `data.on_error` says.
         """
-        (record,) = self.run.as_seen([self.run.record_of(Path(slide), Path(slide).name)])
-        (prediction,) = self.predict_all([record])
-        return prediction
+        record, data = self.record_of(slide), self.loaded.data
+        if self._reads_features and Path(slide).suffix in FILES_OF_FEATURES:
+            record, data = self.record_of(Path(slide).with_suffix("")), replace(data, features=Path(slide).parent)
+        elif self._reads_features and data.features is None:
+            raise UserError(f"the model takes features of patches: give the file of a slide's features, not {slide}")
+        (case,) = grouped(data, self.as_seen([record]), None)
+        batch = self._slides([case], None, data)[Visit(0, 0)]
+        try:
+            return self._answer(batch)
+        finally:
+            for view in views_of(batch):
+                view.close()
 
-    def predict_all(self, records: Sequence[SlideRecord]) -> Iterator[Prediction]:
-        """The predictions of slides, or of patients with `data.group`, one after the other."""
-        model, data, config = self.loaded
-        cases = grouped(data, records, None)
-        slides = SlideDataset(cases, None, data, image_of(config), None, model.tissue_stride)
-        for batch in in_order(slides, 0):
-            with self._precision(), torch.no_grad():
-                values: Tensor = self._network(_moved(batch, self.device))
-            yield Prediction(batch["slide"], model.task.names, values[0].double().cpu().numpy())
+    def predict_all(
+        self,
+        cases: Sequence[SlideRecord],
+        task: Task | None = None,
+        workers: int = 0,
+        failed: OnFailure | None = None,
+    ) -> Iterator[Prediction]:
+        """The predictions of slides, or of patients as `grouped` makes them, one after the other.
+
+        Args:
+            cases: The slides, as seen.
+            task: Makes targets, where a prediction is compared with them pixel by pixel; without it none are read.
+            workers: Processes that open slides ahead.
+            failed: Is told of a slide that cannot be read, which is then left out; without it such a slide is an error.
+        """
+        for batch in in_order(self._slides(cases, task, self.loaded.data), workers):
+            try:
+                prediction = self._answer(batch)
+            except SlideError as error:
+                if failed is None:
+                    raise
+                forget(error)
+                failed(batch["slide"], error.reason)
+                continue
+            yield prediction
+
+    @property
+    def _reads_features(self) -> bool:
+        return isinstance(self.model.backbone, FrozenFeatures)
+
+    def _slides(self, cases: Sequence[SlideRecord], task: Task | None, data: DataConfig) -> SlideDataset:
+        return SlideDataset(cases, task, data, image_of(self.loaded.train), None, self.model.tissue_stride)
+
+    def _answer(self, batch: SlideBatch) -> Prediction:
+        network, image = self._network, batch["image"]
+        if self._reads_features and isinstance(image, LazyImage) and self._fits_whole(image.shape[2]):
+            network, batch = self._answers, {**batch, "image": dense(image.source)}
+        with self._precision(), torch.no_grad():
+            values: Tensor = network(_moved(batch, self.device))
+        return Prediction(batch["slide"], self.model.task.names, values[0].double().cpu().numpy())
+
+    def _fits_whole(self, patches: int) -> bool:
+        """True for a bag of features of which plain PyTorch needs a small part of the budget.
+
+        It is asked of the next power of two, so that few lengths are planned.
+        """
+        patches = 1 << (patches - 1).bit_length()
+        if patches not in self._whole:
+            self._whole[patches] = (
+                self._budget is None or self._plain_bytes(patches, self._budget) * WHOLE <= self._budget
+            )
+        return self._whole[patches]
+
+    def _plain_bytes(self, patches: int, budget: int) -> float:
+        """Bytes that plain PyTorch needs for a bag of features; infinite where nobody knows, or no plan fits."""
+        backbone = self.model.backbone
+        assert isinstance(backbone, FrozenFeatures)
+        shape = (1, backbone.out_channels, patches, 1)
+        with self._precision(), torch.no_grad():
+            try:
+                return make_plan(self.model, shape, budget=budget, device=self.device.type).plain_bytes
+            except (BudgetError, PixelsError):
+                return float("inf")
 
     @contextmanager
     def _precision(self) -> Iterator[None]:
@@ -117,7 +233,7 @@ class Predictor:
             torch.set_default_dtype(before)
 
 
-class Predicted(nn.Module):
+class Answer(nn.Module):
     """The prediction of a batch."""
 
     def __init__(self, model: SlideModel) -> None:
@@ -128,14 +244,13 @@ class Predicted(nn.Module):
         return self.model.predicted(batch)
 
 
-def _network(model: SlideModel, config: TrainConfig, device: torch.device) -> nn.Module:
-    """The model's prediction, tile by tile where the config has a budget."""
-    predicted = Predicted(model)
+def _tiled(answers: nn.Module, config: TrainConfig, device: torch.device) -> nn.Module:
+    """A module tile by tile where the config has a budget, with the config's options of the engine."""
     if config.budget is None:
-        return predicted
+        return answers
     budget = default_budget(device) if config.budget == AUTO else config.budget
     try:
-        return TiledModule(predicted, budget=budget, **engine_options(config))
+        return TiledModule(answers, budget=budget, **engine_options(config))
     except (ValueError, OverflowError) as error:
         raise UserError(f"train.budget: {error}") from error
 

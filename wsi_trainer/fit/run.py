@@ -116,6 +116,20 @@ class Run:
             )
         return run
 
+    @classmethod
+    def of_checkpoint(cls, path: str | Path, trust: bool = False) -> Run:
+        """The run that a checkpoint lies in, as `fit` wrote it.
+
+        Args:
+            path: The checkpoint.
+            trust: Whether the config may name classes and functions beyond this package.
+        """
+        path = Path(path)
+        run = cls(path.absolute().parent.parent, str(path), trust=trust)
+        if not run.config.is_file():
+            raise UserError(f"{path} is in no folder of a run, whose {run.config.name} says what its network is")
+        return run
+
     def existing(self) -> Run:
         """This run, or an error if the folder is not one of a run."""
         if not self.config.is_file():
@@ -253,10 +267,13 @@ class Run:
 
     def record_of(self, path: Path, name: str) -> SlideRecord:
         """A slide without label; of one that the run has, the size of its pixels is known."""
-        own = {same_path(record.path): record for record in replace(self, cohort=None).kept()}
-        record = own.get(same_path(path))
-        mpp = "" if record is None else record.others.get("mpp", "")
-        return SlideRecord(name, path, "", name, "", others={"mpp": mpp})
+        return SlideRecord(name, path, "", name, "", others={"mpp": self._pixel_sizes.get(same_path(path), "")})
+
+    @cached_property
+    def _pixel_sizes(self) -> dict[str, str]:
+        """The column mpp of the run's own slides, by their paths."""
+        own = replace(self, cohort=None).kept()
+        return {same_path(record.path): record.others.get("mpp", "") for record in own}
 
     def as_seen(self, records: Sequence[SlideRecord], tell: bool = True) -> list[SlideRecord]:
         """The records of slides that the run does not have, to be read at the resolution of those it was trained on.
@@ -270,10 +287,15 @@ class Run:
         Raises:
             UserError: A slide is coarser, or does not say how large its pixels are.
         """
+        return list(records) if self.seen is None else self.seen.show(records, tell)
+
+    @cached_property
+    def seen(self) -> Seen | None:
+        """The resolution at which the model saw the slides of training."""
         facts = replace(self, cohort=None).facts
         with as_written(facts):
             seen = read_json(facts).get("seen")
-            return list(records) if seen is None else Seen(**seen).show(records, tell)
+            return None if seen is None else Seen(**seen)
 
     def kept(self, columns: Sequence[str] = (), filled: bool = False) -> list[SlideRecord]:
         """The slides that the run keeps, with their splits, where their files are now.
@@ -421,7 +443,7 @@ class Run:
     @cached_property
     def predictor(self) -> Predictor:
         """The model on its device, with one engine for all slides."""
-        predictor: Predictor = _of_models("predictor").Predictor(self)
+        predictor: Predictor = _of_models("predictor").Predictor(self.loaded, self)
         return predictor
 
     @property

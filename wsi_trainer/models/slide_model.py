@@ -446,14 +446,6 @@ class SlideModel(pl.LightningModule):
         for name, score in self.task.scores.items():
             self.log(f"val_{name}", score(predictions))
 
-    def predict_step(self, batch: SlideBatch, batch_idx: int) -> tuple[str, Tensor | None]:
-        """The slide's name and prediction; None where it cannot be read and the run goes on without it."""
-        try:
-            return batch["slide"], self.predicted(batch)
-        except SlideError as error:
-            self._failed(batch, error)
-            return batch["slide"], None
-
     def configure_optimizers(self):  # type: ignore[no-untyped-def]
         groups = parameter_groups(
             self, self.backbones, self.config.learning_rate, self.config.weight_decay, self.config.layer_decay
@@ -467,15 +459,22 @@ class SlideModel(pl.LightningModule):
         """Leave a slide out, if the run may go on without it."""
         if self.on_failure is None:
             raise error
-        # An error that came through a reader's thread is referred to by frames that it refers to itself. With them the
-        # step's tensors would stay, and be computed when it ends.
-        cause: BaseException | None = error
-        while cause is not None:
-            traceback.clear_frames(cause.__traceback__)
-            cause = cause.__cause__
+        forget(error)
         if self.training and self._before is not None:
             self._before.restore()
         self.on_failure(batch, error.reason)
+
+
+def forget(error: BaseException) -> None:
+    """Let go of the tensors of a step that has failed.
+
+    An error that came through a reader's thread is referred to by frames that it refers to itself. With them the step's
+    tensors would stay, and be computed when it ends.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        traceback.clear_frames(cause.__traceback__)
+        cause = cause.__cause__
 
 
 def check_read(batch: SlideBatch) -> None:

@@ -27,5 +27,5 @@ def _never(self: SlideClassifier, *_: object, **__: object) -> None:
 
 def look(words: Sequence[str]) -> NoReturn:
     """The same where looking at a slide takes long."""
-    SlideClassifier.predict_step = SlideClassifier.forward = _never  # type: ignore[method-assign, assignment]
+    SlideClassifier.predicted = SlideClassifier.forward = _never  # type: ignore[method-assign, assignment]
     sys.exit(cli.main(words))

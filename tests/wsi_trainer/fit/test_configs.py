@@ -65,8 +65,7 @@ def test_is_accepted_and_its_network_classifies_a_small_slide(config: Path) -> N
         images = [torch.zeros(2, 3, data.patches.size, data.patches.size, dtype=torch.uint8)]
     with torch.no_grad():
         batch = SlideBatch(image=images[0], context=images[1:], label=torch.tensor([-1]), slide="a")
-        _, predicted = model.eval().predict_step(batch, 0)
-    assert predicted is not None
+        predicted = model.eval().predicted(batch)
     assert predicted.shape == (1, len(model.task.names)) and predicted.isfinite().all()
     if model.task.classes:
         classes = predicted[:, : len(model.task.classes)]
