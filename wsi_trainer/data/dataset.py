@@ -444,7 +444,7 @@ def _coarser(how: Augmentation, times: float) -> Augmentation:
 
 def grouped(config: DataConfig, records: Sequence[SlideRecord], task: Task | None) -> list[SlideRecord]:
     """Records of which batches are made: slides, or patients; without a task they need no labels."""
-    if config.group == "slide":
+    if config.group == "slide" or any(record.parts for record in records):
         return list(records)
     return by_patient(records, () if task is None else task.columns)
 

@@ -159,20 +159,21 @@ class Predictor:
 
     def predict_all(
         self,
-        cases: Sequence[SlideRecord],
+        records: Sequence[SlideRecord],
         task: Task | None = None,
         workers: int = 0,
         failed: OnFailure | None = None,
     ) -> Iterator[Prediction]:
-        """The predictions of slides, or of patients as `grouped` makes them, one after the other.
+        """The predictions of slides, or of patients with `data.group`, one after the other.
 
         Args:
-            cases: The slides, as seen.
+            records: The slides, as seen.
             task: Makes targets, where a prediction is compared with them pixel by pixel; without it none are read.
             workers: Processes that open slides ahead.
             failed: Is told of a slide that cannot be read, which is then left out; without it such a slide is an error.
         """
-        for batch in in_order(self._slides(cases, task, self.loaded.data), workers):
+        data = self.loaded.data
+        for batch in in_order(self._slides(grouped(data, records, None), task, data), workers):
             try:
                 prediction = self._answer(batch)
             except SlideError as error:
