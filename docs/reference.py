@@ -65,7 +65,9 @@ def output_of(output: dict[str, Any], picture: Path) -> str:
         said = "".join(output.get("text", data.get("text/plain", ""))).strip("\n")
         return f"```text\n{said}\n```" if said.strip() else ""
     picture.write_bytes(base64.b64decode("".join(data["image/png"])))
-    return f"![Output of the cell above.]({picture.name})"
+    width = output.get("metadata", {}).get("image/png", {}).get("width")
+    size = f":width: {width}px\n" if width else ""
+    return f"```{{image}} {picture.name}\n:alt: Output of the cell above.\n{size}```"
 
 
 def module_page(name: str) -> str:

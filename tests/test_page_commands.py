@@ -173,7 +173,7 @@ GIVEN = {
         "write_slide(Path('NAME.tif'), SlideSpec(1024, 1024, seed=1)); main(['preprocess', 'NAME.tif', 'out'])"
     ),
     "train-with-lightning": (
-        "import lightning_fabric, pytorch_lightning as pl, torch; from lightning_plugin import SFTDDPStrategy; "
+        "import lightning_fabric, pytorch_lightning as pl, torch; "
         "net = torch.nn.Conv2d(3, 4, 3); fabric = lightning_fabric.Fabric(accelerator='cpu', devices=1)"
     ),
     "use-a-run": (
