@@ -37,6 +37,7 @@ from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.data.patches import PatchConfig, open_bag
 from wsi_trainer.embed import Embedder
 from wsi_trainer.models import PatchEncoder, ResNet, SlideClassifier
+from wsi_trainer.slide.slide import Slide
 from wsi_trainer.synthetic import SlideSpec, write_slide
 
 WIDTHS = (32, 64, 128)
@@ -87,7 +88,7 @@ def config_of(work: Path, slides: list[Path]) -> Path:
 
 def alone(model: SlideClassifier, slide: Path) -> int:
     """Read and encode all patches, and do nothing else; returns how many."""
-    bag = open_bag(slide, PATCHES)
+    bag = open_bag(Slide.open(slide), PATCHES)
     for start in range(0, bag.shape[0], BATCH):
         patches = bag.read(Box((start, 0, 0), (min(start + BATCH, bag.shape[0]), SIZE, SIZE)))
         with torch.inference_mode():

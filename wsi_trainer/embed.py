@@ -19,6 +19,7 @@ from wsi_trainer.data.dataset import DataConfig
 from wsi_trainer.data.features import Layout, Written, made_with, origin_of, write
 from wsi_trainer.data.manifest import SlideRecord, check_files
 from wsi_trainer.data.patches import PatchConfig, open_bag
+from wsi_trainer.data.cohort import read_headers
 from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.fit.config import TrainConfig, check_bags, instantiate, limits_imports, make_parser, parse
 from wsi_trainer.fit.trainer import at_work, device_of, precision_of
@@ -94,7 +95,7 @@ class Embedder:
     def _made(self, record: SlideRecord, path: Path) -> int:
         origin = origin_of(record, self.patches, self.half)
         try:
-            bag = open_bag(record.path, self.patches, source_mpp=record.mpp, name=record.slide)
+            bag = open_bag(record.open(), self.patches)
         except OSError as error:
             raise SlideError(record.path, f"cannot be read: {error.strerror or error}") from error
         about = self._about(record, bag, origin)
@@ -137,7 +138,7 @@ class Embedder:
             scale=sum(bag.place.scale) / 2,
             size=bag.side,
             step=self.patches.step,
-            mpp=None if bag.mpp is None else sum(bag.mpp) / 2,
+            mpp=None if bag.resolution is None else bag.resolution.mean,
             encoder=type(self.encoder.network).__name__ if published is None else published.name,
             weights=self.weights,
             origin=origin,
@@ -230,6 +231,7 @@ def write_features(
             say(console, line)
     records = data.records(labelled=False)
     check_files(records)
+    read_headers(records)
     out.mkdir(parents=True, exist_ok=True)
     precision = precision_of(config)
     model.to(device_of(config), torch.float64 if precision.startswith("64") else torch.float32)

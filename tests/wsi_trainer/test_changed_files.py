@@ -24,13 +24,13 @@ from PIL import Image
 from lightning_plugin import Box, Plan
 from lightning_plugin.errors import PlanError
 from tests.wsi_trainer.slides.dicom_files import write_slide
-from wsi_trainer.data.dataset import open_image
 from wsi_trainer.data.features import FeatureSource, Written, write
 from wsi_trainer.data.manifest import read_manifest
 from wsi_trainer.errors import UserError
 from wsi_trainer.io.untrusted import read_yaml
 from wsi_trainer.regions.outlines import read_regions
 from wsi_trainer.regions.target import LabelSource, Legend, open_labels
+from wsi_trainer.slide import views
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.store.convert import Job, Settings, convert
 
@@ -100,6 +100,10 @@ def read_source(source: Any) -> Any:
     return np.asarray(source.read(Box.whole(source.shape[2:])))
 
 
+def read_image(path: Path) -> Any:
+    return read_source(views.Image(Slide.open(path)))
+
+
 def read_labels(path: Path) -> Any:
     legend = Legend(("ground", "drawn"), {"0": "ground", "1": "drawn"}, "ground")
     source = LabelSource.of(open_labels(path), legend, (200, 230), None, path)
@@ -134,8 +138,8 @@ FORMATS = {
     "tiff, jpeg": Format(lambda folder: make_tiff(folder, "jpeg"), read_slide),
     "png": Format(make_png, read_slide),
     "dicom": Format(make_dicom, read_slide),
-    "store, pixels": Format(make_store, lambda path: read_source(open_image(path)), True, "[0-9]*/c/**/*"),
-    "store, metadata": Format(make_store, lambda path: read_source(open_image(path)), True, "[0-9]*/zarr.json"),
+    "store, pixels": Format(make_store, read_image, True, "[0-9]*/c/**/*"),
+    "store, metadata": Format(make_store, read_image, True, "[0-9]*/zarr.json"),
     "features": Format(make_features, lambda path: read_source(FeatureSource(path)), True),
     "label image": Format(make_labels, read_labels),
     "manifest": Format(make_text("manifest.csv", "slide,label\na.tif,0\nb.tif,1\n"), read_manifest),

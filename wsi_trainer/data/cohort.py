@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -16,16 +16,47 @@ from wsi_trainer.data.manifest import PATHS, SlideRecord
 from wsi_trainer.data.splits import first_names
 from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.io.display import clean, say
-from wsi_trainer.io.untrusted import read_json
-from wsi_trainer.slide.geometry import PROVENANCE, TOLERANCE
+from wsi_trainer.slide.geometry import TOLERANCE, Resolution
 from wsi_trainer.slide.identity import KnownSlides, SlideId
 from wsi_trainer.slide.names import same_path, slide_name
-from wsi_trainer.slide.slide import Slide
 
 log = logging.getLogger("wsi_trainer")
 
 MIXED = 1.1
 """Largest ratio between pixels of slides that are taken for one resolution."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """Facts of a slide that are known without its pixels."""
+
+    record: SlideRecord
+    resolution: Resolution | None
+    painted: bool
+    """Whether it is a store with `--background constant`."""
+
+
+def read_headers(records: Sequence[SlideRecord], tell: bool = True) -> list[Header]:
+    """Read the headers of slides; those that cannot be opened are left to whoever reads their pixels.
+
+    Args:
+        records: The slides.
+        tell: Whether to print what a user should know of the files, such as two sizes of a pixel in one: each thing
+            once, with the slides of which it is true. Where the manifest has the size of a pixel, that is what counts.
+    """
+    headers, noted = [], defaultdict[str, list[str]](list)
+    for record in records:
+        try:
+            slide = record.open()
+        except SlideError:
+            continue
+        with slide:
+            headers.append(Header(record, slide.resolution, slide.painted))
+            for note in slide.info.notes if record.mpp is None else ():
+                noted[note].append(record.slide)
+    for note, slides in noted.items() if tell else ():
+        log.warning("%s: %s", clean(first_names(slides)), note)
+    return headers
 
 
 @dataclass(frozen=True)
@@ -40,14 +71,11 @@ class Seen:
     """Whether they were stores with `--background constant`."""
 
     @classmethod
-    def of(cls, records: Sequence[SlideRecord]) -> Self:
-        """Read the headers of these slides; those that cannot be opened say nothing."""
-        noted: dict[str, list[str]] = defaultdict(list)
-        opened = [(_pixel(slide), _painted(slide)) for _, slide in _opened(records, noted)]
-        _say_notes(noted)
-        sizes = [pixel for pixel, _ in opened if pixel is not None]
-        known = bool(sizes) and len(sizes) == len(opened)
-        painted = any(painted for _, painted in opened)
+    def of(cls, headers: Sequence[Header]) -> Self:
+        """What these slides are."""
+        sizes = [header.resolution.mean for header in headers if header.resolution is not None]
+        known = bool(sizes) and len(sizes) == len(headers)
+        painted = any(header.painted for header in headers)
         return cls(min(sizes) if known else None, max(sizes) if known else None, painted)
 
     @property
@@ -75,83 +103,45 @@ class Seen:
         Raises:
             UserError: A slide is coarser, or does not say how large its pixels are.
         """
-        factors: dict[str, float] = {}
-        finer, raw = [], []
-        noted: dict[str, list[str]] = defaultdict(list)
-        for record, slide in _opened(records, noted):
-            if self.painted and not _painted(slide):
-                raw.append(record.slide)
-            if (factor := self._factor(record, slide)) > 1:
-                factors[record.slide] = factor
-                finer.append(f"{record.slide} has {_pixel(slide):.3g}")
-        lines = []
-        if finer:
-            lines.append(f"{len(finer)} slides are read at {self}, as those of training: {first_names(finer)}")
-        if self.finest is None:
-            lines.append("the run's slides do not say how large their pixels are: these are read as they are")
-        if raw:
-            lines.append(
-                f"{len(raw)} slides have their own background; that of the run's stores is white: convert them with "
-                f"`wsi-train preprocess --background constant` to compare: {first_names(raw)}"
-            )
-        for line in lines if tell else ():
-            say(Console(), line)
+        headers = read_headers(records, tell)
+        if self.finest is not None:
+            for header in headers:
+                self._check(header)
         if tell:
-            _say_notes(noted)
-        return [replace(record, shrink=factors.get(record.slide, 1.0)) for record in records]
+            self._tell(headers)
+        return [replace(record, finest=self.finest) for record in records]
 
-    def _factor(self, record: SlideRecord, slide: Slide) -> float:
-        """Pixels of the slide's level 0 along one pixel of this resolution."""
-        pixel = _pixel(slide)
-        if self.finest is None or self.coarsest is None:
-            return 1.0
-        if pixel is None:
+    def _check(self, header: Header) -> None:
+        slide = header.record.slide
+        if header.resolution is None:
             raise UserError(
-                f"slide {record.slide} does not say how large its pixels are, and the run was trained at {self}; give "
-                "a manifest with the column mpp"
+                f"slide {slide} does not say how large its pixels are, and the run was trained at {self}; give a "
+                "manifest with the column mpp"
             )
-        if pixel > self.coarsest * (1 + TOLERANCE):
+        if self.coarsest is not None and header.resolution.mean > self.coarsest * (1 + TOLERANCE):
             raise UserError(
-                f"slide {record.slide} has {pixel:.3g} µm a pixel, and the run was trained at {self}, which is finer; "
-                "leave the slide out, or train a run at its resolution"
+                f"slide {slide} has {header.resolution.mean:.3g} µm a pixel, and the run was trained at {self}, which "
+                "is finer; leave the slide out, or train a run at its resolution"
             )
-        return slide.factor(self.finest) if pixel < self.finest else 1.0
 
-
-def _opened(records: Sequence[SlideRecord], noted: dict[str, list[str]]) -> Iterator[tuple[SlideRecord, Slide]]:
-    """The slides one after the other; those that cannot be opened are left to whoever reads their pixels.
-
-    Args:
-        records: The slides.
-        noted: Is given what a user should know of the files, with the slides of which it is true.
-    """
-    for record in records:
-        try:
-            slide = Slide.open(record.path, mpp=record.mpp, name=record.slide)
-        except SlideError:
-            continue
-        with slide:
-            for note in slide.info.notes if record.mpp is None else ():
-                noted[note].append(record.slide)
-            yield record, slide
-
-
-def _say_notes(noted: Mapping[str, Sequence[str]]) -> None:
-    for note, slides in noted.items():
-        log.warning("%s: %s", clean(first_names(slides)), note)
-
-
-def _pixel(slide: Slide) -> float | None:
-    """Micrometres along a side of a pixel of level 0, where something plausible says it."""
-    return None if slide.resolution is None else slide.resolution.mean
-
-
-def _painted(slide: Slide) -> bool:
-    """True for a store whose background was painted white."""
-    if not slide.stored:
-        return False
-    settings = read_json(slide.path / "zarr.json")["attributes"].get(PROVENANCE, {}).get("settings", {})
-    return bool(settings.get("background") == "constant")
+    def _tell(self, headers: Sequence[Header]) -> None:
+        finer = [
+            f"{header.record.slide} has {header.resolution.mean:.3g}"
+            for header in headers
+            if self.finest is not None and header.resolution is not None
+            if self.finest > header.resolution.mean * (1 + TOLERANCE)
+        ]
+        raw = [header.record.slide for header in headers if self.painted and not header.painted]
+        if finer:
+            say(Console(), f"{len(finer)} slides are read at {self}, as those of training: {first_names(finer)}")
+        if self.finest is None:
+            say(Console(), "the run's slides do not say how large their pixels are: these are read as they are")
+        if raw:
+            say(
+                Console(),
+                f"{len(raw)} slides have their own background; that of the run's stores is white: convert them with "
+                f"`wsi-train preprocess --background constant` to compare: {first_names(raw)}",
+            )
 
 
 class Trained:

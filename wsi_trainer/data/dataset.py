@@ -30,7 +30,6 @@ from wsi_trainer.models.tasks import Task
 from wsi_trainer.regions.target import counted, open_target
 from wsi_trainer.slide.augment import AS_IT_IS, Augmentation, Augmented, Augmenter
 from wsi_trainer.slide.formats.base import FILL
-from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.tissue import TissueMask
 from wsi_trainer.slide.views import BlockView, Image, View, naming
 
@@ -49,19 +48,6 @@ def readers_of(given: int | None = None) -> int:
 def processors() -> int:
     """Processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def open_image(path: Path, downsample: int = 1, source_mpp: float | None = None, readers: int = 2) -> Image:
-    """The image of a slide or of a store, shrunk by `downsample` in each direction.
-
-    Args:
-        path: The slide or the store.
-        downsample: How much it is shrunk.
-        source_mpp: Micrometres per pixel of a slide, where its file does not say it or says it wrong. A store says
-            what preprocess settled.
-        readers: How many threads read it.
-    """
-    return Image(Slide.open(path, mpp=source_mpp), factor=downsample, threads=readers)
 
 
 def dense(source: TileSource) -> Tensor:
@@ -375,8 +361,9 @@ class SlideDataset(Dataset[SlideBatch]):
 
     def _open(self, batch: SlideBatch, record: SlideRecord, visit: Visit) -> None:
         factors = [self.config.downsample, *self.config.extra_downsamples]
-        slide = Slide.open(record.path, mpp=record.mpp, name=record.slide)
-        images = [Image(slide, factor=factor * record.shrink, threads=self.readers) for factor in factors]
+        slide = record.open()
+        y, x = slide.factors_from(record.finest)
+        images = [Image(slide, factor=(factor * y, factor * x), threads=self.readers) for factor in factors]
         how = AS_IT_IS if self.augmenter is None else self.augmenter.draw(record.slide, visit.epoch)
         shown = [_coarser(how, factor / factors[0]) for factor in factors]
         batch["image"], *context = [
@@ -413,7 +400,7 @@ class SlideDataset(Dataset[SlideBatch]):
     def _bag(self, record: SlideRecord, visit: Visit, patches: PatchConfig) -> View:
         """The patches of a slide, as they are shown in an epoch."""
         tissue = partial(self._kept, find=Image.tissue)
-        bag = open_bag(record.path, patches, tissue, record.mpp, self.readers, record.slide, record.shrink)
+        bag = open_bag(record.open(), patches, tissue, self.readers, record.finest)
         if self.augmenter is None:
             return bag
         each = augmenter_of(patches, self.augmenter.seed).draw_patches(record.slide, visit.epoch, bag.shape[0])
@@ -488,7 +475,7 @@ def pixels_of(
 
 def _parts(record: SlideRecord, task: SegmentationTask, config: DataConfig) -> Iterator[tuple[float, Tensor]]:
     """Box by box its share of the slide, and its pixels of each class."""
-    with open_image(record.path, config.downsample, record.mpp) as image:
+    with Image(record.open(), factor=config.downsample) as image:
         whole = image.shape[2] * image.shape[3]
         with Augmented(drawn_on(record, image, task), name=record.slide) as drawn:
             for pixels, part in counted(drawn, task.outputs):

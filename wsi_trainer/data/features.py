@@ -229,8 +229,8 @@ def origin_of(record: SlideRecord, patches: PatchConfig, half: bool, of_1_0: boo
         of_1_0: The checksum that 1.0 wrote, which the name of the slide's file changes.
     """
     about = {
-        "pixels": _pixels(record, of_1_0), "source_mpp": record.mpp, "size": patches.size, "mpp": patches.resolution,
-        "half": half, "places": _places(record, patches),
+        "pixels": _pixels(record, of_1_0), "source_mpp": record.mpp, "size": patches.size,
+        "mpp": None if patches.mpp == "own" else patches.mpp, "half": half, "places": _places(record, patches),
     }  # fmt: skip
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 

@@ -23,6 +23,7 @@ from wsi_trainer.io.tables import micrometres, read_table, write_table
 from wsi_trainer.preprocess.stores import StoreIndex
 from wsi_trainer.slide.identity import SlideId
 from wsi_trainer.slide.names import SlideFolders, file_about, same_patient
+from wsi_trainer.slide.slide import Slide
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -58,8 +59,8 @@ class SlideRecord:
     """The labels that apply, where several may: each is kept in proportion when slides are split."""
     parts: tuple[SlideRecord, ...] = ()
     """The slides of a patient, where the record is of one (`data.group`)."""
-    shrink: float = 1.0
-    """Pixels of level 0 along one pixel of the image that counts as the slide, of those finer than the run's slides."""
+    finest: float | None = None
+    """Micrometres per pixel to which a finer slide is shrunk: those of a run that is asked about other slides."""
 
     @property
     def cells(self) -> dict[str, str]:
@@ -68,8 +69,12 @@ class SlideRecord:
 
     @property
     def mpp(self) -> float | None:
-        """Micrometres per pixel of the slide from the column `mpp`, which wins over what its file says."""
+        """The number in the column `mpp`. `Slide.resolution` says how large pixels are."""
         return micrometres(self.others.get("mpp", ""), f"slide {self.slide}")
+
+    def open(self) -> Slide:
+        """The slide, open."""
+        return Slide.open(self.path, mpp=self.mpp, name=self.slide)
 
     @property
     def called(self) -> tuple[str | Path, str | Path]:

@@ -22,7 +22,7 @@ from wsi_trainer.io.untrusted import Unreadable, read_json
 from wsi_trainer.regions.outlines import geometries
 from wsi_trainer.slide.augment import Augmentation, Augmented, Augmenter, PatchAugmentations, moved
 from wsi_trainer.slide.formats.base import is_plausible
-from wsi_trainer.slide.geometry import SlideTransform
+from wsi_trainer.slide.geometry import Pair, SlideTransform
 from wsi_trainer.slide.names import file_about
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.tissue import TissueMask
@@ -253,11 +253,6 @@ class PatchConfig:
             raise UserError("data.patches.positions says where patches are; leave out data.patches.stride")
 
     @property
-    def resolution(self) -> float | None:
-        """Micrometres per pixel; None is that of the finest level."""
-        return None if self.mpp == "own" else self.mpp
-
-    @property
     def step(self) -> int:
         """Pixels from one patch of the grid to the next."""
         return self.size if self.stride is None else self.stride
@@ -313,26 +308,24 @@ Tissue = Callable[[Image], TissueMask]
 
 
 def open_bag(
-    path: Path, config: PatchConfig, tissue: Tissue = Image.tissue, source_mpp: float | None = None, readers: int = 2,
-    name: str | None = None, shrink: float = 1.0,
-) -> Bag:  # fmt: skip
-    """The patches of a slide or of a store, in the order in which they are best read.
+    slide: Slide, config: PatchConfig, tissue: Tissue = Image.tissue, readers: int = 2, finest: float | None = None
+) -> Bag:
+    """The patches of a slide, in the order in which they are best read.
 
     Args:
-        path: The slide or the store.
+        slide: The slide, which is closed with the bag.
         config: Which patches.
         tissue: Finds the tissue, where patches are taken over it.
-        source_mpp: Micrometres per pixel of a slide, where its file does not say it or says it wrong.
         readers: How many threads read it.
-        name: What the slide is called in errors.
-        shrink: Pixels of level 0 along one pixel, where `mpp` is own.
+        finest: Micrometres per pixel to which a finer slide is shrunk, where `mpp` is own.
     """
-    image = open_at(Slide.open(path, mpp=source_mpp, name=name), config.resolution, shrink)
+    factors = _factors(slide, config, finest)
+    image = Image(slide, factor=factors)
     positions = positions_of(image, config, tissue)
     positions = along_blocks(positions, config.size, image.block, image.size)
     if len(positions) == 1:
-        _tell_single(path)
-    return Bag(image.slide, positions, config.size, config.resolution, factor=shrink, threads=readers)
+        _tell_single(slide.path)
+    return Bag(slide, positions, config.size, factor=factors, threads=readers)
 
 
 def positions_of(image: Image, config: PatchConfig, tissue: Tissue) -> Positions:
@@ -365,14 +358,14 @@ def positions_of(image: Image, config: PatchConfig, tissue: Tissue) -> Positions
     return positions
 
 
-def open_at(slide: Slide, mpp: float | None, shrink: float = 1.0) -> Image:
-    """The image of a slide at this resolution, or its finest level; an error says how to come by it."""
+def _factors(slide: Slide, config: PatchConfig, finest: float | None) -> Pair:
+    """Pixels of level 0 along one pixel of a patch; an error says how to come by the resolution."""
     try:
-        return Image(slide, mpp, factor=shrink)
+        return slide.factors_from(finest) if config.mpp == "own" else slide.factors(config.mpp)
     except AbsentResolution as error:
         way_out = "set data.patches.mpp to what there is (own takes the finest level)"
-        if slide.stored:
-            way_out += f", or convert the slide with `wsi-train preprocess --mpp {mpp:g}`"
+        if slide.stored and config.mpp != "own":
+            way_out += f", or convert the slide with `wsi-train preprocess --mpp {config.mpp:g}`"
         raise SlideError(slide.path, f"{error.reason}; {way_out}") from error
 
 

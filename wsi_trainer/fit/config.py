@@ -464,7 +464,7 @@ def check_bags(model: SlideModel, data: DataConfig) -> None:
         raise UserError(
             f"data.patches.size is {data.patches.size} and model.backbone.size is {encoder.size}; give both one value"
         )
-    if encoder.published is not None and not _near(encoder.published.mpp, data.patches.resolution):
+    if encoder.published is not None and not _near(encoder.published.mpp, data.patches.mpp):
         log.warning(
             "data.patches.mpp is %s, and %s was trained at about %g; give that, unless you mean it",
             data.patches.mpp, encoder.published.name, encoder.published.mpp,
@@ -476,9 +476,9 @@ def check_bags(model: SlideModel, data: DataConfig) -> None:
         raise UserError(f"model.{key} is tissue, which is for whole images; data.patches.over: tissue chooses patches")
 
 
-def _near(meant: float, given: float | None) -> bool:
+def _near(meant: float, given: float | Literal["own"]) -> bool:
     """True if patches of this resolution look as those that an encoder was trained on; unknown is taken to."""
-    return given is None or 0.66 <= given / meant <= 1.5
+    return given == "own" or 0.66 <= given / meant <= 1.5
 
 
 # The words of commands that open a run.

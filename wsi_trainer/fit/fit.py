@@ -219,7 +219,7 @@ def make_data(run: Run, loaded: Loaded, resume: str | None) -> SlideData:
         return make(run.records(None, task.columns, not task.may_be_empty, features))
     slides = make()
     if is_first():
-        own = features is None and (data.patches is None or data.patches.resolution is None)
+        own = features is None and (data.patches is None or data.patches.mpp == "own")
         run.freeze(slides.records, own, features)
     return slides
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from rich.console import Console
 
-from wsi_trainer.data.cohort import Seen, Trained, check_copies, common_folder, moved
+from wsi_trainer.data.cohort import Seen, Trained, check_copies, common_folder, moved, read_headers
 from wsi_trainer.data.manifest import SlideRecord, check_files, read_manifest, write_manifest
 from wsi_trainer.data.splits import changes_since, first_names, read_splits
 from wsi_trainer.environment import environment
@@ -248,8 +248,9 @@ class Run:
         facts: dict[str, Any] = {"schema": 2, "slides": {name: slide.record() for name, slide in slides.items()}}
         if self.cohort is None:
             write_json(self.environment, environment())
+            headers = read_headers(records) if features is None else []
             if seen:
-                shown = Seen.of([record for record in records if record.split == "train"])
+                shown = Seen.of([header for header in headers if header.record.split == "train"])
                 facts["seen"] = shown.to_dict()
                 if shown.mixed:
                     log.warning(
@@ -287,7 +288,11 @@ class Run:
         Raises:
             UserError: A slide is coarser, or does not say how large its pixels are.
         """
-        return list(records) if self.seen is None else self.seen.show(records, tell)
+        if self.seen is not None:
+            return self.seen.show(records, tell)
+        if tell and self.loaded.data.features is None:
+            read_headers(records)
+        return list(records)
 
     @cached_property
     def seen(self) -> Seen | None:

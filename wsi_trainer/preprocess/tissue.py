@@ -24,10 +24,10 @@ from wsi_trainer.io.untrusted import read_json
 from wsi_trainer.regions.geojson import PathClass, write_outlines
 from wsi_trainer.regions.shapes import joined, pieces
 from wsi_trainer.signals import ends_at_once
-from wsi_trainer.slide.geometry import SlideTransform, resolve
+from wsi_trainer.slide.geometry import SlideTransform
 from wsi_trainer.slide.identity import SlideId, same_header, source_bytes
 from wsi_trainer.slide.rules import RULES
-from wsi_trainer.slide.slide import ScaledImage, Slide
+from wsi_trainer.slide.slide import ScaledImage
 from wsi_trainer.slide.tissue import REMOVED, Mask, TissueMask
 from wsi_trainer.store.convert import (
     OVERLAY,
@@ -163,9 +163,8 @@ def _read(record: Path) -> Mapping[str, Any]:
 
 def _drawn(job: Job, out: Path, settings: Settings) -> tuple[TissueMask, SlideTransform, Entry]:
     """Finds the mask of a slide and draws it; returns it with its place in the slide and its entry on the page."""
-    with Slide.open(job.slide, options=settings.reading, crop=settings.crop == "bounds") as slide:
-        resolution = resolve(job.slide, slide.info, settings.source_mpp, job.mpp)
-        mask, picture = find_mask(slide, ScaledImage(slide, 1.0), (resolution.y, resolution.x), settings)
+    with settings.open(job.slide, job.mpp) as slide:
+        mask, picture = find_mask(slide, ScaledImage(slide, 1.0), slide.need_resolution(), settings)
         place = SlideTransform(slide.whole.shape, slide.origin)
         notes = "; ".join(slide.info.notes)
     assert mask is not None  # the command asks for one

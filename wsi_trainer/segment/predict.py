@@ -160,7 +160,7 @@ class Segments:
 
     def _write(self, record: SlideRecord, name: str, image: Any, source: Image, bar: Progress, task: Any) -> None:
         drawn = self._drawn(record, source)
-        if drawn is not None and self.options.join and source.place.mpp is None:
+        if drawn is not None and self.options.join and source.resolution is None:
             raise SlideError(
                 record.slide,
                 "does not say how large its pixels are, which --join needs; fill in the manifest's column mpp",
@@ -174,7 +174,8 @@ class Segments:
         shown = [PathClass.of(its, number) for number, its in enumerate(classes)][1:]
         write_outlines(self.folder / f"{name}.geojson", dict(zip(shown, regions, strict=True)), source.place)
         if drawn is not None:
-            pixel = None if source.place.mpp is None else source.place.pixel()
+            own = source.resolution
+            pixel = None if own is None else (own.y, own.x)
             self.judged[record.slide] = judge(
                 labels, regions, points, drawn, pixel, self.options.tolerance, self.options.join
             )

@@ -1,4 +1,4 @@
-"""Coordinates of an image in its slide, and the size of a pixel: explicit before manifest before metadata.
+"""Coordinates of an image in its slide, and the size of a pixel of a slide, which `Slide.resolution` has for all.
 
 A position is counted in pixels from the upper left *corner* of the first one, so the centre of the first pixel is at
 0.5. QuPath and GeoJSON count like that. Micrometres, as in OME-Zarr, are counted from the *centre* of the slide's
@@ -134,17 +134,24 @@ def place_of_store(path: Path) -> SlideTransform:
         ) from error
 
 
+def is_painted(store: Path) -> bool:
+    """True for a store that was made with `--background constant`; `place_of_store` has read its attributes before."""
+    known = read_json(store / "zarr.json")["attributes"].get(PROVENANCE) or {}
+    return bool(dict(known.get("settings") or {}).get("background") == "constant")
+
+
 TOLERANCE = 0.02
 """A slide within this of the wanted resolution is taken as it is: filtering would only blur it."""
 
 
 @dataclass(frozen=True)
 class Resolution:
-    """Micrometres per pixel of level 0 and where the number comes from."""
+    """Micrometres per pixel, and where the numbers come from."""
 
     y: float
     x: float
     origin: str
+    """explicit, manifest, store or metadata."""
 
     @property
     def mean(self) -> float:
@@ -155,26 +162,27 @@ class Resolution:
         """True if pixels are as high as wide."""
         return abs(self.y / self.x - 1) <= TOLERANCE
 
+    def coarser(self, y: float, x: float) -> Resolution:
+        """That of an image with so many of these pixels along one, in each direction."""
+        return Resolution(self.y * y, self.x * x, self.origin)
 
-def resolve(
-    path: Path | str, info: SlideInfo, explicit: float | None = None, manifest: float | None = None
-) -> Resolution:
-    """The resolution of a slide.
+
+def resolve(path: Path | str, info: SlideInfo, given: float | None, origin: str) -> Resolution:
+    """The resolution of level 0 of a slide: what was given for it, else what its file says.
 
     Args:
         path: Named in the error.
         info: Facts from the file.
-        explicit: Given by the user for this run; wins.
-        manifest: From the manifest's column `mpp`.
+        given: Micrometres per pixel.
+        origin: Who gave them.
 
     Raises:
         UnknownResolution: Nothing plausible is known.
     """
-    for value, origin in ((explicit, "explicit"), (manifest, "manifest")):
-        if value is not None:
-            if not is_plausible(value):
-                raise UnknownResolution(path, f"mpp {value:g} ({origin}) is implausible; {_expected()}")
-            return Resolution(value, value, origin)
+    if given is not None:
+        if not is_plausible(given):
+            raise UnknownResolution(path, f"mpp {given:g} ({origin}) is implausible; {_expected()}")
+        return Resolution(given, given, origin)
     way_out = "add a column mpp to the manifest or give --source-mpp"
     if info.mpp is None and info.unreadable is not None:
         raise UnknownResolution(path, f"the file says {info.unreadable!r} of the size of a pixel; {way_out}")
@@ -190,19 +198,18 @@ def _expected() -> str:
     return f"which is not between {PLAUSIBLE[0]:g} and {PLAUSIBLE[1]:g} µm"
 
 
-def shrink_factor(path: Path | str, own: Resolution, wanted: float) -> float:
-    """Pixels of level 0 along one pixel of the wanted resolution; 1 where the slide's own is near enough."""
-    if abs(wanted / own.mean - 1) <= TOLERANCE:
-        return 1.0
-    if wanted < own.mean:
-        raise AbsentResolution(path, f"has {own.mean:g} µm a pixel; mpp {wanted:g} is finer and would invent pixels")
-    return wanted / own.mean
-
-
-def shrink_factors(path: Path | str, own: Resolution, wanted: float) -> tuple[float, float]:
+def factors_to(path: Path | str, own: Resolution, wanted: float) -> Pair:
     """Pixels of level 0, y and x, along one pixel of the wanted resolution, which is square also where they are not."""
     if own.is_square:
-        factor = shrink_factor(path, own, wanted)
+        factor = _factor(path, own.mean, wanted)
         return factor, factor
-    sides = [Resolution(side, side, own.origin) for side in (own.y, own.x)]
-    return shrink_factor(path, sides[0], wanted), shrink_factor(path, sides[1], wanted)
+    return _factor(path, own.y, wanted), _factor(path, own.x, wanted)
+
+
+def _factor(path: Path | str, side: float, wanted: float) -> float:
+    """Pixels along one of the wanted size; 1 where their own is near enough."""
+    if abs(wanted / side - 1) <= TOLERANCE:
+        return 1.0
+    if wanted < side:
+        raise AbsentResolution(path, f"has {side:g} µm a pixel; mpp {wanted:g} is finer and would invent pixels")
+    return wanted / side

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from PIL import Image
@@ -30,7 +30,7 @@ from wsi_trainer.slide.formats.base import (
     to_planes,
 )
 from wsi_trainer.slide.formats.store import StoreReader
-from wsi_trainer.slide.geometry import TOLERANCE, Resolution, SlideTransform, resolve, shrink_factor
+from wsi_trainer.slide.geometry import TOLERANCE, Pair, Resolution, SlideTransform, factors_to, resolve
 from wsi_trainer.slide.tissue import LABEL, TissueMask, find_tissue, mask_scale
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ class Slide:
     _format: str | None
     _options: ReadOptions
     _mpp: float | None
+    _said_by: str
     _cropped: bool
 
     def _begin_anew(self) -> None:
@@ -77,7 +78,8 @@ class Slide:
         self._process = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: self.__dict__[key] for key in ("path", "name", "_format", "_options", "_mpp", "_cropped")}
+        kept = ("path", "name", "_format", "_options", "_mpp", "_said_by", "_cropped")
+        return {key: self.__dict__[key] for key in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -86,7 +88,7 @@ class Slide:
     @classmethod
     def open(
         cls, path: Path | str, reader: str | None = None, options: ReadOptions = PLAIN, *, mpp: float | None = None,
-        crop: bool = False, name: str | None = None,
+        said_by: Literal["manifest", "explicit"] = "manifest", crop: bool = False, name: str | None = None,
     ) -> Self:  # fmt: skip
         """Opens a slide.
 
@@ -94,8 +96,9 @@ class Slide:
             path: A file, a DICOM folder or an OME-Zarr store.
             reader: The name of a reader, to ask this one only: store, omezarr, tiff, openslide, dicom or picture.
             options: Channel and range of a slide that is more than one image of 8 bits.
-            mpp: Micrometres per pixel, where the file does not say it or says it wrong. A store of this package says
-                what `preprocess` settled.
+            mpp: Micrometres per pixel, where the file does not say it or says it wrong.
+            said_by: Who gives them. A manifest means the slide's file: a store of this package has what `preprocess`
+                settled, and only an explicit number changes that.
             crop: Read only the part that was scanned, where the file says which that is.
             name: Name of the slide in errors, instead of its path.
 
@@ -104,7 +107,8 @@ class Slide:
         """
         slide = cls()
         slide.path, slide.name = Path(path), name or str(path)
-        slide._format, slide._options, slide._mpp, slide._cropped = reader, options, mpp, crop
+        slide._format, slide._options, slide._cropped = reader, options, crop
+        slide._mpp, slide._said_by = mpp, said_by
         slide._begin_anew()
         try:
             _ = slide.info
@@ -190,24 +194,28 @@ class Slide:
         """True if it is a store that this package wrote."""
         return isinstance(self._reader, StoreReader)
 
-    @property
-    def mpp(self) -> tuple[float, float] | None:
-        """Micrometres per pixel (y, x) of level 0: as they were given, else as the file has them."""
-        return self.info.mpp if self._mpp is None or self.stored else (self._mpp, self._mpp)
-
-    @property
+    @cached_property
     def resolution(self) -> Resolution | None:
         """The size of a pixel of level 0 and where it comes from; None where nothing plausible says it."""
         try:
-            return self._resolved
+            return self.need_resolution()
         except UnknownResolution:
             return None
 
-    @cached_property
-    def _resolved(self) -> Resolution:
-        if self.stored and self.info.mpp is not None:  # `preprocess` settled it
+    def need_resolution(self) -> Resolution:
+        """The size of a pixel of level 0 and where it comes from.
+
+        Raises:
+            UnknownResolution: Nothing plausible says it.
+        """
+        if self.stored and self.info.mpp is not None and (self._mpp is None or self._said_by == "manifest"):
             return Resolution(*self.info.mpp, "store")
-        return resolve(self.path, self.info, manifest=self._mpp)
+        return resolve(self.path, self.info, self._mpp, self._said_by)
+
+    @cached_property
+    def painted(self) -> bool:
+        """True for a store whose background `preprocess` painted white."""
+        return isinstance(self._reader, StoreReader) and self._reader.painted
 
     @cached_property
     def transform(self) -> SlideTransform:
@@ -215,21 +223,28 @@ class Slide:
         if isinstance(self._reader, StoreReader):
             return self._reader.place
         y, x = self.origin
-        return SlideTransform(self.whole.shape, (float(y), float(x)), mpp=self.mpp, bounds=self.whole.bounds)
+        own = self.resolution
+        mpp = None if own is None else (own.y, own.x)
+        return SlideTransform(self.whole.shape, (float(y), float(x)), mpp=mpp, bounds=self.whole.bounds)
 
-    def factor(self, mpp: float) -> float:
-        """Pixels of level 0 along one pixel of a resolution.
+    def factors(self, mpp: float) -> Pair:
+        """Pixels of level 0, y and x, along one pixel of a resolution, which is square.
 
         Raises:
             AbsentResolution: It is finer than the slide.
             UnknownResolution: Nothing says how large the slide's pixels are.
         """
-        own = self._resolved
-        if self.stored:  # a level that preprocess made is taken as it is
+        own = self.need_resolution()
+        if self.stored and own.is_square:  # a level that preprocess made is taken as it is
             for level in self.levels:
                 if abs(mpp / (own.mean * level.downsample) - 1) <= TOLERANCE:
-                    return level.downsample
-        return shrink_factor(self.path, own, mpp)
+                    return level.downsample, level.downsample
+        return factors_to(self.path, own, mpp)
+
+    def factors_from(self, mpp: float | None) -> Pair:
+        """The same where the slide is finer than the resolution; 1 where it is not, or nobody knows one of the two."""
+        own = self.resolution
+        return (1.0, 1.0) if mpp is None or own is None or own.mean >= mpp else self.factors(mpp)
 
     # -- pixels
 
@@ -346,8 +361,8 @@ class Slide:
             image: The slide at the resolution whose pixels the mask counts in; by default level 0.
         """
         image = image or ScaledImage(self, 1.0)
-        mpp = None if self.mpp is None else (self.mpp[0] * image.scale[0], self.mpp[1] * image.scale[1])
-        scale = mask_scale(mpp, image.shape)
+        own = self.resolution
+        scale = mask_scale(None if own is None else own.coarser(*image.scale), image.shape)
         mask = self._stored_tissue(image, scale)
         if mask is not None:
             return mask
@@ -421,7 +436,7 @@ class ScaledImage:
     depend on how the image is cut.
     """
 
-    def __init__(self, slide: Slide, factor: float | tuple[float, float], *, smooth: bool = True) -> None:
+    def __init__(self, slide: Slide, factor: float | Pair, *, smooth: bool = True) -> None:
         factors = factor if isinstance(factor, tuple) else (factor, factor)
         if min(factors) < 1:
             raise ValueError(f"factor={factor}: making a slide finer would invent pixels")

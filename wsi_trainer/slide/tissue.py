@@ -12,6 +12,7 @@ from scipy.ndimage import label, maximum_filter, median_filter
 
 from wsi_trainer.errors import SlideError
 from wsi_trainer.slide.formats.base import Pixels
+from wsi_trainer.slide.geometry import Resolution
 
 Mask = NDArray[np.bool_]
 
@@ -94,13 +95,17 @@ class TissueMask:
         return part
 
 
-def mask_scale(mpp: tuple[float, float] | None, shape: tuple[int, int]) -> int:
+def mask_scale(resolution: Resolution | None, shape: tuple[int, int]) -> int:
     """Pixels of an image along one of its mask: the power of two that comes next to MASK_MPP.
 
     Of an image that does not say how large its pixels are, the one that keeps within `MOST_COARSE`.
     """
     scale = 1
-    while sum(mpp) / 2 * scale * 1.42 < MASK_MPP if mpp is not None else max(shape) > MOST_COARSE * scale:
+    if resolution is None:
+        while max(shape) > MOST_COARSE * scale:
+            scale *= 2
+        return scale
+    while resolution.mean * scale * 1.42 < MASK_MPP:
         scale *= 2
     return scale
 

@@ -26,7 +26,7 @@ from lightning_plugin import Box, TileSource
 from wsi_trainer.errors import SlideError
 from wsi_trainer.slide.cache import LoadingCache
 from wsi_trainer.slide.formats.base import CHANNELS, FILL, room
-from wsi_trainer.slide.geometry import SlideTransform
+from wsi_trainer.slide.geometry import Pair, Resolution, SlideTransform
 from wsi_trainer.slide.slide import ScaledImage, Slide
 from wsi_trainer.slide.tissue import TissueMask
 
@@ -166,7 +166,7 @@ class BlockView(View):
     Args:
         slide: The slide, which is closed with the view.
         mpp: Micrometres per pixel: the slide's finer level is filtered down to it. By default `factor` counts.
-        factor: Pixels of the slide's level 0 along one pixel.
+        factor: Pixels of the slide's level 0 along one pixel, or y and x.
         threads: Number of blocks that are read at the same time.
         cache: Most bytes of blocks to keep.
 
@@ -177,11 +177,11 @@ class BlockView(View):
     """
 
     def __init__(
-        self, slide: Slide, mpp: float | None = None, *, factor: float = 1.0, threads: int = 2, cache: int = CACHE
-    ) -> None:
-        self.slide, self._factor, self._threads, self._limit = slide, factor, threads, cache
-        if mpp is not None:
-            self._factor = slide.factor(mpp)
+        self, slide: Slide, mpp: float | None = None, *, factor: float | Pair = 1.0, threads: int = 2,
+        cache: int = CACHE,
+    ) -> None:  # fmt: skip
+        self.slide, self._threads, self._limit = slide, threads, cache
+        self._factor = factor if mpp is None else slide.factors(mpp)
         super().__init__(slide.name)
         self.size, self.block = self.image.shape, slide.block
         self.shape = (1, CHANNELS, *self.size)
@@ -203,9 +203,10 @@ class BlockView(View):
         return {key: value for key, value in state.items() if key not in ("image", "_blocks")}
 
     @property
-    def mpp(self) -> tuple[float, float] | None:
-        """Micrometres per pixel (y, x), where they are known."""
-        return None if self.place.mpp is None else self.place.pixel()
+    def resolution(self) -> Resolution | None:
+        """The size of a pixel, where it is known."""
+        own = self.slide.resolution
+        return None if own is None else own.coarser(*self.image.scale)
 
     @property
     def place(self) -> SlideTransform:
@@ -348,7 +349,7 @@ class Bag(BlockView):
     instances = 1
 
     def __init__(
-        self, slide: Slide, positions: Positions, side: int, mpp: float | None = None, *, factor: float = 1.0,
+        self, slide: Slide, positions: Positions, side: int, mpp: float | None = None, *, factor: float | Pair = 1.0,
         threads: int = 2, cache: int = CACHE,
     ) -> None:  # fmt: skip
         super().__init__(slide, mpp, factor=factor, threads=threads, cache=cache)

@@ -21,7 +21,7 @@ from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.io.files import LOCKS, Locked, lock, remove, save_picture, sync_folder, sync_tree, write_json
 from wsi_trainer.io.untrusted import read_json
 from wsi_trainer.slide.formats.base import Pixels, Range, ReadOptions
-from wsi_trainer.slide.geometry import KEY, PROVENANCE, Resolution, SlideTransform, resolve, shrink_factors
+from wsi_trainer.slide.geometry import KEY, PROVENANCE, Resolution, SlideTransform
 from wsi_trainer.slide.identity import SlideId, full_hash, same_header
 from wsi_trainer.slide.names import file_about, slide_name
 from wsi_trainer.slide.rules import (
@@ -106,6 +106,17 @@ class MaskOptions:
         """Channel and range of slides that are more than one image of 8 bits."""
         return ReadOptions(self.channel, Range.parse(self.to_8bit) if self.to_8bit is not None else None)
 
+    def open(self, path: Path, mpp: float | None) -> Slide:
+        """Opens a slide as these options say.
+
+        Args:
+            path: The slide.
+            mpp: Micrometres per pixel from the manifest, where `source_mpp` does not say them.
+        """
+        said_by: Literal["explicit", "manifest"] = "manifest" if self.source_mpp is None else "explicit"
+        given = mpp if self.source_mpp is None else self.source_mpp
+        return Slide.open(path, options=self.reading, mpp=given, said_by=said_by, crop=self.crop == "bounds")
+
     def drawn_in(self, outlines: Path) -> Self:
         """These options for a mask that somebody drew: without rules."""
         plain: dict[str, Any] = {rule.name: rule() for rule in RULES}
@@ -179,10 +190,10 @@ OVERLAY = ".rules.png"
 
 
 def find_mask(
-    slide: Slide, image: ScaledImage, mpp: tuple[float, float], settings: Settings
+    slide: Slide, image: ScaledImage, resolution: Resolution, settings: Settings
 ) -> tuple[TissueMask | None, Image.Image]:
     """The tissue mask that the settings ask for, and a small picture of the slide."""
-    scale = mask_scale(mpp, image.shape)
+    scale = mask_scale(resolution, image.shape)
     coarse = slide.coarse_copy(image, scale)
     small, factors, picture = coarse.pixels, coarse.factors, coarse.picture
     mask: TissueMask | None = None
@@ -191,7 +202,7 @@ def find_mask(
     elif settings.tissue == "geojson":
         mask = draw_tissue(outline_of(slide.path, settings), small.shape[:2], scale, factors, slide.origin)
     if mask is not None and settings.chosen:
-        width = scale * sum(mpp) / 2
+        width = scale * resolution.mean
         mask = apply_rules(settings.chosen, mask, _overview(slide, small, factors, width, settings.chosen))
     if mask is not None and settings.background == "constant" and not mask.mask.any():
         raise SlideError(slide.path, "no tissue found, all of it would become background; give --background keep")
@@ -331,7 +342,7 @@ def convert(
             if skipped := store.exists() and _fits(store, header, job, overwrite):
                 journal.unlink(missing_ok=True)
             else:
-                with Slide.open(job.slide, options=settings.reading, crop=settings.crop == "bounds") as opened:
+                with settings.open(job.slide, job.mpp) as opened:
                     _Conversion(job, opened, out, settings, header, threads, progress).run(journal)
                 journal.unlink()
             return _row(job, store, skipped=skipped)
@@ -381,18 +392,14 @@ class _Conversion:
         self._header, self._threads, self._progress = header, threads, progress
         self._store = out / f"{job.name}.zarr"
         self._staged = out / STAGING / f"{job.name}.zarr"
-        self._resolution = resolve(job.slide, slide.info, settings.source_mpp, job.mpp)
-        factors = (1.0, 1.0)
-        if settings.mpp is not None:
-            factors = shrink_factors(job.slide, self._resolution, settings.mpp)
-        self._image = ScaledImage(slide, factors)
+        self._source = slide.need_resolution()
+        self._image = ScaledImage(slide, 1.0 if settings.mpp is None else slide.factors(settings.mpp))
         top, left = map(float, slide.origin)
         # The position of the store in the slide, by the pixels that were taken and not by the options.
         self._place = SlideTransform(
-            slide.whole.shape, (top, left), self._image.scale, (self._resolution.y, self._resolution.x),
-            slide.whole.bounds,
-        )  # fmt: skip
-        self._mpp = self._place.pixel()
+            slide.whole.shape, (top, left), self._image.scale, (self._source.y, self._source.x), slide.whole.bounds
+        )
+        self._resolution = self._source.coarser(*self._image.scale)
         self._shapes = pyramid(*self._image.shape, settings.levels)
         self._codec = ZstdCodec(settings.compression)
         self._mask: TissueMask | None = None
@@ -404,7 +411,7 @@ class _Conversion:
             shutil.rmtree(self._staged, ignore_errors=True)
         self._staged.mkdir(parents=True, exist_ok=True)
         drop_missing(self._staged, journal)
-        mask, overview = find_mask(self._slide, self._image, self._mpp, self._settings)
+        mask, overview = find_mask(self._slide, self._image, self._resolution, self._settings)
         self._mask = mask
         cut = mask if self._settings.background == "constant" else None
         chunks = ChunkCutter(self._slide, self._image, self._settings.chunk, cut)
@@ -480,13 +487,13 @@ class _Conversion:
 
     def _facts(self) -> dict[str, Any]:
         notes = list(self._slide.info.notes)
-        is_square = Resolution(*self._mpp, "").is_square
-        if not is_square:
-            notes.append(f"pixels are not square: {self._mpp[1]:g} x {self._mpp[0]:g} µm (width x height)")
+        pixel = self._resolution
+        if not pixel.is_square:
+            notes.append(f"pixels are not square: {pixel.x:g} x {pixel.y:g} µm (width x height)")
         return {
             "height": self._shapes[0][0],
             "width": self._shapes[0][1],
-            "mpp": round(sum(self._mpp) / 2, 6) if is_square else None,
+            "mpp": round(pixel.mean, 6) if pixel.is_square else None,
             "levels": len(self._shapes),
             "tissue": None if self._mask is None else round(self._mask.share, 4),
             "lost": None if self._mask is None else round(self._mask.lost, 6),
@@ -496,7 +503,7 @@ class _Conversion:
 
     def _provenance(self) -> dict[str, Any]:
         """Provenance of the store, without any name, label or free text of the source."""
-        info, resolution, slide = self._slide.info, self._resolution, SlideId.of(self._job.slide)
+        info, resolution, slide = self._slide.info, self._source, SlideId.of(self._job.slide)
         hashes = {"sha256": slide.sha256 or full_hash(self._job.slide), **({"hash": slide.hash} if slide.hash else {})}
         return {
             "version": __version__,

@@ -8,9 +8,11 @@ import tifffile
 import torch
 
 from wsi_trainer.data.datamodule import SlideData
-from wsi_trainer.data.dataset import DataConfig, open_image
+from wsi_trainer.data.dataset import DataConfig
 from wsi_trainer.data.manifest import read_manifest
 from wsi_trainer.errors import UserError
+from wsi_trainer.slide.slide import Slide
+from wsi_trainer.slide.views import Image
 
 
 @pytest.fixture
@@ -77,7 +79,7 @@ def test_workers_deliver_the_same(manifest: Path) -> None:
 def test_an_unreadable_slide_and_bad_settings_are_named(tmp_path: Path) -> None:
     (tmp_path / "broken.svs").write_bytes(b"no image")
     with pytest.raises(UserError, match=r"broken\.svs"):
-        open_image(tmp_path / "broken.svs")
+        Slide.open(tmp_path / "broken.svs")
     with pytest.raises(UserError, match=r"data\.downsample is 0"):
         DataConfig(manifest=tmp_path, downsample=0)
     with pytest.raises(UserError, match=r"data\.validation is 1"):
@@ -98,9 +100,11 @@ def test_the_manifest_says_how_large_pixels_are(manifest: Path) -> None:
     manifest.write_text("slide,label,mpp\n0.tif,a,0.5\n1.tif,b,\n")
     first, second = read_manifest(manifest)
     assert second.mpp is None
-    assert open_image(first.path, 4, first.mpp).mpp == pytest.approx((2.0, 2.0))
-    assert tuple(open_image(first.path, 4, first.mpp).shape) == (1, 3, 64, 80)
-    assert open_image(first.path, 4).shape == (1, 3, 64, 80), "to shrink it, nobody needs to know"
+    image = Image(first.open(), factor=4)
+    assert image.resolution is not None and image.resolution.mean == pytest.approx(2.0)
+    assert tuple(image.shape) == (1, 3, 64, 80)
+    image = Image(Slide.open(first.path), factor=4)
+    assert image.shape == (1, 3, 64, 80) and image.resolution is None, "to shrink it, nobody needs to know"
     manifest.write_text("slide,label,mpp\n0.tif,a,0.5\n1.tif,b,half\n")
     with pytest.raises(UserError, match=r"line 3: mpp is 'half'"):
         SlideData(DataConfig(manifest=manifest), ["a", "b"])

@@ -18,6 +18,8 @@ from lightning_plugin import Box
 from wsi_trainer.data.dataset import DataConfig
 from wsi_trainer.data.patches import PatchConfig, open_bag, over_tissue
 from wsi_trainer.errors import SlideError, UserError
+from wsi_trainer.slide.geometry import Resolution
+from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.tissue import TissueMask
 from wsi_trainer.store.convert import Job, Settings, convert
 from wsi_trainer.synthetic import SlideSpec, write_slide
@@ -38,7 +40,7 @@ def store(slide: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def bag(path: Path, **config: Any) -> Any:
-    return open_bag(path, PatchConfig(**config))
+    return open_bag(Slide.open(path), PatchConfig(**config))
 
 
 def corners(source: Any) -> set[tuple[int, int]]:
@@ -89,7 +91,7 @@ def test_a_coarser_resolution_is_a_level_of_the_store_or_the_slide_filtered_down
     for path in (slide, store):
         source = bag(path, size=32, mpp=1.0, over="slide")
         assert source.shape == (14 * 10, 3, 32, 32)
-    assert bag(store, size=32, mpp=0.505).mpp == pytest.approx((0.5, 0.5))
+    assert bag(store, size=32, mpp=0.505).resolution == Resolution(0.5, 0.5, "store")
     assert bag(store, size=32, mpp=0.7, over="slide").shape[0] == bag(slide, size=32, mpp=0.7, over="slide").shape[0]
     with pytest.raises(SlideError, match=r"finer and would invent pixels; set data\.patches\.mpp"):
         bag(slide, mpp=0.25)
@@ -102,7 +104,7 @@ def test_a_slide_that_does_not_say_its_resolution(tmp_path: Path) -> None:
     Image.fromarray(np.full((300, 300, 3), 128, np.uint8)).save(path)
     with pytest.raises(SlideError, match="add a column mpp to the manifest"):
         bag(path, size=64, over="slide")
-    assert open_bag(path, PatchConfig(size=64, over="slide"), source_mpp=0.5).shape[0] == 16
+    assert open_bag(Slide.open(path, mpp=0.5), PatchConfig(size=64, over="slide")).shape[0] == 16
     assert bag(path, size=64, over="slide", mpp="own").shape[0] == 16
 
 

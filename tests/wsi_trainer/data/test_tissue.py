@@ -10,11 +10,13 @@ import zarr
 
 from lightning_plugin import Box
 from wsi_trainer.data.datamodule import SlideData
-from wsi_trainer.data.dataset import DataConfig, TissueMap, open_image, tissue_of
+from wsi_trainer.data.dataset import DataConfig, TissueMap, tissue_of
 from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.preprocess.command import preprocess
 from wsi_trainer.slide.augment import Augmentation
+from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.tissue import TissueMask
+from wsi_trainer.slide.views import Image
 
 WHOLE = (330, 270)
 MASK = TissueMask(np.random.default_rng(0).random((42, 34)) < 0.05, 8)
@@ -60,7 +62,7 @@ def slides(tmp_path: Path) -> Path:
 def test_the_mask_is_that_of_the_store_or_else_found(slides: Path, tmp_path: Path) -> None:
     assert preprocess(str(slides), tmp_path / "zarr") == 0
     original, store = slides.parent / "0.tif", next((tmp_path / "zarr").rglob("0*.zarr"))
-    found, stored = (tissue_of(open_image(path)).cover(0, 0, 512, 640) for path in (original, store))
+    found, stored = (tissue_of(Image(Slide.open(path))).cover(0, 0, 512, 640) for path in (original, store))
     label = zarr.open_array(store / "labels" / "tissue" / "0", mode="r")[:] > 0
     np.testing.assert_array_equal(stored, label)
     np.testing.assert_array_equal(found, stored)
@@ -95,6 +97,6 @@ def test_magnifications_have_to_rise(slides: Path) -> None:
 def test_a_slide_of_glass_is_refused(tmp_path: Path) -> None:
     pixels = np.full((256, 256, 3), 240, dtype=np.uint8)
     tifffile.imwrite(tmp_path / "glass.tif", pixels, tile=(128, 128), photometric="rgb")
-    image = open_image(tmp_path / "glass.tif")
+    image = Image(Slide.open(tmp_path / "glass.tif"))
     with pytest.raises(SlideError, match=r"glass.tif: no tissue was found on it"):
         tissue_of(image)

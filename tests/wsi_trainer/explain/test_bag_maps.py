@@ -20,6 +20,7 @@ from wsi_trainer.fit.run import Run
 from wsi_trainer.models import AttentionPooling, PatchEncoder, ResNet, SlideClassifier
 from wsi_trainer.models.weights import load_weights
 from wsi_trainer.slide.formats.base import FILL
+from wsi_trainer.slide.slide import Slide
 from wsi_trainer.store.convert import Job, Settings, convert
 from wsi_trainer.synthetic import SlideSpec, write_slide
 from wsi_trainer.view.contents import contents_of
@@ -67,7 +68,7 @@ def test_each_patch_has_the_value_that_plain_pytorch_gives_it_within_a_budget(me
 @pytest.mark.parametrize(("stride", "cell"), [(32, 32), (16, 16), (28, 28), (50, 32)])
 def test_a_patch_is_painted_where_it_lies(slides: Path, stride: int, cell: int) -> None:
     patches = PatchConfig(size=SIZE, stride=stride, min_tissue=0.3)
-    bag = open_bag(slides / "s2.zarr", patches)
+    bag = open_bag(Slide.open(slides / "s2.zarr"), patches)
     values = torch.arange(1.0, len(bag.positions) + 1)
     made = painted(bag, patches, values[:, None])
     assert made.stride == cell
@@ -128,7 +129,7 @@ def test_the_command_writes_maps_of_bags(slides: Path, tmp_path: Path, capsys: p
     assert values.shape == (7, 8) and entry["stride"] == SIZE
     model = network()
     load_weights(model, run.checkpoint("best"))
-    bag = open_bag(slides / "s2.zarr", PatchConfig(size=SIZE, min_tissue=0.3))
+    bag = open_bag(Slide.open(slides / "s2.zarr"), PatchConfig(size=SIZE, min_tissue=0.3))
     with torch.no_grad():
         patches = model.normalise(dense(bag))
         weights = torch.softmax(model.head.scores(model.eval().backbone(patches)).flatten(), 0)  # type: ignore[operator]

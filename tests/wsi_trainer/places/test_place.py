@@ -15,7 +15,7 @@ from wsi_trainer.data.dataset import TissueMap
 from wsi_trainer.errors import SlideError
 from wsi_trainer.explain.outputs import side_of_tiles, tiles, with_tissue
 from wsi_trainer.preprocess.stores import Originals
-from wsi_trainer.slide.geometry import SlideTransform, place_of_store
+from wsi_trainer.slide.geometry import Resolution, SlideTransform, place_of_store
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.tissue import TissueMask
 from wsi_trainer.slide.views import Image
@@ -74,7 +74,7 @@ def test_a_store_says_where_in_its_slide_it_lies(scn: Path, tmp_path: Path, crop
 def test_a_level_that_is_taken_as_it_is_has_its_own_scale(scn: Path, tmp_path: Path) -> None:
     convert(Job(scn, "s"), tmp_path, Settings(chunk=64, shard=256, mpp=2.0001, tissue="none"))
     source = Image(Slide.open(tmp_path / "s.zarr"))
-    assert source.place.scale == (4.0, 4.0) and source.mpp == (2.0, 2.0)  # 2.0001 would drift
+    assert source.place.scale == (4.0, 4.0) and source.resolution == Resolution(2.0, 2.0, "store")  # 2.0001 would drift
 
 
 def test_damaged_metadata_is_named(scn: Path, tmp_path: Path) -> None:

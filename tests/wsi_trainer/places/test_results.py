@@ -17,10 +17,11 @@ import zarr
 from PIL import Image
 
 from lightning_plugin import Box
-from wsi_trainer.data.dataset import open_image
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.explain.slide_map import MapOptions, SlideMap
 from wsi_trainer.regions.geojson import PathClass
+from wsi_trainer.slide import views
+from wsi_trainer.slide.slide import Slide
 from wsi_trainer.store.convert import Job, Settings, convert
 
 from .scn import write_scn
@@ -68,7 +69,7 @@ class Made:
 
 
 def make(path: Path, folder: Path, downsample: int = 1, **options: object) -> Made:
-    source = open_image(path, downsample)
+    source = views.Image(Slide.open(path), factor=downsample)
     shape = tuple(-(-side // STRIDE) for side in source.shape[2:])
     values = torch.arange(1, 1 + shape[0] * shape[1]).view(shape).double()
     folder.mkdir(exist_ok=True)

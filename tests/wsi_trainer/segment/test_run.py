@@ -20,7 +20,6 @@ from skimage.segmentation import find_boundaries
 from lightning_plugin import Box, LazyImage, TensorSource
 from tests.wsi_trainer.small import regions, rows
 from wsi_trainer.cli import main
-from wsi_trainer.data.dataset import open_image
 from wsi_trainer.data.manifest import read_manifest
 from wsi_trainer.fit.run import Run
 from wsi_trainer.io.files import read_json
@@ -42,6 +41,7 @@ from wsi_trainer.regions.target import Legend, blocks_of, open_target
 from wsi_trainer.report.contents import RunResults
 from wsi_trainer.segment.predict import predicted
 from wsi_trainer.slide.geometry import SlideTransform
+from wsi_trainer.slide.slide import Slide
 from wsi_trainer.synthetic import generate
 from wsi_trainer.view.contents import contents_of
 from wsi_trainer.view.scene import Scene
@@ -101,7 +101,9 @@ def test_borders_and_lesions_of_the_written_labels(segmented: Run) -> None:
         y, x = np.mgrid[: labels.shape[0], : labels.shape[1]] + 0.5
         inside = [shapely.contains_xy(shapely.Polygon(its.rings[0], its.rings[1:]), x, y) for its in drawn]
         truth = np.logical_or.reduce(inside) if inside else np.zeros(labels.shape, bool)
-        pixel = open_image(records[slide].path).mpp
+        size = Slide.open(records[slide].path).resolution
+        assert size is not None
+        pixel = size.y, size.x
         mine, other = (np.argwhere(find_boundaries(mask, 1, "inner")) * pixel for mask in (labels, truth))
         away = cdist(mine, other) if len(mine) and len(other) else np.full((len(mine), len(other) or 1), np.inf)
         near = [(away.min(axis=axis) <= 3).sum() if min(away.shape) else 0 for axis in (1, 0)]

@@ -14,7 +14,7 @@ from PIL import Image as Picture
 from lightning_plugin import Box, LazyImage
 from tests.warm import start
 from wsi_trainer.data.datamodule import SlideData
-from wsi_trainer.data.dataset import DataConfig, open_image
+from wsi_trainer.data.dataset import DataConfig
 from wsi_trainer.data.patches import PatchConfig, open_bag
 from wsi_trainer.errors import SlideError
 from wsi_trainer.report.pictures import slide_picture
@@ -43,15 +43,15 @@ def any_slide(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 def image(path: Path) -> None:
-    open_image(path, source_mpp=0.5).read(Box((0, 0), (40, 50)))
+    Image(Slide.open(path, mpp=0.5)).read(Box((0, 0), (40, 50)))
 
 
 def shrunk(path: Path) -> None:
-    open_image(path, 2, 0.5).read(Box((0, 0), (40, 50)))
+    Image(Slide.open(path, mpp=0.5), factor=2).read(Box((0, 0), (40, 50)))
 
 
 def bag(path: Path) -> None:
-    open_bag(path, PatchConfig(size=64, mpp=1.0, over="slide"), source_mpp=0.5).read(Box((0, 0, 0), (1, 64, 64)))
+    open_bag(Slide.open(path, mpp=0.5), PatchConfig(size=64, mpp=1.0, over="slide")).read(Box((0, 0, 0), (1, 64, 64)))
 
 
 def too_fine(path: Path) -> None:

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tifffile
+import torch
 
-from tests.wsi_trainer.small import rows
+from lightning_plugin import Box
+from tests.wsi_trainer.small import QUICK, rows
+from tests.wsi_trainer.test_uses import cohort
 from wsi_trainer.cli import main
-from wsi_trainer.data.cohort import Seen
-from wsi_trainer.data.dataset import open_image
+from wsi_trainer.data.cohort import read_headers
 from wsi_trainer.data.manifest import SlideRecord
+from wsi_trainer.data.patches import PatchConfig, open_bag
 from wsi_trainer.errors import UnknownResolution
 from wsi_trainer.slide.formats.base import Level, SlideInfo
-from wsi_trainer.slide.geometry import resolve
+from wsi_trainer.slide.geometry import Resolution, resolve
 from wsi_trainer.slide.slide import Slide
-from wsi_trainer.store.convert import Job, Settings, convert
+from wsi_trainer.store.convert import Job, MaskOptions, Settings, convert
 
 PIXELS = np.random.default_rng(2).integers(0, 256, (200, 320, 3), np.uint8)
 RGB = {"photometric": "rgb", "tile": (64, 64)}
@@ -64,10 +68,10 @@ def test_a_file_that_contradicts_itself_is_told(
     with Slide.open(path) as slide:
         assert slide.info.mpp is not None and (said in " ".join(slide.info.notes) if said else not slide.info.notes)
     records = [SlideRecord(name, path, "0", name, "train") for name in ("a", "b")]
-    Seen.of(records)
+    read_headers(records)
     assert caplog.messages == ([f"a, b: {note}" for note in slide.info.notes])
     caplog.clear()
-    Seen.of([replace(record, others={"mpp": "0.25"}) for record in records])
+    read_headers([replace(record, others={"mpp": "0.25"}) for record in records])
     assert not caplog.messages, "the manifest decides"
 
 
@@ -76,8 +80,9 @@ def test_mpp_that_is_no_number_is_named(tmp_path: Path, text: str) -> None:
     path = _svs(tmp_path / "s.svs", f"AppMag = 20|MPP = {text}|Left = 1")
     with Slide.open(path) as reader:
         with pytest.raises(UnknownResolution, match=f"the file says 'MPP = {text}"):
-            resolve(path, reader.info)
-        assert resolve(path, reader.info, explicit=0.5).y == 0.5
+            reader.need_resolution()
+        assert reader.resolution is None
+    assert Slide.open(path, mpp=0.5).resolution == Resolution(0.5, 0.5, "manifest")
 
 
 @pytest.mark.parametrize(
@@ -99,7 +104,7 @@ def test_units_of_ome(tmp_path: Path, unit: str, value: float, mpp: float) -> No
 def test_one_side_alone_is_not_both(tmp_path: Path) -> None:
     path = _ome(tmp_path / "s.ome.tif", PhysicalSizeX=0.5, PhysicalSizeXUnit="µm")
     with Slide.open(path) as reader, pytest.raises(UnknownResolution, match="PhysicalSizeY = "):
-        resolve(path, reader.info)
+        reader.need_resolution()
 
 
 # -- pixels that are not square
@@ -129,7 +134,7 @@ def test_uneven_sides_are_told_and_right_everywhere(
     (listed,) = rows(out / "stores.csv")
     assert listed["mpp"] == ""  # the store says it; a single number would be wrong
     assert listed["note"].startswith("pixels are not square: 0.5 x 0.25")
-    assert open_image(out / "s.zarr").mpp == (0.25, 0.5)
+    assert Slide.open(out / "s.zarr").resolution == Resolution(0.25, 0.5, "store")
 
 
 def test_uneven_sides_become_even_where_a_resolution_is_asked_for(uneven: Path, tmp_path: Path) -> None:
@@ -175,22 +180,102 @@ def _info(mpp: tuple[float, float] | None) -> SlideInfo:
     return SlideInfo((Level(100, 100),), mpp, "test", "test")
 
 
-def test_order_of_sources() -> None:
-    info = _info((0.5, 0.5))
-    assert resolve("s", info, 0.25, 0.3).origin == "explicit"
-    assert resolve("s", info, 0.25, 0.3).mean == 0.25
-    assert resolve("s", info, None, 0.3).origin == "manifest"
-    assert resolve("s", info).origin == "metadata"
-    assert resolve("s", info).mean == 0.5
+def test_order_of_sources(uneven: Path, tmp_path: Path) -> None:
+    """An explicit number before the manifest's, before the file's; a store's own before that of a manifest."""
+    assert Slide.open(uneven).resolution == Resolution(0.25, 0.5, "metadata")
+    assert Slide.open(uneven, mpp=0.3).resolution == Resolution(0.3, 0.3, "manifest")
+    options = MaskOptions(source_mpp=0.4)
+    assert options.open(uneven, 0.3).resolution == Resolution(0.4, 0.4, "explicit")
+    assert MaskOptions().open(uneven, 0.3).resolution == Resolution(0.3, 0.3, "manifest")
+    convert(Job(uneven, "s"), tmp_path, Settings(tissue="none"))
+    store = tmp_path / "s.zarr"
+    assert MaskOptions().open(store, 0.3).resolution == Resolution(0.25, 0.5, "store")
+    assert options.open(store, 0.3).resolution == Resolution(0.4, 0.4, "explicit")
 
 
 @pytest.mark.parametrize("mpp", [None, (352.86, 352.86), (0.001, 0.001), (0.5, 300.0)])
 def test_unknown_or_implausible_is_an_error_that_names_slide_and_way_out(mpp) -> None:
     with pytest.raises(UnknownResolution, match=r"a slide\.svs: .*--source-mpp"):
-        resolve("a slide.svs", _info(mpp))
-    assert resolve("a slide.svs", _info(mpp), manifest=0.25).mean == 0.25
+        resolve("a slide.svs", _info(mpp), None, "manifest")
+    assert resolve("a slide.svs", _info(mpp), 0.25, "manifest").mean == 0.25
 
 
 def test_implausible_number_of_the_user_is_refused_too() -> None:
     with pytest.raises(UnknownResolution, match="mpp 72"):
-        resolve("s", _info(None), explicit=72.0)
+        resolve("s", _info(None), 72.0, "explicit")
+
+
+def test_an_implausible_size_is_none_for_everybody(tmp_path: Path) -> None:
+    """72 dpi, which an image editor writes: the mask would have a pixel for each of the slide's, and maps that unit."""
+    path = tmp_path / "s.tif"
+    pixels = np.full((4200, 2200, 3), 240, np.uint8)
+    pixels[1000:2000, 500:1500] = (180, 60, 120)
+    tifffile.imwrite(path, pixels, resolution=(72, 72), resolutionunit="INCH", **RGB)
+    with Slide.open(path) as slide:
+        assert slide.info.mpp is not None and slide.resolution is None
+        assert slide.transform.mpp is None and slide.transform.unit == (1.0, 1.0)
+        assert slide.tissue().scale == 4
+
+
+def test_uneven_sides_become_even_also_where_files_are_read(uneven: Path, tmp_path: Path) -> None:
+    """As `preprocess` makes them: patches of the file are those of its store."""
+    convert(Job(uneven, "s"), tmp_path, Settings(tissue="none", mpp=1.0))
+    patches = PatchConfig(size=32, mpp=1.0, over="slide")
+    raw, store = (open_bag(Slide.open(path), patches) for path in (uneven, tmp_path / "s.zarr"))
+    assert raw.shape == store.shape == (5, 3, 32, 32)
+    assert raw.resolution is not None and raw.resolution.is_square
+    whole = Box((0, 0, 0), (5, 32, 32))
+    assert torch.equal(raw.read(whole), store.read(whole))
+
+
+def test_a_contradiction_is_told_once_whatever_the_run_reads(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also with patches of a size in micrometres, which are cut by that number, and by every command that cuts them."""
+    slides = cohort(tmp_path / "slides", "svs")
+    for row in rows(slides.table):
+        path = slides.table.parent / row["slide"]
+        pixels = tifffile.imread(path)
+        text = "Aperio Image Library v1\nAppMag = 20|MPP = 0.5"
+        tags = {"resolution": (40000, 40000), "resolutionunit": "CENTIMETER"}
+        tifffile.imwrite(path, pixels, description=text, metadata=None, **RGB, **tags)
+    said = "it contradicts itself about the size of a pixel: 0.5 µm is used, and its tags say 0.25 µm"
+    bags = ["--model.backbone=PatchEncoder", "--model.backbone.network=VGG", "--model.backbone.network.widths=[4]"]
+    bags += [
+        "--model.backbone.size=32",
+        "--data.patches.size=32",
+        "--data.patches.mpp=0.5",
+        "--data.patches.over=slide",
+    ]
+    words = [f"--data.manifest={slides.table}", "--data.flip_rotate=false", *bags]
+    assert main(["fit", f"--out={tmp_path / 'run'}", *words, *QUICK]) == 0
+    assert sum(said in message for message in caplog.messages) == 1
+    caplog.clear()
+    assert main(["predict", str(tmp_path / "run"), str(slides.table), "--name=again"]) == 0
+    assert sum(said in message for message in caplog.messages) == 1
+    caplog.clear()
+    checkpoint = f"--checkpoint={tmp_path / 'run' / 'checkpoints' / 'last.ckpt'}"
+    assert main(["embed", f"--out={tmp_path / 'features'}", *words, checkpoint]) == 0
+    assert sum(said in message for message in caplog.messages) == 1
+
+
+SOURCES = sorted((Path(__file__).parents[3] / "wsi_trainer").rglob("*.py"))
+RULES = {
+    "what the file says": (r"\binfo\.mpp\b", {"slide/slide.py", "slide/geometry.py"}),
+    "what is taken": (r"\bresolve\((?!\))", {"slide/slide.py", "slide/geometry.py"}),
+    "who gives it": (r"Slide\.open\([^)]*mpp=(?!0)", {"data/manifest.py", "store/convert.py", "view/scene.py"}),
+    "how far slides are shrunk": (r"factors_to\(|\.factors(_from)?\(", {
+        "slide/geometry.py", "slide/slide.py", "slide/views.py", "store/convert.py", "data/patches.py",
+        "data/dataset.py",
+    }),
+    "former ways": (r"shrink_factor|\.shrink\b|(slide|view|bag|image|source)\.mpp\b(?!-)|patches\.resolution", set()),
+}  # fmt: skip
+"""What is looked for, and the files that may have it: the owner, and those that hand it what a user has given."""
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_size_of_a_pixel_has_one_owner(rule: str) -> None:
+    pattern, owners = RULES[rule]
+    root = SOURCES[0].parent
+    found = {path.relative_to(root).as_posix() for path in SOURCES if re.search(pattern, path.read_text())}
+    assert found <= owners

@@ -13,7 +13,6 @@ import pytest
 
 from lightning_plugin import Box
 from wsi_trainer.cli import main
-from wsi_trainer.data.dataset import open_image
 from wsi_trainer.errors import SlideError
 from wsi_trainer.preprocess.verify import check_store, stores_of, verify
 from wsi_trainer.slide.slide import Slide
@@ -115,8 +114,8 @@ def _shards(store: Path, level: int = 0) -> list[str]:
 
 OPENED: dict[str, Callable[[Path], object]] = {
     "source": lambda path: Image(Slide.open(path)),
-    "fit, predict, heatmap": open_image,
-    "shrunk": lambda path: open_image(path, 2),
+    "fit, predict, heatmap": lambda path: Image(Slide.open(path)),
+    "shrunk": lambda path: Image(Slide.open(path), factor=2),
     "preprocess": Slide.open,
     "preprocess, whole": lambda path: convert(Job(path, "again"), path.parent / "out", Settings()),
 }

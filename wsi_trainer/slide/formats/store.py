@@ -16,7 +16,7 @@ import numpy as np
 from wsi_trainer.errors import SlideError, UnsupportedSlide
 from wsi_trainer.io.untrusted import read_json
 from wsi_trainer.slide.formats.base import CHANNELS, PLAIN, Level, Pixels, Reader, ReadOptions, SlideInfo
-from wsi_trainer.slide.geometry import place_of_store
+from wsi_trainer.slide.geometry import is_painted, place_of_store
 from wsi_trainer.store.chunks import CorruptChunk, Layout, StoredLevel, ZstdCodec, codec_of
 from wsi_trainer.store.manifest import check_complete, shards_of
 from wsi_trainer.store.ngff import image_array
@@ -44,6 +44,7 @@ class StoreReader(Reader):
 
     Attributes:
         place: Transform of level 0 to the slide that the store was made from.
+        painted: True where all that is no tissue was painted white.
     """
 
     planar = True
@@ -60,7 +61,7 @@ class StoreReader(Reader):
             listed = frozenset() if files is None else shards_of(files, len(self._levels))
             self._levels.append(StoredLevel(path / str(len(self._levels)), shape, layout, codec, listed))
         self.block = self._levels[0].layout.chunk
-        self.place = place_of_store(path)
+        self.place, self.painted = place_of_store(path), is_painted(path)
         self.info = SlideInfo(
             levels=tuple(Level(*level.shape, float(2**depth)) for depth, level in enumerate(self._levels)),
             mpp=self.place.pixel(),
