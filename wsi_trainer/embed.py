@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -99,11 +99,13 @@ class Embedder:
         except OSError as error:
             raise SlideError(record.path, f"cannot be read: {error.strerror or error}") from error
         about = self._about(record, bag, origin)
-        if about.mpp is None and self.layout == "stamp":
-            bag.close()
-            raise SlideError(
-                record.slide, "STAMP counts in micrometres, which are not known; fill in the manifest's column mpp"
-            )
+        if self.layout == "stamp":
+            if bag.place.mpp is None:
+                bag.close()
+                raise SlideError(
+                    record.slide, "STAMP counts in micrometres, which are not known; fill in the manifest's column mpp"
+                )
+            about = replace(about, places=about.places.in_micrometres(bag.place.mpp))
         try:
             write(path, (bag.shape[0], self.encoder.out_channels), self._batches(bag), about, self.layout)
         finally:
@@ -133,9 +135,7 @@ class Embedder:
         published = self.encoder.published
         return Written(
             name=slide_name(record.path),
-            corners=bag.place.to_slide(bag.positions[:, ::-1]),
-            slide=bag.place.shape,
-            scale=sum(bag.place.scale) / 2,
+            places=bag.places,
             size=bag.side,
             step=self.patches.step,
             mpp=None if bag.resolution is None else bag.resolution.mean,

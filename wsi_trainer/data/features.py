@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lightning_plugin import Box
 from wsi_trainer.data.manifest import FEATURES, SlideRecord
-from wsi_trainer.data.patches import PatchConfig, chosen_patches
+from wsi_trainer.data.patches import PatchConfig, chosen_patches, coords_of
 from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.io.arrays import import_h5py, open_hdf5, own
 from wsi_trainer.io.untrusted import Unreadable
@@ -26,6 +26,7 @@ from wsi_trainer.models.weights import read_weights
 from wsi_trainer.slide.formats.store import is_own_store
 from wsi_trainer.slide.identity import HASH, SlideId, attributes_of, hash_of_1_0
 from wsi_trainer.slide.names import file_about
+from wsi_trainer.slide.places import Places
 from wsi_trainer.slide.views import View
 from wsi_trainer.store.manifest import read_manifest
 
@@ -69,6 +70,26 @@ class FeatureSource(View):
             raise SlideError(path, "has no patches; leave the slide out of the manifest")
         self.shape = (1, width, rows, 1)
         super().__init__(name or str(path))
+
+    @property
+    def places(self) -> Places:
+        """Where the patches lie that the features were made of, and how large they are.
+
+        A file that says nothing of their size, as those of CLAM, has patches side by side.
+
+        Raises:
+            SlideError: The file does not say it.
+        """
+        if self._rows is not None:
+            raise SlideError(
+                self.path,
+                "has features and no places; take CLAM's h5_files, or the HDF5 files of TRIDENT, STAMP or "
+                "`wsi-train embed`",
+            )
+        found = coords_of(self.path)
+        if len(found) != self.shape[2]:
+            raise SlideError(self.path, f"has {self.shape[2]} features and {len(found)} coords; they belong together")
+        return replace(found, side=found.side or found.spacing)
 
     def load(self, box: Box) -> Tensor:
         """The features (1, width, patches, 1 or 0) of a box of patches."""
@@ -130,14 +151,12 @@ class Written:
     """Facts of a slide that a file of features holds beside the features."""
 
     name: str
-    corners: NDArray[np.float64]
-    """x and y of the upper left corners of patches, in pixels of level 0 of the slide."""
-    slide: tuple[int, int]
-    """Height and width of level 0 of the slide."""
-    scale: float
-    """Pixels of level 0 along one pixel of a patch."""
+    places: Places
+    """Where its patches lie, for the layout of STAMP in micrometres."""
     size: int
+    """Pixels along a side of a patch."""
     step: int
+    """Pixels from one patch of the grid to the next."""
     mpp: float | None
     """Micrometres per pixel of a patch, where they are known."""
     encoder: str
@@ -193,26 +212,28 @@ def made_with(path: Path) -> tuple[str, str]:
 
 def _trident(file: Any, rows: Any, checksum: str, about: Written) -> None:
     """`features` and `coords` with TRIDENT's attributes; CLAM and MIL-Lab read the same two."""
-    coords = file.create_dataset("coords", data=np.rint(about.corners).astype(np.int64))
+    places = about.places
+    assert places.side is not None and places.slide is not None
+    coords = file.create_dataset("coords", data=np.rint(places.points).astype(np.int64))
     for dataset in (rows, coords):
         dataset.attrs["name"] = about.name
         dataset.attrs["savetodir"] = ""
     rows.attrs["encoder"], rows.attrs["weights_sha256"] = about.encoder, about.weights
     rows.attrs["sha256"], rows.attrs["origin_sha256"], rows.attrs[HASH] = checksum, about.origin, about.slide_hash
     coords.attrs["patch_size"] = about.size
-    coords.attrs["patch_size_level0"] = round(about.size * about.scale)
+    coords.attrs["patch_size_level0"] = round(places.side)
     coords.attrs["overlap"] = about.size - about.step
-    coords.attrs["level0_height"], coords.attrs["level0_width"] = about.slide
+    coords.attrs["level0_height"], coords.attrs["level0_width"] = places.slide
     if about.mpp is not None:
         coords.attrs["mpp"] = about.mpp
         coords.attrs["target_magnification"] = 10 / about.mpp
-        coords.attrs["level0_magnification"] = 10 / about.mpp * about.scale
+        coords.attrs["level0_magnification"] = 10 / about.mpp * (places.side / about.size)
 
 
 def _stamp(file: Any, rows: Any, checksum: str, about: Written) -> None:
     """`feats` and `coords` in micrometres, and STAMP's attributes at the root."""
-    assert about.mpp is not None
-    file.create_dataset("coords", data=(about.corners / about.scale * about.mpp).astype(np.float32))
+    assert about.mpp is not None and about.places.micrometres
+    file.create_dataset("coords", data=about.places.points.astype(np.float32))
     file.attrs["extractor"], file.attrs["unit"] = about.encoder, "um"
     file.attrs["tile_size_um"], file.attrs["tile_size_px"] = about.size * about.mpp, about.size
     file.attrs["sha256"], file.attrs["weights_sha256"] = checksum, about.weights

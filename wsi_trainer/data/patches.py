@@ -22,93 +22,58 @@ from wsi_trainer.io.untrusted import Unreadable, read_json
 from wsi_trainer.regions.outlines import geometries
 from wsi_trainer.slide.augment import Augmentation, Augmented, Augmenter, PatchAugmentations, moved
 from wsi_trainer.slide.formats.base import is_plausible
-from wsi_trainer.slide.geometry import Pair, SlideTransform
+from wsi_trainer.slide.geometry import Pair
 from wsi_trainer.slide.names import file_about
+from wsi_trainer.slide.places import Places
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.tissue import TissueMask
 from wsi_trainer.slide.views import Bag, Image, Positions, along_blocks
-
-SAME_SIZE = 0.15
-"""By how much of its side a patch may be larger or smaller than a file says: scanners that are all said to have 20x
-differ by so much, and the next magnification by a factor of 2.
-"""
-
-
-@dataclass(frozen=True, eq=False)
-class Chosen:
-    """Patches of one slide, in pixels of its level 0."""
-
-    path: Path
-    """The file that says them."""
-    points: NDArray[np.float64]
-    """x and y of each."""
-    middle: bool
-    """Whether points are the middles of patches, and not their upper left corners."""
-    side: float | None = None
-    """Pixels along a side of a patch, where the file says it."""
-    slide: tuple[int, int] | None = None
-    """Height and width of level 0 of the slide that they were made for, where the file says it."""
-
-    def positions(self, place: SlideTransform, shape: tuple[int, int], size: int) -> Positions:
-        """The corners of patches of this size in an image of the slide, their middles where the file has them.
-
-        Raises:
-            SlideError: They are of another slide, of another size, or lie outside.
-        """
-        if not len(self.points):
-            raise SlideError(self.path, "has no patches; leave the slide out of the manifest, or choose some")
-        if not np.isfinite(self.points).all():
-            raise SlideError(self.path, "has a position that is no finite number; give pixels of level 0")
-        if self.slide is not None and self.slide != place.shape:
-            raise SlideError(
-                self.path,
-                f"was made for a slide of {self.slide[1]} × {self.slide[0]} pixels, and this one has "
-                f"{place.shape[1]} × {place.shape[0]}; is it the file of another slide?",
-            )
-        own = size * sum(place.scale) / 2
-        side = own if self.side is None else self.side
-        if abs(side / own - 1) > SAME_SIZE:
-            raise SlideError(
-                self.path,
-                f"has patches of {side:g} pixels of level 0, and those of data.patches (size {size}) have {own:g}; "
-                "set data.patches.mpp to the resolution that they were made for, and size to their pixels there",
-            )
-        middles = self.points if self.middle else self.points + side / 2
-        corners = np.floor(place.to_image(middles) - size / 2 + 0.5)[:, ::-1]
-        outside = np.any((corners <= -size) | (corners >= shape), axis=1)
-        if outside.any():
-            x, y = self.points[outside][0]
-            raise SlideError(
-                self.path,
-                f"{int(outside.sum())} of its {len(self.points)} patches lie outside of the slide's image, the first "
-                f"at x {x:g}, y {y:g}; give pixels of level 0, from the upper left corner of the slide",
-            )
-        return corners.astype(np.int32)
-
 
 MOST = 10_000_000
 """Patches that a slide can have: a file that claims more is damaged."""
 
 
-def read_coords(path: Path) -> Chosen:
-    """The patches of a file, with what its attributes say of their size and of the slide."""
+def read_coords(path: Path) -> Places:
+    """The patches of a file, with what it says of their size and of the slide; an error where it says no size."""
+    found = coords_of(path)
+    if found.side is None:
+        raise SlideError(
+            path,
+            "coords says nothing of the size of its patches: there is neither patch_size_level0 (TRIDENT) nor "
+            "patch_size with downsample (CLAM) nor tile_size_um (STAMP); take the file that was written when patches "
+            "were chosen, not that of features",
+        )
+    return found
+
+
+def coords_of(path: Path) -> Places:
+    """The patches of a file, which may say nothing of their size."""
     try:
         with open_hdf5(path) as file:
             found = own(path, file, "coords")
             if not hasattr(found, "dtype"):
                 raise SlideError(path, f"has no dataset coords; it has {', '.join(map(str, file)) or 'none'}")
-            if found.ndim != 2 or found.shape[1] != 2 or found.shape[0] > MOST or found.dtype.kind not in "iuf":
+            shape = found.shape[1:] if found.ndim == 3 and found.shape[0] == 1 else found.shape
+            if len(shape) != 2 or shape[1] != 2 or shape[0] > MOST or found.dtype.kind not in "iuf":
                 raise SlideError(path, f"coords is {found.shape} of {found.dtype}; it must be (patches, 2) of numbers")
-            points, attributes = found[()].astype(np.float64), dict(found.attrs)
+            points, attributes = found[()].astype(np.float64).reshape(shape), {**file.attrs, **found.attrs}
     except Unreadable as error:
         raise SlideError(path, error.reason) from error
     try:
-        return Chosen(path, points, middle=False, side=side_of(path, attributes), slide=slide_of(attributes))
+        if attributes.get("unit") == "um":
+            return Places(path, points, side=_tile_of(attributes), micrometres=True)
+        return Places(path, points, side=side_of(attributes), slide=slide_of(attributes))
     except (TypeError, ValueError) as error:
         raise SlideError(path, f"an attribute of coords is no number: {error}") from error
 
 
-def side_of(path: Path, attributes: Mapping[str, Any]) -> float:
+def _tile_of(attributes: Mapping[str, Any]) -> float | None:
+    """Micrometres along a side of a patch, as STAMP says them, by its newer and its older name."""
+    found = attributes.get("tile_size_um", attributes.get("tile_size"))
+    return None if found is None else _number(found)
+
+
+def side_of(attributes: Mapping[str, Any]) -> float | None:
     """Pixels of level 0 along a side of a patch: TRIDENT says them, CLAM says those of a level and what it shrinks."""
     if "patch_size_level0" in attributes:
         return _number(attributes["patch_size_level0"])
@@ -116,11 +81,7 @@ def side_of(path: Path, attributes: Mapping[str, Any]) -> float:
         return _number(attributes["patch_size"]) * _number(attributes["downsample"])
     if "patch_size" in attributes and "patch_level" in attributes and _number(attributes["patch_level"]) == 0:
         return _number(attributes["patch_size"])
-    raise SlideError(
-        path,
-        "coords says nothing of the size of its patches: there is neither patch_size_level0 (TRIDENT) nor patch_size "
-        "with downsample (CLAM); take the file that was written when patches were chosen, not that of features",
-    )
+    return None
 
 
 def slide_of(attributes: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -142,7 +103,7 @@ NEAR = 0.02
 """By how much of their side squares may differ: tools round corners."""
 
 
-def read_outlines(path: Path) -> Chosen:
+def read_outlines(path: Path) -> Places:
     """The middles of all squares and points of a file, and the side of its squares."""
     try:
         content = read_json(path)
@@ -163,7 +124,7 @@ def read_outlines(path: Path) -> Chosen:
         if odd.any():
             x, y = bounds[kinds == 3][odd][0][:2]
             raise SlideError(path, f"the outline at x {x:g}, y {y:g} is no square of {side:g} pixels like the others")
-    return Chosen(path, (bounds[:, :2] + bounds[:, 2:]) / 2, middle=True, side=side)
+    return Places(path, (bounds[:, :2] + bounds[:, 2:]) / 2, middle=True, side=side)
 
 
 def _parts(found: list[Any]) -> Any:
@@ -174,7 +135,7 @@ def _parts(found: list[Any]) -> Any:
     return parts
 
 
-def chosen_patches(folder: Path, called: Iterable[str | Path]) -> Chosen:
+def chosen_patches(folder: Path, called: Iterable[str | Path]) -> Places:
     """Patches from the file of a slide; an error where there is none, or more than one."""
     found = file_about(folder, called, READERS, "data.patches.positions")
     assert found is not None
@@ -182,7 +143,7 @@ def chosen_patches(folder: Path, called: Iterable[str | Path]) -> Chosen:
     return READERS[kind](path)
 
 
-def read_csv(path: Path) -> Chosen:
+def read_csv(path: Path) -> Places:
     """The columns x and y of a table: upper left corners."""
     table = read_table(path)
     table.need("x", "y")
@@ -192,10 +153,10 @@ def read_csv(path: Path) -> Chosen:
             points[number] = float(row["x"]), float(row["y"])
         except ValueError as error:
             raise UserError(f"{path}, line {line}: x is {row['x']!r} and y is {row['y']!r}; give numbers") from error
-    return Chosen(path, points, middle=False)
+    return Places(path, points)
 
 
-READERS: dict[str, Callable[[Path], Chosen]] = {
+READERS: dict[str, Callable[[Path], Places]] = {
     "{}.h5": read_coords,
     "{}_patches.h5": read_coords,
     "{}.geojson": read_outlines,

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from lightning_plugin import TiledModule, materialize
 from wsi_trainer.errors import UserError
-from wsi_trainer.models import AttentionPooling, SlideClassifier
+from wsi_trainer.models import SlideClassifier
 from wsi_trainer.models.slide_model import at_positions
 from wsi_trainer.models.tasks import BinaryTask, Task
 from wsi_trainer.slide.formats.base import FILL
@@ -106,10 +106,8 @@ class AttentionScores(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, image: Tensor) -> Tensor:
-        head: Any = self.model.head
-        scores: Tensor = head.scores(self.model.backbone(self.model.normalise(image)))
-        return scores
+    def forward(self, image: Tensor, tissue: Sequence[Tensor]) -> Tensor:
+        return self.model.scores(image, tissue)
 
 
 @contextmanager
@@ -257,18 +255,15 @@ def positions_of(model: SlideClassifier, image: Tensor) -> tuple[int, int, int, 
 def _attention(
     model: SlideClassifier, image: Tensor, target: int, tissue: Sequence[Tensor], budget: int | str | None
 ) -> Attribution:
-    if not isinstance(model.head, AttentionPooling):
+    if not model.head.attends:
         raise UserError(
             f"the head {type(model.head).__name__} has no attention; choose another --method: activation, gradient "
             "or integrated"
         )
     probe = _run(AttentionScores(model), budget)
     with torch.no_grad():
-        scores = materialize(probe(image))[0]
+        scores = materialize(probe(image, tissue))[0]
         scores = scores[target if model.head.branches > 1 else 0]
-        if tissue and model.pool_over == "tissue":
-            counts = materialize(tissue[0])[0, 0, : scores.shape[0], : scores.shape[1]]
-            scores = scores.masked_fill(counts == 0, -torch.inf)
         return Attribution(torch.softmax(scores.flatten(), 0).view_as(scores), model.stride, _peak(probe))
 
 

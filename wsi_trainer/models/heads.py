@@ -10,6 +10,7 @@ the map is one.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -29,11 +30,23 @@ class Pooling(nn.Module):
         super().__init__()
         self.out_channels = channels
 
+    @property
+    def attends(self) -> bool:
+        """True for a head with attention, which has `scores`."""
+        return type(self).scores is not Pooling.scores
+
     def attach(self, outputs: int) -> None:
         """Hear the number of outputs of the task, before first use."""
 
     def forward(self, features: Tensor, counts: Tensor | None = None) -> Tensor:
         raise NotImplementedError
+
+    def scores(self, features: Tensor, counts: Tensor | None = None) -> Tensor:
+        """The logit of attention of each position, (N, branches, h, w).
+
+        Their softmax over the positions is the share of each in the attention.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no attention")
 
 
 class AveragePooling(Pooling):
@@ -92,13 +105,12 @@ class AttentionPooling(Pooling):
         self.gate = nn.Conv2d(channels, hidden, 1)
         self.score = nn.Conv2d(hidden, 1, 1)
 
-    def scores(self, features: Tensor) -> Tensor:
+    def scores(self, features: Tensor, counts: Tensor | None = None) -> Tensor:
         """The logit of attention of each position, (N, branches, h, w)."""
-        return self.score(torch.tanh(self.value(features)) * torch.sigmoid(self.gate(features)))
+        return lowered(self.score(torch.tanh(self.value(features)) * torch.sigmoid(self.gate(features))), counts)
 
     def forward(self, features: Tensor, counts: Tensor | None = None) -> Tensor:
-        scores = lowered(self.scores(features), counts)
-        return attended(features, scores)
+        return attended(features, self.scores(features, counts))
 
 
 class ClassAttentionPooling(AttentionPooling):
@@ -114,7 +126,7 @@ class ClassAttentionPooling(AttentionPooling):
         self.score = nn.Conv2d(self.score.in_channels, outputs, 1)
 
     def forward(self, features: Tensor, counts: Tensor | None = None) -> Tensor:
-        scores = lowered(self.scores(features), counts)
+        scores = self.scores(features, counts)
         return torch.cat([attended(features, scores[:, i : i + 1]) for i in range(self.branches)], dim=1)
 
 
@@ -163,6 +175,12 @@ def attended(features: Tensor, scores: Tensor) -> Tensor:
     """The mean of the features, weighted by the softmax of one map of scores."""
     weights = functional.softmax(scores.flatten(2), dim=-1)
     return (features.flatten(2) * weights).sum(dim=-1)
+
+
+def _logits(shares: Tensor, features: Tensor) -> Tensor:
+    """Shares of attention (N, positions) as logits, (N, 1, h, w); what is not above 0 has none."""
+    logits = shares.clamp(min=torch.finfo(shares.dtype).tiny).log()
+    return logits.unflatten(1, features.shape[2:])[:, None]
 
 
 def as_tokens(features: Tensor) -> Tensor:
@@ -227,17 +245,23 @@ class DualStreamPooling(Pooling):
         self.score = nn.Conv2d(self.score.in_channels, outputs, 1)
 
     def forward(self, features: Tensor, counts: Tensor | None = None) -> Tensor:
-        scores = lowered(self.score(features), counts)
-        queries, values = self.query(features), self.value(features)
-        vectors = []
+        values = self.value(features)
+        streams = self._streams(features, counts)
+        return torch.cat([part for one, of in streams for part in (attended(values, of), one.flatten(1))], dim=1)
+
+    def scores(self, features: Tensor, counts: Tensor | None = None) -> Tensor:
+        """The logit of attention of each position, (N, branches, h, w): the products of its query with the critical."""
+        return torch.cat([alike for _, alike in self._streams(features, counts)], dim=1)
+
+    def _streams(self, features: Tensor, counts: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """For each output the score of the critical patch, and the logits of attention, (N, 1, h, w)."""
+        scores, queries = lowered(self.score(features), counts), self.query(features)
         for branch in range(self.branches):
             own = scores[:, branch : branch + 1]
             highest = own.amax(dim=(2, 3), keepdim=True)
             critical = (own == highest).to(queries.dtype)
             middle = (queries * critical).sum(dim=(2, 3), keepdim=True) / critical.sum(dim=(2, 3), keepdim=True)
-            alike = lowered((queries * middle).sum(dim=1, keepdim=True), counts)
-            vectors += [attended(values, alike), highest.flatten(1)]
-        return torch.cat(vectors, dim=1)
+            yield highest, lowered((queries * middle).sum(dim=1, keepdim=True), counts)
 
 
 class TransformerPooling(Pooling):
@@ -263,9 +287,23 @@ class TransformerPooling(Pooling):
         self.layers = nn.TransformerEncoder(layer, layers, nn.LayerNorm(width), enable_nested_tensor=False)
 
     def forward(self, features: Tensor, counts: Tensor | None = None) -> Tensor:
+        return self.layers(self._tokens(features, counts))[:, 0]
+
+    def scores(self, features: Tensor, counts: Tensor | None = None) -> Tensor:
+        """The logit of attention of each patch, (N, 1, h, w): what the class token gives it in the last layer, as the
+        mean over the heads."""
+        tokens = self._tokens(features, counts)
+        *before, last = self.layers.layers
+        for layer in before:
+            tokens = layer(tokens)
+        normed = last.norm1(tokens)
+        shares = last.self_attn(normed[:, :1], normed, normed)[1]
+        return _logits(shares[:, 0, 1:], features)
+
+    def _tokens(self, features: Tensor, counts: Tensor | None) -> Tensor:
         refuse_counts(self, counts)
         tokens = self.project(as_tokens(features))
-        return self.layers(torch.cat([self.token.expand(len(tokens), -1, -1), tokens], dim=1))[:, 0]
+        return torch.cat([self.token.expand(len(tokens), -1, -1), tokens], dim=1)
 
 
 class NystromAttention(nn.Module):
@@ -291,8 +329,21 @@ class NystromAttention(nn.Module):
         self.beside = nn.Conv2d(heads, heads, (kernel, 1), padding=(kernel // 2, 0), groups=heads, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        down, middle, up, v = self._factors(x)
+        found = down @ middle @ (up @ v) + self.beside(v)
+        return self.out(found.transpose(1, 2).flatten(2))[:, -x.shape[1] :]
+
+    def shares(self, x: Tensor) -> Tensor:
+        """What the first token gives to each, (N, tokens), as the mean over the heads; the approximation makes some of
+        them negative."""
         count = x.shape[1]
-        x = functional.pad(x, (0, 0, -count % self.landmarks, 0))
+        down, middle, up, _ = self._factors(x)
+        asked = down[:, :, -count : down.shape[2] - count + 1]
+        return (asked @ middle @ up).mean(1)[:, 0, -count:]
+
+    def _factors(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The three factors of the attention, (N, heads, tokens or landmarks, landmarks or tokens), and v."""
+        x = functional.pad(x, (0, 0, -x.shape[1] % self.landmarks, 0))
         n, length, width = x.shape
         q, k, v = (t.view(n, length, self.heads, -1).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
         q = q * (width // self.heads) ** -0.5
@@ -300,8 +351,7 @@ class NystromAttention(nn.Module):
         down = torch.softmax(q @ few_k.transpose(-2, -1), -1)
         middle = torch.softmax(few_q @ few_k.transpose(-2, -1), -1)
         up = torch.softmax(few_q @ k.transpose(-2, -1), -1)
-        found = down @ pseudoinverse(middle, self.iterations) @ (up @ v) + self.beside(v)
-        return self.out(found.transpose(1, 2).reshape(n, length, width))[:, -count:]
+        return down, pseudoinverse(middle, self.iterations), up, v
 
 
 def pseudoinverse(a: Tensor, iterations: int) -> Tensor:
@@ -346,15 +396,30 @@ class TransMILPooling(Pooling):
         self.drop = nn.Dropout(dropout)
 
     def forward(self, features: Tensor, counts: Tensor | None = None) -> Tensor:
+        x = self._tokens(features, counts)
+        x = x + self.drop(self.attend[1](self.norms[1](x)))
+        return self.norms[2](x[:, 0])
+
+    def scores(self, features: Tensor, counts: Tensor | None = None) -> Tensor:
+        """The logit of attention of each patch, (N, 1, h, w): what the class token gives it in the last layer, as the
+        mean over the heads, with what it gives to its repetition."""
+        tokens = self._tokens(features, counts)
+        last = self.attend[1]
+        assert isinstance(last, NystromAttention)
+        shares = last.shares(self.norms[1](tokens))[:, 1:]
+        count = features.shape[2] * features.shape[3]
+        again = shares[:, count:]
+        return _logits(shares[:, :count] + functional.pad(again, (0, count - again.shape[1])), features)
+
+    def _tokens(self, features: Tensor, counts: Tensor | None) -> Tensor:
+        """The class token and those of patches, as they enter the last layer."""
         refuse_counts(self, counts)
         x = functional.relu(self.project(as_tokens(features)))
         side = math.isqrt(x.shape[1] - 1) + 1
         token = self.token.expand(len(x), -1, -1)
         x = torch.cat([token, x, x[:, : side * side - x.shape[1]]], 1)
         x = x + self.drop(self.attend[0](self.norms[0](x)))
-        x = self._mixed(x, side)
-        x = x + self.drop(self.attend[1](self.norms[1](x)))
-        return self.norms[2](x[:, 0])
+        return self._mixed(x, side)
 
     def _mixed(self, x: Tensor, side: int) -> Tensor:
         """The convolutions over the square; the class token passes."""

@@ -383,9 +383,11 @@ class SlideModel(pl.LightningModule):
         return (image.to(self.mean.dtype) / scale - self.mean) / self.std
 
     def _pooled(self, head: nn.Module, features: Tensor, tissue: Tensor | None) -> Tensor:
-        if tissue is None or self.pool_over == "slide":
-            return head(features)
-        return head(features, at_positions(tissue, features))
+        return head(features, self._counts(features, tissue))
+
+    def _counts(self, features: Tensor, tissue: Tensor | None) -> Tensor | None:
+        """Which positions count to the head; None where all do."""
+        return None if tissue is None or self.pool_over == "slide" else at_positions(tissue, features)
 
     def _features(self, image: Tensor, which: int, tissue: Tensor | None) -> Tensor:
         cells = self._cells[which]
@@ -534,6 +536,17 @@ class SlideClassifier(SlideModel):
         """The vector of one magnification."""
         head = self.head if level == 0 else self.context_heads[level - 1]
         return self._pooled(head, self._features(image, 0 if self.share_backbone else level, tissue), tissue)
+
+    def scores(self, image: Tensor, tissue: Sequence[Tensor] = ()) -> Tensor:
+        """The logit of attention of each position at the finest magnification, (1, branches, h, w).
+
+        Of a bag or of features, (1, branches, patches, 1): one for each patch, whose places the bag or the features
+        have. A head without attention has none (`head.attends`).
+        """
+        shown = tissue[0] if tissue else None
+        features = self._features(image, 0, shown)
+        scores: Tensor = self.head.scores(features, self._counts(features, shown))
+        return scores
 
     def forward_head(self, vector: Tensor) -> Tensor:
         """The logits of the pooled vector."""

@@ -27,6 +27,7 @@ from wsi_trainer.errors import SlideError
 from wsi_trainer.slide.cache import LoadingCache
 from wsi_trainer.slide.formats.base import CHANNELS, FILL, room
 from wsi_trainer.slide.geometry import Pair, Resolution, SlideTransform
+from wsi_trainer.slide.places import Places
 from wsi_trainer.slide.slide import ScaledImage, Slide
 from wsi_trainer.slide.tissue import TissueMask
 
@@ -359,6 +360,13 @@ class Bag(BlockView):
     def at(self, positions: Positions) -> Bag:
         """The bag of other patches of the same slide."""
         return Bag(self.slide, positions, self.side, factor=self._factor, threads=self._threads, cache=self._limit)
+
+    @property
+    def places(self) -> Places:
+        """Where its patches lie in the slide."""
+        place = self.place
+        corners, side = place.to_slide(self.positions[:, ::-1]), self.side * sum(place.scale) / 2
+        return Places(self.slide.path, corners, side=side, slide=place.shape)
 
     def whole(self) -> Image:
         """The image that the patches are cut from."""

@@ -22,11 +22,13 @@ from wsi_trainer.data.datamodule import SlideData
 from wsi_trainer.data.dataset import DataConfig
 from wsi_trainer.data.features import FeatureSource, check_one_each, features_of
 from wsi_trainer.data.manifest import SlideRecord
+from wsi_trainer.data.patches import PatchConfig, open_bag
 from wsi_trainer.embed import Embedder
-from wsi_trainer.errors import UserError
+from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.fit.run import Run
 from wsi_trainer.io.files import read_json
 from wsi_trainer.models import AttentionPooling, FrozenFeatures, PatchEncoder, ResNet, SlideClassifier
+from wsi_trainer.slide.slide import Slide
 from wsi_trainer.store.convert import Job, Settings, convert
 from wsi_trainer.synthetic import SlideSpec, write_slide
 
@@ -165,6 +167,60 @@ def test_the_layout_of_stamp_counts_in_micrometres(config: Path, tmp_path: Path)
         np.testing.assert_allclose(theirs["coords"], ours["coords"][:] * 0.5)
         assert theirs.attrs["unit"] == "um" and theirs.attrs["tile_size_px"] == SIZE
         assert theirs.attrs["tile_size_um"] == SIZE * 0.5
+
+
+@pytest.mark.parametrize("layout", ["trident", "stamp"])
+@pytest.mark.parametrize("mpp", ["0.5", "0.8"])
+def test_features_keep_the_places_of_their_patches(
+    layout: str, mpp: str, slides: Path, config: Path, tmp_path: Path
+) -> None:
+    """They are those of the bag, in the same order, and say where a bag of the same patches would be cut."""
+    words = [f"--layout={layout}", f"--data.patches.mpp={mpp}", "--data.patches.min_tissue=0"]
+    assert run(config, tmp_path / "out", *words) == 0
+    for name in ("s0", "s1"):
+        bag = open_bag(Slide.open(slides / f"{name}.zarr"), PatchConfig(size=SIZE, mpp=float(mpp), min_tissue=0))
+        source = FeatureSource(tmp_path / "out" / f"{name}.h5")
+        assert len(source.places) == source.shape[2] == bag.shape[0]
+        found = source.places.in_pixels(bag.place.mpp)
+        assert not found.micrometres and found.side == pytest.approx(bag.places.side, abs=0.5)
+        np.testing.assert_allclose(found.points, bag.places.points, atol=0.51)
+        np.testing.assert_allclose(found.positions(bag.place, bag.size, SIZE), bag.positions, atol=1)
+        if mpp == "0.5":
+            np.testing.assert_array_equal(found.points, bag.places.points)
+
+
+def test_places_of_other_programs(tmp_path: Path) -> None:
+    """TRIDENT says a side, CLAM's files of features do not, STAMP counts in micrometres, CLAM's tensors have none."""
+    points = np.array([[x, y] for y in (7, 231, 455) for x in (100, 324, 548)] + [[2001, 3001]])
+    rows = np.zeros((10, 4), np.float32)
+
+    def write(name: str, coords: np.ndarray, key: str = "features", **attributes: object) -> FeatureSource:
+        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
+            file[key] = rows
+            file["coords"] = coords
+            (file if "unit" in attributes else file["coords"]).attrs.update(attributes)
+        return FeatureSource(tmp_path / f"{name}.h5")
+
+    trident = write("trident", points, patch_size_level0=448, level0_width=5000, level0_height=4000).places
+    assert trident.side == 448 and trident.slide == (4000, 5000)
+    clam = write("clam", points).places
+    assert clam.side == 224 and clam.slide is None
+    for size in ("tile_size_um", "tile_size"):
+        stamp = write("stamp", points * 0.25, "feats", unit="um", **{size: 56.0}).places
+        assert stamp.micrometres and stamp.side == 56
+        found = stamp.in_pixels((0.25, 0.25))
+        assert found.side == 224
+        np.testing.assert_array_equal(found.points, points)
+        with pytest.raises(SlideError, match=r"counts in micrometres.*fill in the manifest's column mpp"):
+            stamp.in_pixels(None)
+    np.testing.assert_array_equal(write("batched", points[None]).places.points, points)
+    with pytest.raises(SlideError, match="has 10 features and 9 coords"):
+        _ = write("other", points[:9]).places
+    with pytest.raises(SlideError, match="no two of them are in one row"):
+        _ = write("scattered", np.arange(20).reshape(10, 2)).places
+    torch.save(torch.from_numpy(rows), tmp_path / "t.pt")
+    with pytest.raises(SlideError, match=r"has features and no places; take CLAM's h5_files"):
+        _ = FeatureSource(tmp_path / "t.pt").places
 
 
 def write_as(program: str, folder: Path, name: str, rows: np.ndarray) -> None:

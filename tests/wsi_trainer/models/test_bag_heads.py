@@ -13,12 +13,17 @@ from torch import Tensor
 
 from lightning_plugin import LazyImage, TiledModule
 from tests.exactness import assert_same_step
+from wsi_trainer.explain.attribution import attribute
 from wsi_trainer.models import (
+    AttentionPooling,
+    ClassAttentionPooling,
     DualStreamPooling,
     FrozenFeatures,
     MeanMLP,
     MultiClassTask,
+    PatchEncoder,
     Pooling,
+    ResNet,
     SlideClassifier,
     TransformerPooling,
     TransMILPooling,
@@ -142,6 +147,106 @@ def test_transmil(count: int) -> None:
             mixed.append(here)
     last = nystrom(head.attend[1], [norm(t, head.norms[1]) for t in mixed])
     torch.testing.assert_close(head(features)[0], norm(mixed[0] + last[0], head.norms[2]), rtol=1e-5, atol=1e-6)
+
+
+# The one question of heads with attention.
+
+ATTENTION = {
+    **{name: make for name, make in HEADS.items() if name != "mean"},
+    "gated": partial(AttentionPooling, hidden=4),
+    "CLAM": partial(ClassAttentionPooling, hidden=4),
+}
+
+
+def shares(head: Pooling, features: Tensor) -> Tensor:
+    """(branches, patches), from the scores."""
+    scores = head.scores(features)
+    assert scores.shape == (1, head.branches, *features.shape[2:])
+    return torch.softmax(scores.flatten(2), -1)[0]
+
+
+def test_shares_of_pooling_heads_are_the_weights_of_their_vectors() -> None:
+    rows, features = bag(9)
+    for name in ("gated", "CLAM", "DSMIL"):
+        torch.manual_seed(0)
+        head = ATTENTION[name](D)
+        head.attach(3)
+        head = head.double().eval()
+        weighed = rows if name != "DSMIL" else rows @ matrix(head.value).T + head.value.bias  # type: ignore[union-attr, operator]
+        vectors = head(features)[0].unflatten(0, (head.branches, -1))[:, :D]
+        torch.testing.assert_close(shares(head, features) @ weighed, vectors)
+
+
+def test_shares_of_a_transformer_are_what_its_class_token_gives_in_the_last_layer() -> None:
+    rows, features = bag(5)
+    head = built("transformer")
+    tokens = torch.cat([head.token[0], rows @ matrix(head.project).T + head.project.bias])  # type: ignore[union-attr, operator, index]
+    first, last = head.layers.layers  # type: ignore[union-attr, misc]
+    normed = [norm(t, last.norm1) for t in first(tokens[None])[0]]
+    (asked, kept, _), (b_asked, b_kept, _) = (
+        last.self_attn.in_proj_weight.split(8),
+        last.self_attn.in_proj_bias.split(8),
+    )
+    given = torch.zeros(6, dtype=torch.float64)
+    for part in (slice(0, 4), slice(4, 8)):
+        query = (asked @ normed[0] + b_asked)[part]
+        given += torch.softmax(torch.stack([query @ (kept @ y + b_kept)[part] / 2 for y in normed]), 0) / 2
+    torch.testing.assert_close(shares(head, features)[0], given[1:] / given[1:].sum())
+
+
+@pytest.mark.parametrize("count", [9, 7])
+def test_shares_of_transmil_are_what_its_class_token_gives_to_patches_and_their_repetitions(count: int) -> None:
+    _, features = bag(count)
+    head = built("TransMIL")
+    seen: list[Tensor] = []
+    layer = head.attend[1]  # type: ignore[index, union-attr]
+    layer.iterations = 40
+    layer.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    head(features)
+    fill = -seen[0].shape[1] % 4
+    padded = torch.cat([torch.zeros(fill, 8, dtype=torch.float64), seen[0][0]])
+    given = torch.zeros(seen[0].shape[1], dtype=torch.float64)
+    for part in (slice(0, 4), slice(4, 8)):
+        q, k = (padded @ weight[part].T for weight in layer.qkv.weight.split(8)[:2])
+        few_q, few_k = (x.unflatten(0, (4, -1)).mean(1) for x in (q / 2, k))
+        core = torch.linalg.pinv(torch.softmax(few_q @ few_k.T, 1))
+        given += (torch.softmax(q[fill] / 2 @ few_k.T, 0) @ core @ torch.softmax(few_q @ k.T, 1))[fill:] / 2
+    given = given[1:]
+    given = given[:count] + torch.cat([given[count:], torch.zeros(2 * count - len(given), dtype=torch.float64)])
+    given = given.clamp(min=0)
+    assert (given > 0).sum() > 1
+    torch.testing.assert_close(shares(head, features)[0], given / given.sum(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_scores_of_features_are_those_of_their_patches(name: str) -> None:
+    """A feature is a patch without pixels, also where the network is computed in tiles."""
+    torch.manual_seed(0)
+    size, task = 16, MultiClassTask(["a", "b", "c"])
+    encoder = PatchEncoder(ResNet((4,), norm="group"), size)
+    whole = SlideClassifier(backbone=encoder, head=ATTENTION[name], task=task)
+    whole.double().eval()
+    patches = torch.randint(0, 256, (11, 3, size, size), dtype=torch.uint8)
+    with torch.no_grad():
+        features = whole.backbone(whole.normalise(patches))
+        expected = whole.scores(patches)
+        assert expected.shape == (1, whole.head.branches, 11, 1)
+        frozen = SlideClassifier(backbone=FrozenFeatures(encoder.out_channels), head=ATTENTION[name], task=task)
+        frozen.head.load_state_dict(whole.head.state_dict())
+        frozen.double().eval()
+        assert torch.equal(frozen.scores(features), expected)
+    for target in range(3):
+        seen = attribute(whole, LazyImage.from_tensor(patches), target, "attention", budget="2MiB")
+        found = attribute(frozen, LazyImage.from_tensor(features), target, "attention", budget="2MiB")
+        its = expected[0, target if whole.head.branches > 1 else 0].softmax(0)
+        for values in (seen.values, found.values):
+            torch.testing.assert_close(values, its, rtol=1e-9, atol=1e-12)
+
+
+def test_heads_without_attention_say_so() -> None:
+    assert {name for name, make in HEADS.items() if not make(D).attends} == {"mean"}
+    with pytest.raises(NotImplementedError, match="MeanMLP has no attention"):
+        built("mean").scores(bag(3)[1])
 
 
 @pytest.mark.parametrize("name", HEADS)
