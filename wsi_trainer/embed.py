@@ -15,11 +15,11 @@ from rich.console import Console
 from torch import nn
 
 from lightning_plugin import Box
+from wsi_trainer.data.cohort import read_headers
 from wsi_trainer.data.dataset import DataConfig
 from wsi_trainer.data.features import Layout, Written, made_with, origin_of, write
 from wsi_trainer.data.manifest import SlideRecord, check_files
 from wsi_trainer.data.patches import PatchConfig, open_bag
-from wsi_trainer.data.cohort import read_headers
 from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.fit.config import TrainConfig, check_bags, instantiate, limits_imports, make_parser, parse
 from wsi_trainer.fit.trainer import at_work, device_of, precision_of

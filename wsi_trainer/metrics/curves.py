@@ -71,8 +71,9 @@ def calibration(predictions: ClassPredictions, bins: int = 10) -> Calibration:
     slides = np.bincount(place, minlength=bins)
     used = slides > 0
     n = slides[used]
-    share = np.bincount(place, predictions.labels == 1, bins)[used] / n
-    return Calibration(np.bincount(place, said, bins)[used] / n, share, n, *wilson(share, n))
+    count = np.bincount(place[predictions.labels == 1], minlength=bins)[used]
+    low, high = np.array([wilson(int(one), int(of)) for one, of in zip(count, n, strict=True)]).T
+    return Calibration(np.bincount(place, said, bins)[used] / n, count / n, n, low, high)
 
 
 def _of_class(predictions: ClassPredictions, line: Line, name: str, count: int, seed: int) -> Band:

@@ -16,7 +16,7 @@ neither 0 nor 1: the text says why.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import NormalDist
 from typing import Any
@@ -112,7 +112,8 @@ def score_intervals(
         if positive is not None:
             found[name] = sample.of_auc(values[name], predictions, positive)
         elif values[name] in (0, 1) and _settled(drawn[name], values[name]):
-            found[name] = sample.bounded(values[name], *wilson(values[name], sample.rarest), count)
+            bounds = wilson(round(values[name] * sample.rarest), sample.rarest)
+            found[name] = sample.bounded(values[name], *bounds, count)
         else:
             least = 0.0 if np.nanmin(drawn[name], initial=0.0) >= 0 else -np.inf  # what was never negative cannot be
             found[name] = sample.interval(values[name], drawn[name], left_out[name], least)
@@ -252,16 +253,19 @@ def _patients(count: int) -> str:
     return f"{count} patient{'' if count == 1 else 's'}"
 
 
-def wilson(share: Any, n: Any) -> tuple[Any, Any]:
-    """Wilson's interval of a share of n, or of several."""
-    centre = (share + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
-    reach = _Z / (1 + _Z**2 / n) * np.sqrt(share * (1 - share) / n + _Z**2 / (4 * n**2))
-    return np.maximum(centre - reach, 0.0), np.minimum(centre + reach, 1.0)
+def wilson(count: int, n: int) -> tuple[float, float]:
+    """Wilson's interval of the share of n that so many of them are."""
+    from scipy.stats import binomtest  # slow to import
+
+    found = binomtest(count, n).proportion_ci(method="wilson")
+    return float(found.low), float(found.high)
 
 
 def auc_bounds(value: float, positive: int, negative: int) -> tuple[float, float]:
     """Newcombe's score interval of an AUC of so many patients: the areas from which the value is 1.96 standard
     errors away, by their own standard error."""
+    from scipy.optimize import brentq  # slow to import
+
     pairs = positive * negative
     middle = (positive + negative) / 2 - 1
 
@@ -269,15 +273,10 @@ def auc_bounds(value: float, positive: int, negative: int) -> tuple[float, float
         variance = area * (1 - area) * (1 + middle * ((1 - area) / (2 - area) + area / (1 + area))) / pairs
         return float((value - area) ** 2 - _Z**2 * variance)
 
-    return _root(apart, 0.0, value), _root(apart, 1.0, value)
-
-
-def _root(function: Callable[[float], float], positive: float, negative: float) -> float:
-    """The number between the two at which the function is 0, by bisection."""
-    for _ in range(60):
-        middle = (positive + negative) / 2
-        positive, negative = (middle, negative) if function(middle) > 0 else (positive, middle)
-    return positive
+    inside = min(max(value, 1e-15), 1 - 1e-15)  # at 0 and 1 areas have no standard error
+    ends = (brentq(apart, end, inside, xtol=1e-16) if end != value else end for end in (0.0, 1.0))
+    low, high = map(float, ends)
+    return low, high
 
 
 def summarise(
