@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import subprocess
 import sys
 import zipfile
@@ -20,8 +21,8 @@ ABOUT = """\
 # What the first commands print
 
 A test runs the commands of the README in an empty folder and an empty environment, with nothing but the wheel and what
-it requires, and writes this page. Synthetic slides stand for your own. Times are those of a machine that had
-other work to do.
+it requires, and writes this page. Synthetic slides stand for your own. Behind each command stands the processor time
+that it took. Times in its output are those of the clock, on {processors} processors with a load of {load:.0f}.
 """
 
 
@@ -57,6 +58,12 @@ def test_readme_runs_with_nothing_but_the_wheel(tmp_path: Path) -> None:
     assert len(zipfile.ZipFile(wheel).namelist()) > 300
 
 
+def processor_time() -> float:
+    """Return the seconds that all processes started here and ended by now have computed."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def run_all(binaries: Path, folder: Path, page: Path) -> None:
     """Run the commands in a new folder, and write the page."""
     folder.mkdir()
@@ -64,8 +71,9 @@ def run_all(binaries: Path, folder: Path, page: Path) -> None:
     variables = {**kept, "PATH": f"{binaries}:/usr/bin:/bin", "COLUMNS": "100", "PYTHONUTF8": "1"}
     subprocess.run([binaries / "python", "-c", SLIDES], cwd=folder, env=variables, check=True)
     (folder / "manifest.csv").rename(folder / "slides.csv")
-    parts = [ABOUT]
+    parts = []
     for command in commands():
+        before = processor_time()
         # README's commands, in README's own shell.
         done = subprocess.run(
             ["/bin/sh", "-c", command], cwd=folder, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -73,5 +81,6 @@ def run_all(binaries: Path, folder: Path, page: Path) -> None:
         )  # fmt: skip
         assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}"
         said = re.sub(r" on Linux-\S+", " on Linux", done.stdout.replace(f"{folder}/", ""))
-        parts.append(f"`{command}`\n\n```text\n{shown(said)}\n```\n")
-    page.write_text("\n".join(parts), encoding="utf-8")
+        parts.append(f"`{command}` ({processor_time() - before:.0f} s)\n\n```text\n{shown(said)}\n```\n")
+    about = ABOUT.format(processors=os.cpu_count(), load=os.getloadavg()[2])
+    page.write_text("\n".join([about, *parts]), encoding="utf-8")
