@@ -24,6 +24,8 @@ PUBLIC = {
     "The application": (
         "wsi_trainer",
         "wsi_trainer.fit.run",
+        "wsi_trainer.fit.folder",
+        "wsi_trainer.fit.study",
         "wsi_trainer.slide",
         "wsi_trainer.slide.views",
         "wsi_trainer.models",

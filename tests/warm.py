@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PRELOADED = ["lightning_plugin.strategy", "wsi_trainer.fit.fit", "hypothesis"]
+PRELOADED = ["lightning_plugin.strategy", "wsi_trainer.fit.command", "hypothesis"]
 
 
 def start(

@@ -13,17 +13,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from wsi_trainer.fit.predictor import Predictor
     from wsi_trainer.fit.run import Run
+    from wsi_trainer.fit.study import Study
     from wsi_trainer.metrics import read_predictions
     from wsi_trainer.notebook import encoders
     from wsi_trainer.slide.slide import Slide
 
 __version__ = "1.0.0"
-__all__ = ["Predictor", "Run", "Slide", "encoders", "read_predictions"]
+__all__ = ["Predictor", "Run", "Slide", "Study", "encoders", "read_predictions"]
 
 _WHERE = {
     "Predictor": "fit.predictor",
     "Run": "fit.run",
     "Slide": "slide.slide",
+    "Study": "fit.study",
     "encoders": "notebook",
     "read_predictions": "metrics",
 }

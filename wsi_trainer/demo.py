@@ -16,11 +16,11 @@ from wsi_trainer.explain.heatmaps import write_heatmaps
 from wsi_trainer.explain.outputs import sentence_on_regions
 from wsi_trainer.fit.callbacks import process_peak
 from wsi_trainer.fit.compare import NAMES
-from wsi_trainer.fit.config import make_parser
+from wsi_trainer.fit.config import Config
 from wsi_trainer.fit.fit import run_fit
 from wsi_trainer.fit.run import Run
 from wsi_trainer.io.display import format_bytes, say
-from wsi_trainer.io.files import read_json, write_json
+from wsi_trainer.io.files import read_json, write_json, write_text
 from wsi_trainer.metrics import ClassPredictions, auc, paired_difference, score_intervals
 from wsi_trainer.preprocess.command import preprocess
 from wsi_trainer.report import write_report
@@ -114,10 +114,8 @@ def make_slides(folder: Path, made_from: dict[str, int], console: Console) -> No
 
 def train_and_test(out: Path, name: str, downsample: int, epochs: int, seed: int, budget: str | None) -> Run:
     """Run `wsi-train fit` with a config that is left beside the runs to be tried again."""
-    parser = make_parser("fit", "Train a slide classifier.")
-    options = parser.parse_object(
+    config = Config.of(
         {
-            "out": str(out / "runs" / name),
             "model": {
                 "backbone": {
                     "class_path": "wsi_trainer.models.VGG",
@@ -133,12 +131,11 @@ def train_and_test(out: Path, name: str, downsample: int, epochs: int, seed: int
                 "downsample": downsample,
             },
             "train": {"epochs": epochs, "seed": seed, "budget": budget},
-        }
+        },
+        out / "runs" / name,
     )
-    config = out / "runs" / f"{name}.yaml"
-    config.parent.mkdir(parents=True, exist_ok=True)
-    config.write_text(parser.dump(options), encoding="utf-8")
-    return run_fit(parser, options)
+    write_text(out / "runs" / f"{name}.yaml", f"out: {config.out}\n{config.text}")
+    return run_fit(config)
 
 
 def show(full: Run, thumbnail: Run, seconds: float, console: Console) -> None:

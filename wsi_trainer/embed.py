@@ -21,12 +21,13 @@ from wsi_trainer.data.features import Layout, Written, made_with, origin_of, wri
 from wsi_trainer.data.manifest import SlideRecord, check_files
 from wsi_trainer.data.patches import PatchConfig, open_bag
 from wsi_trainer.errors import SlideError, UserError
-from wsi_trainer.fit.config import TrainConfig, check_bags, instantiate, limits_imports, make_parser, parse
+from wsi_trainer.fit.config import TrainConfig, check_bags, instantiate, make_parser, parse
 from wsi_trainer.fit.trainer import at_work, device_of, precision_of
 from wsi_trainer.io.arrays import import_h5py
 from wsi_trainer.io.display import say
 from wsi_trainer.io.files import LOCKS, Locked, lock
 from wsi_trainer.models import PatchEncoder, SlideModel
+from wsi_trainer.models.allowed import limits_imports
 from wsi_trainer.models.finetune import merge_low_rank
 from wsi_trainer.models.weights import load_weights
 from wsi_trainer.slide.identity import SlideId

@@ -15,6 +15,11 @@ PACKAGES = (
 """Packages whose versions decide numbers."""
 
 
+def versions() -> dict[str, str]:
+    """The version of each package that decides numbers."""
+    return {name: _version(name) for name in PACKAGES}
+
+
 def environment() -> dict[str, Any]:
     """Versions, machine and device, as JSON."""
     import torch
@@ -26,7 +31,7 @@ def environment() -> dict[str, Any]:
         "processors": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": _device(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": versions(),
     }
 
 

@@ -9,7 +9,7 @@ import base64
 import io
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from wsi_trainer.data.manifest import SPLITS, SlideRecord
 from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.io.display import clean
 from wsi_trainer.io.files import as_written
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from pandas import DataFrame
 
+    from wsi_trainer.data.manifest import SlideRecord
     from wsi_trainer.fit.run import Run
     from wsi_trainer.metrics import Predictions
     from wsi_trainer.slide.slide import Slide
@@ -82,23 +82,16 @@ class RunCard:
         self.title = clean(run.name)
         self.task = _class_name(model.get("task")) + (f" ({', '.join(map(clean, classes))})" if classes else "")
         self.network = " and ".join(filter(None, (_class_name(model.get(part)) for part in ("backbone", "head"))))
-        self.records = run.kept() if run.splits.is_file() else []
+        self.splits = run.by_split
         self.best = _best_epoch(run, str(train.get("monitor") or "val_loss"))
         self.scores = {split: dict(one["slide"]) for split, one in scores.items() if one.get("slide")}
-
-    @property
-    def splits(self) -> Iterator[tuple[str, list[SlideRecord]]]:
-        """The splits that have slides."""
-        for split in SPLITS:
-            if own := [record for record in self.records if record.split == split]:
-                yield split, own
 
     @property
     def text(self) -> str:
         """The card in one line."""
         from wsi_trainer.metrics import Interval
 
-        slides = ", ".join(f"{len(own)} {split}" for split, own in self.splits)
+        slides = ", ".join(f"{len(own)} {split}" for split, own in self.splits.items())
         parts = [self.task, f"{slides} slides" if slides else "no list of slides", self.best]
         for split, scores in self.scores.items():
             name, score = next(iter(scores.items()))
@@ -120,7 +113,7 @@ class RunCard:
         }
         slides = [
             [split, str(len(own)), str(len({record.patient for record in own})), _labels(own)]
-            for split, own in self.splits
+            for split, own in self.splits.items()
         ]
         names = list(dict.fromkeys(name for scores in self.scores.values() for name in scores))
         scored = [
@@ -148,10 +141,9 @@ def _labels(records: Sequence[SlideRecord]) -> str:
 
 def _best_epoch(run: Run, monitor: str) -> str:
     """The best value of what chose the checkpoint; empty before the first epoch has ended."""
-    from wsi_trainer.fit.status import read_curves
     from wsi_trainer.metrics import LOWER_IS_BETTER
 
-    values = np.asarray(read_curves(run.metrics).get(monitor, ()), dtype=float)
+    values = np.asarray(run.curves.get(monitor, ()), dtype=float)
     if not np.isfinite(values).any():
         return ""
     lower = monitor.removeprefix("val_") in LOWER_IS_BETTER
@@ -266,11 +258,10 @@ def predicted(run: Run, slides: Sequence[str | Path] | DataFrame) -> DataFrame:
         run: The run.
         slides: Paths, or a table with a row for each slide as a manifest has it; labels are not looked at.
     """
-    from wsi_trainer.fit.evaluate import records_in
     from wsi_trainer.io.frames import is_frame
 
     if is_frame(slides):
-        records = records_in(run, slides, labelled=False)
+        records = run.records_in(slides, labelled=False)
     else:
         records = [run.record_of(Path(slide), Path(slide).name) for slide in slides]
     found = list(run.predictor.predict_all(run.as_seen(records)))

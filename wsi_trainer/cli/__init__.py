@@ -80,7 +80,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "fit",
         "train a slide classifier end to end",
-        "wsi_trainer.fit.fit:fit",
+        "wsi_trainer.fit.command:fit",
         own_parser=True,
     ),
     Command(

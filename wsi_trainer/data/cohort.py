@@ -1,4 +1,4 @@
-"""A cohort of slides: which of them a run knows already, at which resolution it saw them, where their files are now."""
+"""A cohort of slides: its list and hashes in a folder, its resolution, what a run knows of it, where its files are."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from typing import Any, Self
 
 from rich.console import Console
 
-from wsi_trainer.data.manifest import PATHS, SlideRecord
-from wsi_trainer.data.splits import first_names
+from wsi_trainer.data.manifest import PATHS, SlideRecord, check_files, write_manifest
+from wsi_trainer.data.splits import first_names, read_splits
 from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.io.display import clean, say
+from wsi_trainer.io.files import as_written, read_json, write_json
 from wsi_trainer.slide.geometry import TOLERANCE, Resolution
 from wsi_trainer.slide.identity import KnownSlides, SlideId
-from wsi_trainer.slide.names import same_path, slide_name
+from wsi_trainer.slide.names import same_path, same_patient, slide_name
 
 log = logging.getLogger("wsi_trainer")
 
@@ -144,6 +145,109 @@ class Seen:
             )
 
 
+@dataclass(frozen=True)
+class KeptSlides:
+    """The slides that a run, or one of its cohorts, keeps: `splits.csv` lists them, `run.json` has their hashes."""
+
+    folder: Path
+    root: Path | None = None
+    """The folder that holds the slides now, if they were moved."""
+
+    @property
+    def splits(self) -> Path:
+        return self.folder / "splits.csv"
+
+    @property
+    def facts(self) -> Path:
+        return self.folder / "run.json"
+
+    def records(self, columns: Sequence[str] = (), filled: bool = False) -> list[SlideRecord]:
+        """The slides with their splits, where their files are now.
+
+        Args:
+            columns: The columns with the label; without any, slides need no label.
+            filled: Whether none of these may be empty.
+        """
+        records = read_splits(self.splits, columns, filled)
+        return records if self.root is None else moved(records, self.root)
+
+    def identities(self) -> dict[str, SlideId]:
+        """Hashes of each slide; none of a cohort of 1.0."""
+        files = {record.slide: record.path for record in self.records()}
+        with as_written(self.facts):
+            slides = dict(read_json(self.facts).get("slides", {}))
+            return {name: SlideId.read(one, files[name]) for name, one in slides.items() if name in files}
+
+    @property
+    def seen(self) -> Seen | None:
+        """The resolution of those that were trained on; runs on features, and of older versions, do not keep it."""
+        with as_written(self.facts):
+            seen = read_json(self.facts).get("seen")
+            return None if seen is None else Seen(**seen)
+
+    def freeze(
+        self, records: Sequence[SlideRecord], features: Path | None = None, seen: bool = False, tell: bool = False
+    ) -> None:
+        """Keep these slides with their splits, and the hashes of their files.
+
+        Args:
+            records: The slides.
+            features: The folder of the features that are read instead of the slides.
+            seen: Whether to keep the resolution of those of the split train.
+            tell: Whether to print what a user should know of the files.
+
+        Raises:
+            UserError: The same slide is in two splits, under two names.
+        """
+        slides = {record.slide: record.identity(features) for record in records}
+        check_copies(records, slides)
+        write_manifest(self.splits, records)
+        facts: dict[str, Any] = {"schema": 2, "slides": {name: slide.record() for name, slide in slides.items()}}
+        headers = read_headers(records) if tell and features is None else []
+        if seen:
+            shown = Seen.of([header for header in headers if header.record.split == "train"])
+            facts["seen"] = shown.to_dict()
+            if shown.mixed:
+                log.warning(
+                    "the slides of the split train have %s, and each is shown as it is; convert them with "
+                    "`wsi-train preprocess --mpp` to show them at one resolution", shown,
+                )  # fmt: skip
+        write_json(self.facts, facts)
+
+    def check_files(self, records: Sequence[SlideRecord]) -> None:
+        """Refuse slides that are gone."""
+        absent = [record for record in records if not record.path.exists()]
+        if absent:
+            raise UserError(
+                f"{len(absent)} of {len(records)} slides are missing, the first is {absent[0].path}; if they were "
+                f"moved, give --data-root, the folder that now holds what was in {common_folder(records)} (of fit: "
+                "--data.stores or --data.root)"
+            )
+        check_files(records)
+
+    def replaced(self, records: Sequence[SlideRecord], features: Path | None = None) -> SlideRecord | None:
+        """The first slide that is another one than it was when it was kept.
+
+        Args:
+            records: The slides.
+            features: The folder of the features that are read instead of the slides.
+        """
+        known = self.identities()
+        for record in records:
+            one = known.get(record.slide, SlideId())
+            if not one.content or (features is not None and one.content == one.hash):  # 1.0 hashed no features
+                continue
+            now = record.identity(features).content
+            if now and now != one.content:  # whoever reads the features says that they are absent
+                return record
+        return None
+
+    def are(self, records: Sequence[SlideRecord], features: Path | None = None) -> bool:
+        """True where these are the slides that are kept, or some of them, or further ones with them."""
+        before, now = {record.slide for record in self.records()}, {record.slide for record in records}
+        return (before <= now or now <= before) and self.replaced(records, features) is None
+
+
 class Trained:
     """Slides that a run was trained on, or that chose its checkpoint."""
 
@@ -164,6 +268,37 @@ class Trained:
             self._known.add(record.slide, identities.get(record.slide, SlideId()))
             for name in _called(record):
                 self._called[name].append(record.slide)
+
+    def others(self, records: Sequence[SlideRecord], features: Path | None = None) -> list[SlideRecord]:
+        """The slides that are none of these; those that are, and patients that are called alike, are named.
+
+        Args:
+            records: The slides.
+            features: The folder of the features that are read instead of the slides.
+        """
+        left: dict[tuple[str, bool], list[str]] = defaultdict(list)
+        others = []
+        for record in records:
+            if (found := self.find(record, features)) is None:
+                others.append(record)
+            else:
+                left[found].append(record.slide)
+        for (split, by_name), slides in left.items():
+            why = ", by their names, since there is no file on both sides to compare" if by_name else ""
+            say(
+                Console(),
+                f"{len(slides)} slides were in the split {split} of the run{why}, left out: {first_names(slides)}",
+            )
+        if not others:
+            raise UserError(f"the run was trained on all {len(records)} slides of this cohort; give other slides")
+        own = {same_patient(record.patient) for record in self.records}
+        if patients := {record.patient for record in others if same_patient(record.patient) in own}:
+            say(
+                Console(),
+                f"{len(patients)} patients are called like patients that the run was trained on: "
+                f"{first_names(sorted(patients))}; leave their slides out if they are the same persons",
+            )
+        return others
 
     def find(self, record: SlideRecord, features: Path | None) -> tuple[str, bool] | None:
         """The split of a slide, and whether only its name or path tells; None of one that is not among these."""

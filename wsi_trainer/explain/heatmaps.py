@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +22,22 @@ from wsi_trainer.explain.attribution import attribute, folder_of, index_of, rece
 from wsi_trainer.explain.dicom import need_highdicom, results_as_dicom
 from wsi_trainer.explain.outputs import sentence_on_regions, write_script
 from wsi_trainer.explain.slide_map import MapFiles, MapOptions, SlideMap, painted
-from wsi_trainer.fit.config import AUTO, TrainConfig, fields_of, limits_imports, open_run, run_parser
+from wsi_trainer.fit.config import AUTO, TrainConfig
 from wsi_trainer.fit.evaluate import add_overwrite, write_lesions
-from wsi_trainer.fit.run import LESION_SCORES, LESIONS, MAPS, Run
+from wsi_trainer.fit.opening import fields_of, open_run, run_parser
+from wsi_trainer.fit.result import LESION_SCORES, LESIONS, Result
+from wsi_trainer.fit.run import Run
 from wsi_trainer.fit.trainer import at_work, device_of
 from wsi_trainer.io.display import say
 from wsi_trainer.io.files import write_json
 from wsi_trainer.metrics import MISSED, Marks
 from wsi_trainer.models import SlideClassifier
+from wsi_trainer.models.allowed import limits_imports
 from wsi_trainer.preprocess.stores import Originals
 from wsi_trainer.regions.geojson import PathClass
 from wsi_trainer.regions.outlines import Region, check_on_slide, read_regions
 from wsi_trainer.regions.shapes import Outline, Rings, hits, regions_joined
+from wsi_trainer.slide.geometry import SlideTransform
 from wsi_trainer.slide.names import file_about, result_names
 from wsi_trainer.slide.views import Bag, Image
 
@@ -82,6 +86,7 @@ def write_heatmaps(
     split: str = "test",
     options: MapOptions | None = None,
     regions: Path | None = None,
+    overwrite: bool = True,
 ) -> dict[str, Any]:
     """Write the map of each slide of the split, tile by tile; returns the content of heatmaps.json of its folder.
 
@@ -91,6 +96,7 @@ def write_heatmaps(
         options: What is mapped and written.
         regions: Folder with SLIDE.geojson, the true regions in pixels of level 0 of the original slides; without it
             shares are not computed.
+        overwrite: Whether to replace maps of an earlier command.
     """
     model, data, config = run.loaded
     assert isinstance(model, SlideClassifier)
@@ -101,18 +107,17 @@ def write_heatmaps(
     target = index_of(model.task, options.target)
     shown_as = PathClass.of(targets_of(model.task)[target], target)
     records = run.records(split, model.task.columns)
-    folder = run.maps(folder_of(model.task, options.method, options.target), split)
-    folder.mkdir(parents=True, exist_ok=True)
+    result = result_of(run, model, options, split)
+    work = run.work(result, records, {**asdict(options), "regions": regions}, overwrite)
+    folder = result.folder
     field = receptive_field(model.backbone) if data.patches is None else data.patches.size
     model.to(device_of(config))
     slides = SlideDataset(records, None, data, LazyImage, None, model.tissue_stride)
     names = result_names([record.slide for record in records])
-    maps: dict[str, SlideMap] = {}
-    entries: dict[str, dict[str, Any]] = {}
     skipped: dict[str, str] = {}
-    marks: dict[str, Marks] = {}
-    largest = 0.0
     for place, record in enumerate(track(records, description="maps", transient=True)):
+        if work.entry(record) is not None:
+            continue
         try:
             batch = slides[Visit(place, 0)]
             with opened(batch) as view:
@@ -139,22 +144,46 @@ def write_heatmaps(
                 raise
             skipped[record.slide] = error.reason
             continue
-        maps[record.slide] = one
-        peak = {"peak_bytes": attribution.peak_bytes}
-        entries[record.slide] = files.entry | peak | _of_original(one, files, originals, shown_as, options)
-        largest = max(largest, float(attribution.positive.max()))
         drawn = one.in_image(_regions_of(record, regions, one.place.shape))
-        if regions is not None and is_known(record, drawn, shown_as.name, model.task.classes):
-            marks[record.slide] = marks_of(files.outlines, drawn, one.stride)
+        known = regions is not None and is_known(record, drawn, shown_as.name, model.task.classes)
+        marks = marks_of(files.outlines, drawn, one.stride) if known else None
+        peak = {"peak_bytes": attribution.peak_bytes}
+        work.add(record, {
+            "entry": files.entry | peak | _of_original(one, files, originals, shown_as, options),
+            "size": one.size,
+            "largest": float(attribution.positive.max()),
+            "marks": None if marks is None else [marks.lesions.tolist(), marks.false.tolist()],
+        })  # fmt: skip
+    made = {record.slide: made for record in records if (made := work.entry(record)) is not None}
+    entries: dict[str, dict[str, Any]] = {slide: dict(one["entry"]) for slide, one in made.items()}
+    maps = {
+        record.slide: SlideMap(
+            folder, record, tuple(made[record.slide]["size"]), SlideTransform.of(entries[record.slide]["place"]),
+            entries[record.slide]["stride"], names[record.slide],
+        )
+        for record in records
+        if record.slide in made
+    }  # fmt: skip
+    scale = None if options.method == "attention" else max((one["largest"] for one in made.values()), default=0.0)
     for slide, one in maps.items():
-        scale = None if options.method == "attention" else largest
         entries[slide] |= one.overlay(scale, _regions_of(one.record, regions, one.place.shape), field)
-    write_detected(folder, records, marks, shown_as.name, split, config.resamples)
-    facts = {"split": split, "checkpoint": run.chosen}
-    facts |= facts_of(shown_as.name, options, field, entries, skipped, maps)
-    write_json(folder / MAPS, facts)
+    found = {
+        slide: Marks(*(np.array(values, np.float64) for values in one["marks"]))
+        for slide, one in made.items()
+        if one["marks"] is not None
+    }
+    write_detected(folder, records, found, shown_as.name, split, config.resamples)
     write_script(folder)
+    facts = {"split": split, "checkpoint": run.checkpoint_name}
+    facts |= facts_of(shown_as.name, options, field, entries, skipped, maps)
+    write_json(result.file, facts)
+    run.finish(work)
     return facts
+
+
+def result_of(run: Run, model: SlideClassifier, options: MapOptions, split: str) -> Result:
+    """The place of the maps of a method and a target."""
+    return run.result("heatmap", split, folder_of(model.task, options.method, options.target))
 
 
 def budget_of(config: TrainConfig, device: torch.device) -> int | str:
@@ -243,12 +272,12 @@ def heatmap(words: Sequence[str]) -> int:
             "a heat map is of one slide, and data.group is patient; --data.group slide maps each slide by itself"
         )
     maps = fields_of(MapOptions, options)
-    folder = run.maps(folder_of(model.task, maps.method, maps.target), options.split)
-    run.keep(folder / MAPS, options.overwrite)
+    result = result_of(run, model, maps, options.split)
+    result.keep(options.overwrite)
     with at_work(run.path):
-        facts = write_heatmaps(run, options.split, maps, options.regions)
+        facts = write_heatmaps(run, options.split, maps, options.regions, options.overwrite)
     console = Console()
-    say(console, f"{len(facts['slides'])} maps: {folder}")
+    say(console, f"{len(facts['slides'])} maps: {result.folder}")
     if sentence := sentence_on_regions(facts):
         say(console, sentence)
     for slide, entry in facts["slides"].items():

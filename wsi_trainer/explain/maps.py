@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit.run import MAPS, SEGMENTS, Run
+from wsi_trainer.fit.result import MAPS, SEGMENTS
+from wsi_trainer.fit.run import Run
 from wsi_trainer.io.arrays import load_array
 from wsi_trainer.io.files import as_written, read_json
 from wsi_trainer.regions.outlines import READERS
@@ -54,7 +55,7 @@ class Maps:
     @staticmethod
     def of(run: Run) -> list[Maps]:
         """All maps of a run."""
-        return [Maps(run, folder, read_json(folder / MAPS)) for folder in run.mapped]
+        return [Maps(run, one.folder, read_json(one.file)) for one in run.found if one.kind == "heatmap"]
 
     @property
     def title(self) -> str:
@@ -96,7 +97,7 @@ class Maps:
 def outlines_of(run: Run) -> dict[str, Path]:
     """The files of the regions that `segment` found, by slide, of those that are there."""
     outlines: dict[str, Path] = {}
-    for folder in run.segmented:
+    for folder in (one.folder for one in run.found if one.kind == "segment"):
         about = folder / SEGMENTS
         with as_written(about):
             entries = dict(read_json(about).get("slides", {})).items()

@@ -11,17 +11,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 import psutil
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import Namespace
 from rich.console import Console
 from rich.table import Column, Table
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit.config import instantiate
+from wsi_trainer.fit.config import Config
 from wsi_trainer.fit.run import Run
+from wsi_trainer.fit.study import Study
 from wsi_trainer.fit.trainer import at_work
 from wsi_trainer.io.display import cell, duration, format_bytes, say
 from wsi_trainer.io.files import as_written, read_json, write_json
-from wsi_trainer.metrics import Interval, Predictions, joined_folds, paired_difference, read_predictions
+from wsi_trainer.metrics import Interval
 from wsi_trainer.models import FrozenFeatures
 
 Other = Literal["frozen", "thumbnail"]
@@ -33,8 +34,8 @@ RUN = "run"
 PAUSE = 0.05
 """Seconds between two looks at the memory of the process."""
 NAMES = {"frozen": ("end to end", "frozen features"), "thumbnail": ("full resolution", "thumbnail")}
-Fit = Callable[[Namespace], Any]
-"""Trains and tests with these options, in their folder; what is done is kept."""
+Fit = Callable[[Config], Any]
+"""Trains and tests with a config, in its folder; what is done is kept."""
 
 
 @dataclass(frozen=True)
@@ -83,54 +84,54 @@ def costing(path: Path) -> Iterator[None]:
         write_json(path, asdict(Cost.read(path) + Cost(*spent, max(most[0], process.memory_info().rss))))
 
 
-def fit_compared(
-    parser: ArgumentParser, options: Namespace, other: Other, fit: Fit, split: str | None, resume: str | None
-) -> dict[str, Any]:
-    """Do both runs in folders of their own, and write comparison.json; returns what it says.
+def fit_compared(config: Config, other: Other, fit: Fit, split: str | None, resume: str | None) -> Study:
+    """Do both runs in folders of their own, write what they say together, and its report.
 
     Args:
-        parser: That of the command `fit`.
-        options: Those of the run.
+        config: That of the run.
         other: What it is compared with.
         fit: Does one of them.
         split: What is compared; None compares what all folds hold out.
         resume: Whether to go on with what is there.
     """
-    out = Path(options.out)
+    out = config.out
     if out.is_dir() and any(out.iterdir()) and resume is None:
         raise UserError(f"{out} is not empty; choose another --out, or continue with --resume last")
-    check(options, other, resume)
-    first, second = Run(out / RUN), Run(out / other)
-    mine = _in_folder(options, first)
-    theirs = _in_folder(options, second)
+    check(config.keys, other, resume)
+    study = Study(out, "comparison", (RUN, other), NAMES[other], split)
+    first, second = study.runs.values()
+    mine = config.changed(first.path)
     if other == "frozen":
-        with costing(features_cost(out)):
-            theirs.model.backbone.init_args = Namespace(width=_features(parser, options, out))
-        theirs.model.backbone.class_path = f"wsi_trainer.models.{FrozenFeatures.__name__}"
-        for key, value in _UNTRAINED.items():
-            theirs.model[key] = value
-        theirs.data.patches, theirs.data.features = None, out / "features"
+        with costing(features_cost(study)):
+            width = _features(config, out)
+        keys = {**_UNTRAINED, "data.patches": None, "data.features": out / "features"}
+        keys["model.backbone.class_path"] = f"wsi_trainer.models.{FrozenFeatures.__name__}"
+        keys["model.backbone.init_args"] = Namespace(width=width)
     else:
-        _check_images(parser, options)
-        theirs.data.downsample = SHRUNK * options.data.downsample
-        theirs.data.extra_downsamples = tuple(SHRUNK * factor for factor in options.data.extra_downsamples)
-    for folder, its in ((first, mine), (second, theirs)):
-        if split is not None and folder is second:  # what the first run drew, the second takes
-            its.data.manifest, its.data.root, its.data.splits = first.splits, None, None
-        if split is None or not folder.evaluation(split).is_file():
-            with costing(folder.cost):
+        _check_images(config)
+        data = config.keys.data
+        keys = {"data.downsample": SHRUNK * data.downsample}
+        keys["data.extra_downsamples"] = tuple(SHRUNK * factor for factor in data.extra_downsamples)
+    if split is not None:  # what the first run drew, the second takes
+        keys |= {"data.manifest": first.splits, "data.root": None, "data.splits": None}
+    study.write()
+    for run, its in ((first, mine), (second, config.changed(second.path, keys))):
+        if split is None or not run.result("test", split).whole:
+            with costing(run.cost):
                 fit(its)
-    facts = _facts(parser, mine, first, second, other, split)
-    write_json(out / "comparison.json", facts)
+    facts = _facts(config, study, other)
+    write_json(study.results, facts)
     _show(facts)
     from wsi_trainer.report.render import report  # slow to import
 
     report(out)
-    return facts
+    return study
 
 
-_UNTRAINED = {"pretrained": None, "finetune": "all", "frozen_stages": 0, "layer_decay": 1.0}
-"""Keys under `model` of a run on features: there is no encoder that they could be about."""
+_UNTRAINED: dict[str, Any] = {
+    "model.pretrained": None, "model.finetune": "all", "model.frozen_stages": 0, "model.layer_decay": 1.0,
+}  # fmt: skip
+"""Keys of a run on features: there is no encoder that they could be about."""
 
 
 def check(options: Namespace, other: Other, resume: str | None) -> None:
@@ -156,76 +157,39 @@ def check(options: Namespace, other: Other, resume: str | None) -> None:
         )
 
 
-def features_cost(out: Path) -> Path:
+def features_cost(study: Study) -> Path:
     """The file with the cost of the features of a comparison."""
-    return out / "features" / "cost.json"
+    return study.path / "features" / "cost.json"
 
 
-def _check_images(parser: ArgumentParser, options: Namespace) -> None:
-    model, _, _ = instantiate(parser, options)
+def _check_images(config: Config) -> None:
+    model, _, _ = config.build()
     if model.task.dense:
         raise UserError(
             f"--compare thumbnail: {type(model.task).__name__} has a class for each pixel, and a thumbnail has others"
         )
 
 
-def _in_folder(options: Namespace, folder: Run) -> Namespace:
-    mine = options.clone()
-    mine.out = folder.path
-    return mine
-
-
-def _features(parser: ArgumentParser, options: Namespace, out: Path) -> int:
+def _features(config: Config, out: Path) -> int:
     """Write the features of the encoder as it is before it is trained; how many a patch has."""
     from wsi_trainer.embed import write_features  # which has a command of its own
 
-    frozen = options.clone()
-    frozen.model.finetune, frozen.model.frozen_stages = "none", 0
-    model, data, config = instantiate(parser, frozen)
+    model, data, settings = config.changed(out, {"model.finetune": "none", "model.frozen_stages": 0}).build()
     with at_work(out):
-        write_features(model, data, config, out / "features")
+        write_features(model, data, settings, out / "features")
     return int(model.backbone.out_channels)  # type: ignore[arg-type]
 
 
-def _facts(
-    parser: ArgumentParser, options: Namespace, first: Run, second: Run, other: Other, split: str | None
-) -> dict[str, Any]:
-    model, _, config = instantiate(parser, options)
-    folders = {NAMES[other][0]: first, NAMES[other][1]: second}
-    both = [predictions_of(folder, split) for folder in folders.values()]
-    seen = [set(predictions.slides) for predictions in both]
-    one, two = (its.aligned([name for name in both[0].slides if name in seen[1]]) for its in both)
-    scores = {
-        name: {
-            "values": [score(one), score(two)],
-            "difference": paired_difference(one, two, score, config.resamples, config.seed).to_dict(),
-        }
-        for name, score in model.task.scores.items()
-    }
-    costs = [asdict(Cost.read(folder.cost)) | {"step_bytes": step_bytes(folder)} for folder in folders.values()]
-    features = asdict(Cost.read(features_cost(first.path.parent))) if other == "frozen" else None
+def _facts(config: Config, study: Study, other: Other) -> dict[str, Any]:
+    model, _, settings = config.build()
     facts = {
         "compared with": other,
-        "split": split or "what folds hold out",
-        "slides": len(one),
-        "patients": len(set(one.patients)),
-        "left_out": sorted(seen[0] ^ seen[1]),
-        "runs": list(folders),
-        "scores": scores,
-        "costs": costs,
-        "features": features,
+        "runs": list(study.names),
+        **study.compare(dict(model.task.scores), settings.resamples, settings.seed),
+        "costs": [asdict(Cost.read(run.cost)) | {"step_bytes": step_bytes(run)} for run in study.runs.values()],
+        "features": asdict(Cost.read(features_cost(study))) if other == "frozen" else None,
     }
     return facts | {"lines": _lines(facts)}
-
-
-def predictions_of(folder: Run, split: str | None) -> Predictions:
-    """The predictions of a run on a split; of a cross-validation, those of each fold on the slides that it held out."""
-    if split is not None:
-        return read_predictions(folder.predictions_file(split))
-    facts = read_json(folder.cross_validation)
-    return joined_folds(
-        [read_predictions(Run(folder.path / name).predictions_file(facts["split"])) for name in facts["runs"]]
-    )
 
 
 def step_bytes(folder: Run) -> int:

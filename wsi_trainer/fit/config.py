@@ -1,8 +1,4 @@
-"""The config of a run: keys under `train`, former keys, options of `fit` and of commands that open a run, allowed code.
-
-A config comes with a run, from a colleague or from the web, and a class or a function that it names is called. So the
-words of the command line alone decide whether names lead out of this package, never the config itself.
-"""
+"""The config of a run: its keys, what is built of them, keys under `train`, former keys and short names."""
 
 from __future__ import annotations
 
@@ -12,14 +8,12 @@ import math
 import re
 import sys
 from argparse import ArgumentError
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from contextvars import ContextVar
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial, wraps
-from inspect import signature
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, Self
 
 import pytorch_lightning as pl
 import yaml
@@ -28,18 +22,15 @@ from jsonargparse import (  # type: ignore[attr-defined]
     ArgumentParser,
     Namespace,
     get_loader,
-    set_parsing_settings,
 )
-from jsonargparse._common import parsing_settings
 from torch import nn
 
 from wsi_trainer import models
 from wsi_trainer.cli.parsing import Parser, about_refusal, explain, read_texts_safely, refuse_empty, suggest
 from wsi_trainer.data.dataset import DataConfig
-from wsi_trainer.data.patches import PatchConfig
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit.run import Run
 from wsi_trainer.models import FrozenFeatures, ModelConfig, PatchEncoder, SegmentationTask, SlideModel
+from wsi_trainer.models.allowed import TRUST, about, check_backbone, denied, is_limited, limited
 from wsi_trainer.models.encoders import is_encoder
 from wsi_trainer.models.weights import load_weights
 
@@ -197,8 +188,6 @@ class Loaded(NamedTuple):
 
 log = logging.getLogger("wsi_trainer")
 
-Command = Callable[[Sequence[str]], int]
-T = TypeVar("T")
 CLASSES: dict[str, tuple[type[nn.Module], ...]] = {
     "model.backbone": (models.Backbone, models.TimmBackbone, models.PatchEncoder, models.FrozenFeatures),
     "model.head": (models.Pooling,),
@@ -413,13 +402,63 @@ def instantiate(parser: ArgumentParser, options: Namespace) -> Loaded:
         raise UserError(f"the network of model cannot be built: {str(error).partition(chr(10))[0]}") from error
 
 
-def with_whole_paths(options: Namespace) -> Namespace:
-    """The options with absolute paths, so that they mean the same from any folder."""
-    kept = options.clone()
-    for key in PATHS:
-        if kept.get(key) is not None:
-            kept[key] = Path(kept[key]).absolute()
-    return kept
+@cache
+def _parser() -> ArgumentParser:
+    """The parser of what a run is."""
+    return make_parser("fit", "")
+
+
+@dataclass(frozen=True, eq=False)
+class Config:
+    """What a run is to be: its keys, of which nothing is built yet. Runs that belong together have copies of one."""
+
+    keys: Namespace
+    """Those under `model`, `data` and `train`."""
+    out: Path
+    """The folder of the run."""
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any], out: Path) -> Self:
+        """The config with these keys; all others have their defaults."""
+        return cls(_parser().parse_object({**content, "out": str(out)}), out)
+
+    def changed(self, out: Path, keys: Mapping[str, Any] | None = None) -> Self:
+        """A copy for another folder, with other values of keys such as `data.manifest`."""
+        copied = self.keys.clone()
+        for key, value in (keys or {}).items():
+            copied[key] = value
+        return type(self)(copied, out)
+
+    def build(self) -> Loaded:
+        """The model with its seeded initial weights, and the settings of data and training."""
+        return instantiate(_parser(), self.keys)
+
+    @property
+    def text(self) -> str:
+        """The file that a run keeps: with absolute paths, and without its folder, which may be moved."""
+        kept = self.keys.clone()
+        for key in PATHS:
+            if kept.get(key) is not None:
+                kept[key] = Path(kept[key]).absolute()
+        said = str(_parser().dump(kept))
+        return "".join(line for line in said.splitlines(keepends=True) if not line.startswith("out:"))
+
+
+def load(path: Path, checkpoint: Path, overrides: Sequence[str] = (), trust: bool = False) -> Loaded:
+    """The model of a config with the weights of a checkpoint, in evaluation mode, and the settings.
+
+    Args:
+        path: The config of a run.
+        checkpoint: The weights.
+        overrides: Keys to change, as words of the command line.
+        trust: Whether the config may name code beyond this package; within a command its words say so.
+    """
+    with nullcontext() if is_limited() else limited(trust):
+        options = parse(_parser(), [f"--config={path}", f"--out={path.parent}", *overrides])
+        loaded = instantiate(_parser(), options)
+    load_weights(loaded.model, checkpoint)
+    loaded.model.eval()
+    return loaded
 
 
 def check_settings(model: SlideModel, data: DataConfig, config: TrainConfig) -> None:
@@ -479,157 +518,3 @@ def check_bags(model: SlideModel, data: DataConfig) -> None:
 def _near(meant: float, given: float | Literal["own"]) -> bool:
     """True if patches of this resolution look as those that an encoder was trained on; unknown is taken to."""
     return given == "own" or 0.66 <= given / meant <= 1.5
-
-
-# The words of commands that open a run.
-
-
-def run_parser(name: str, description: str) -> ArgumentParser:
-    """The parser of a command that opens a run."""
-    note = (
-        "Keys of the run's config that say how fast and where, such as --train.budget 8GiB or --data.workers 4, may be "
-        f"given too. {TRUST}"
-    )
-    parser = Parser(
-        prog=f"wsi-train {name}", description=description, epilog=note, exit_on_error=False, allow_abbrev=False
-    )
-    parser.add_argument("run", type=Path, help="the folder of the run, --out of `wsi-train fit`")
-    parser.add_argument("--checkpoint", type=str, default="best", help="best, last, or a path")
-    parser.add_argument(
-        "--data_root", type=Path, default=None, help="the folder that holds the slides now, if they were moved"
-    )
-    return parser
-
-
-def open_run(parser: ArgumentParser, words: Sequence[str]) -> tuple[Run, Namespace]:
-    """The run that the words of a command name, and the other options."""
-    own, overrides = parted(words)
-    for word in overrides:
-        key = word.partition("=")[0].removeprefix("--")
-        if key.startswith("model.") or key in OF_RUN:
-            raise UserError(
-                f"{key} is part of what the run is, and it keeps that; leave it out. Other slides are tested with "
-                "--cohort MANIFEST.csv --name NAME, and --data-root says where slides were moved"
-            )
-    options = parse(parser, own)
-    makes_one = options.get("cohort") is not None or options.get("slides") is not None
-    cohort = None if makes_one else options.get("name")
-    run = Run.open(options.run, options.checkpoint, cohort, options.data_root, overrides)
-    return run, options
-
-
-def fields_of(kind: type[T], options: Namespace) -> T:
-    """The options of a command that are fields of a dataclass."""
-    return kind(**{name: options[name] for name in signature(kind).parameters})
-
-
-def load(run: Run) -> Loaded:
-    """The model with the weights of the run's checkpoint, in evaluation mode, and the configs."""
-    parser = make_parser("fit", "")
-    with limited(run.trust) if _trusted.get() is None else nullcontext():
-        options = parse(parser, [f"--config={run.config}", f"--out={run.path}", *run.overrides])
-        checkpoint = run.checkpoint()
-        loaded = instantiate(parser, options)
-    load_weights(loaded.model, checkpoint)
-    loaded.model.eval()
-    return loaded
-
-
-def parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words of a command, and those that change keys of the config, each as `--KEY=VALUE`."""
-    own: list[str] = []
-    keys: list[str] = []
-    left = iter(words)
-    for word in left:
-        if not re.match(r"--(model|data|train)\.", word):
-            own.append(word)
-        else:
-            keys.append(word if "=" in word else f"{word}={next(left, '')}")
-    return own, keys
-
-
-# Which code a config may name.
-
-FLAG = "--trust"
-TRUST = (
-    f"{FLAG}, which only the command line can give, lets the config name classes and functions beyond this package: "
-    "naming code in a config runs it."
-)
-WHY = f"a config that names other code runs it; read the config, and give {FLAG} if you trust who wrote it"
-INNER = ("network", "encoder")
-"""Arguments of backbones that name a network."""
-_trusted: ContextVar[bool | None] = ContextVar("trusted", default=None)  # None outside of commands
-_DENIED = re.compile(r"Importing '(?P<path>[^']+)' is not allowed")
-_POLICY = ("import_path_verdicts", "import_paths_enforced")
-
-
-def own_paths() -> list[str]:
-    """The import paths of all classes that a config may name."""
-    classes = {name: getattr(models, name) for name in models.__all__}
-    made = {name: found for name, found in classes.items() if isinstance(found, type)}
-    paths = [f"{models.__name__}.{name}" for name in made]
-    return [*paths, *(f"{found.__module__}.{found.__qualname__}" for found in made.values())]
-
-
-@contextmanager
-def limited(trusted: bool) -> Iterator[None]:
-    """In this context names in a config lead to the classes of this package only, or anywhere."""
-    before = {name: parsing_settings[name] for name in _POLICY}
-    token = _trusted.set(trusted)
-    try:
-        parsing_settings["import_path_verdicts"] = {}
-        if not trusted:
-            set_parsing_settings(
-                import_path_denylist=["*"],
-                import_path_allowlist=[*own_paths(), f"{PatchConfig.__module__}.{PatchConfig.__qualname__}"],
-            )
-        yield
-    finally:
-        parsing_settings.update(before)
-        _trusted.reset(token)
-
-
-def limits_imports(command: Command) -> Command:
-    """A command that reads configs: the code that they name is limited, unless the flag is among its words."""
-
-    @wraps(command)
-    def limited_command(words: Sequence[str]) -> int:
-        if any(word.startswith(f"{FLAG}=") for word in words):
-            raise UserError(f"{FLAG} takes no value: give it, or leave it out")
-        with limited(trusted=FLAG in words):
-            return command([word for word in words if word != FLAG])
-
-    return limited_command
-
-
-def trust_words() -> list[str]:
-    """The flag, where it was given: for a command that starts another."""
-    return [FLAG] if _trusted.get() else []
-
-
-def check_backbone(named: Any) -> None:
-    """Refuse a backbone, or a network in one, that is given as the import path of something else than a class of this
-    package.
-    """
-    if named is None:
-        return
-    if isinstance(named, Namespace):
-        arguments = named.get("init_args") or Namespace()
-        for key in INNER:
-            check_backbone(arguments.get(key))
-        return
-    own = not isinstance(named, str) or named.startswith(("timm:", "transformers:")) or "." not in named
-    own = own or is_encoder(named) or named in own_paths()
-    if not own and _trusted.get() is False:
-        raise UserError(about("model.backbone", named))
-
-
-def about(key: str, named: str) -> str:
-    """The refusal of a name that leads out of this package."""
-    return f"{key}: {named} is not a class of wsi_trainer.models, and {WHY}"
-
-
-def denied(error: Exception) -> str | None:
-    """The import path that the parser was not allowed to follow, if that is what an error is about."""
-    found = _DENIED.search(str(error))
-    return found["path"] if found else None

@@ -4,67 +4,58 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
 from rich.table import Table
 
 from wsi_trainer.data.dataset import DataConfig, target_of
 from wsi_trainer.data.splits import folds, read_splits, write_folds
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit.config import instantiate, trust_words, with_whole_paths
+from wsi_trainer.fit.config import Config
+from wsi_trainer.fit.fit import run_fit
 from wsi_trainer.fit.run import Run
+from wsi_trainer.fit.study import Study
 from wsi_trainer.io.display import cell
-from wsi_trainer.io.files import write_json, write_text
-from wsi_trainer.metrics import Interval, cross_validation, read_predictions
+from wsi_trainer.io.files import write_text
+from wsi_trainer.metrics import Interval
 from wsi_trainer.models import Task
+from wsi_trainer.models.allowed import trust_words
 
 
-def fit_folds(
-    parser: ArgumentParser,
-    options: Namespace,
-    count: int,
-    by: Literal["patient", "site"],
-    resume: str | None,
-    fit: Callable[..., Run],
-) -> Run:
+def fit_folds(config: Config, count: int, by: Literal["patient", "site"], resume: str | None) -> Study:
     """Train on each fold in turn, each in a folder of its own, and write cross_validation.json.
 
     With `resume` folds that are done are kept, and the one under way goes on.
     """
-    out = Run(Path(options.out))
+    out = Run(config.out)
     if out.path.is_dir() and any(out.path.iterdir()) and resume is None:
         raise UserError(f"{out.path} is not empty; choose another --out, or continue with --resume last")
     if resume not in (None, "last"):
         raise UserError(f"--resume is {resume}; a cross-validation continues with --resume last")
-    model, data, config = instantiate(parser, options)
+    model, data, settings = config.build()
     if data.splits is not None:
         raise UserError("--folds divides the slides anew, and data.splits says how: leave one of them out")
-    manifests = divide(model.task, data, count, config.seed, by, out.path)
+    manifests = divide(model.task, data, count, settings.seed, by, out.path)
     split = held_out(manifests)
-    write_text(out.config, parser.dump(with_whole_paths(options)))
+    write_text(out.config, config.text)
+    names = tuple(manifest.stem for manifest in manifests)
+    study = Study(out.path, "folds", names, names, split)
+    study.write()
     console = Console()
-    runs = []
-    for number, manifest in enumerate(manifests):
-        console.rule(f"fold {number + 1} of {count}", align="left")
-        fold = Run(out.path / f"fold{number}")
-        runs.append(fold)
-        if not fold.evaluation(split).is_file():
-            mine = of_fold(options, fold.path, manifest)
-            if config.devices > 1:
-                run_apart(parser, mine, manifest.with_suffix(".yaml"), resume, split)
+    for fold, manifest in zip(study.runs.values(), manifests, strict=True):
+        console.rule(f"{fold.name} of {count}", align="left")
+        if not fold.result("test", split).whole:
+            mine = config.changed(fold.path, {"data.manifest": manifest, "data.root": None, "data.stores": None})
+            if settings.devices > 1:
+                run_apart(mine, manifest.with_suffix(".yaml"), resume, split)
             else:
-                fit(parser, mine, resume, split=split)
-    predictions = [read_predictions(fold.predictions_file(split)) for fold in runs]
-    facts: dict[str, Any] = {"split": split, "by": by, "runs": [fold.path.name for fold in runs]}
-    facts |= cross_validation(predictions, dict(model.task.scores), config.resamples, config.seed)  # type: ignore[type-var]
-    write_json(out.cross_validation, facts)
-    show(facts, console)
-    return out
+                run_fit(mine, resume, split=split)
+    show(study.cross_validate(dict(model.task.scores), settings.resamples, settings.seed, by), console)
+    return study
 
 
 def divide(
@@ -91,37 +82,28 @@ def held_out(folds: Sequence[Path]) -> str:
     return "val" if first == second else "test"
 
 
-def of_fold(options: Namespace, out: Path, manifest: Path) -> Namespace:
-    """The options of one fold's run."""
-    mine = options.clone()
-    mine.out = out
-    mine.data.manifest, mine.data.root, mine.data.stores = manifest, None, None
-    return mine
-
-
-def run_apart(parser: ArgumentParser, options: Namespace, config: Path, resume: str | None, split: str) -> None:
+def run_apart(config: Config, path: Path, resume: str | None, split: str) -> None:
     """One fold's run as a process of its own, which may start others: one process forms such a group once.
 
     Args:
-        parser: That of the command `fit`.
-        options: Those of the fold.
-        config: Where to write them.
+        config: That of the fold.
+        path: Where to write it.
         resume: Whether to go on from "last".
         split: What the run is tested on.
     """
-    write_text(config, parser.dump(options))
+    write_text(path, config.text)
     words = [
         "fit",
         *trust_words(),
-        f"--config={config}",
-        f"--out={options.out}",
+        f"--config={path}",
+        f"--out={config.out}",
         f"--test_on={split}",
         *([f"--resume={resume}"] if resume else []),
     ]
     code = subprocess.run([sys.executable, "-m", "wsi_trainer", *words], check=False).returncode
     if code:
         raise UserError(
-            f"{options.out} ended with exit code {code}, its message is above; mend it and continue with --resume last"
+            f"{config.out} ended with exit code {code}, its message is above; mend it and continue with --resume last"
         )
 
 

@@ -14,24 +14,26 @@ from rich.progress import Progress
 
 from wsi_trainer.data.datamodule import SlideData
 from wsi_trainer.data.dataset import grouped
-from wsi_trainer.data.manifest import SlideRecord, check_files, read_manifest
+from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.data.splits import first_names
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.callbacks import note_failure
-from wsi_trainer.fit.config import limits_imports, open_run, run_parser
-from wsi_trainer.fit.run import LESIONS, Run
+from wsi_trainer.fit.opening import open_run, run_parser
+from wsi_trainer.fit.result import LESIONS, Work
+from wsi_trainer.fit.run import Run
 from wsi_trainer.fit.trainer import at_work, image_of, logged_to
 from wsi_trainer.io.display import say
 from wsi_trainer.io.files import write_json
 from wsi_trainer.io.tables import write_table
 from wsi_trainer.metrics import FROC_SCORES, Interval, LesionPredictions, Marks, Predictions, summarise
+from wsi_trainer.models.allowed import limits_imports
 from wsi_trainer.models.tasks import Owners, Task
 from wsi_trainer.models.weights import encoder_of, write_weights
 from wsi_trainer.preprocess.inputs import is_table, list_slides
 from wsi_trainer.slide.names import slide_name
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    pass
 
 # The commands.
 
@@ -52,9 +54,8 @@ def test(words: Sequence[str]) -> int:
     run, options = open_run(parser, words)
     if options.cohort is not None:
         run = with_cohort(run, options)
-    run.keep(run.evaluation("test"), options.overwrite)
-    scores = test_split(run, "test")
-    show(scores, run)
+    run.result("test").keep(options.overwrite)
+    show(test_split(run, "test", overwrite=options.overwrite), run)
     return 0
 
 
@@ -64,8 +65,8 @@ def validate(words: Sequence[str]) -> int:
     parser = run_parser("validate", "Predict the slides that chose the checkpoint, and score them.")
     add_overwrite(parser)
     run, options = open_run(parser, words)
-    run.keep(run.evaluation("val"), options.overwrite)
-    show(test_split(run, "val"), run)
+    run.result("test", "val").keep(options.overwrite)
+    show(test_split(run, "val", overwrite=options.overwrite), run)
     return 0
 
 
@@ -80,18 +81,20 @@ def predict(words: Sequence[str]) -> int:
     add_overwrite(parser)
     run, options = open_run(parser, words)
     cohort = run.of_cohort(options.name or name_of(Path(options.slides)))
-    target = cohort.results / "predictions.csv"
-    run.keep(target, options.overwrite)
+    result = cohort.result("predict")
+    result.keep(options.overwrite)
     model, data, _ = cohort.loaded
     records = records_of(run, options.slides)
     keep_slides(cohort, records)
     cases = grouped(data, records, None)
+    work = cohort.work(result, cases, overwrite=options.overwrite)
     with at_work(cohort.path), logged_to(cohort.log):
-        said = predicted(cohort, cases, Failures(cohort))
+        said = predicted(cohort, cases, work, Failures(cohort))
     kept = [case for case in cases if case.slide in said]
     rows = ([case.slide, case.patient, *(float(value) for value in said[case.slide])] for case in kept)
-    write_table(target, ["slide", "patient", *model.task.names], rows)
-    say(Console(), f"predictions: {target}")
+    write_table(result.file, ["slide", "patient", *model.task.names], rows)
+    cohort.finish(work)
+    say(Console(), f"predictions: {result.file}")
     return 0
 
 
@@ -136,10 +139,10 @@ def name_of(slides: Path) -> str:
 def with_cohort(run: Run, options: Namespace) -> Run:
     """The run with the slides of a cohort, all of them to be tested; those that it was trained on are left out."""
     cohort = run.of_cohort(options.name or name_of(options.cohort))
-    run.keep(cohort.evaluation("test"), options.overwrite)
+    cohort.result("test").keep(options.overwrite)
     task = run.loaded.model.task
     features = run.loaded.data.features
-    records = records_in(run, options.cohort, columns=task.columns, filled=not task.may_be_empty)
+    records = run.records_in(options.cohort, columns=task.columns, filled=not task.may_be_empty)
     records = run.unseen(records, features)
     run.as_seen(records)  # refuses them before anything is written
     cohort.freeze([replace(record, split="test") for record in records], features=features)
@@ -151,23 +154,17 @@ def keep_slides(cohort: Run, records: Sequence[SlideRecord]) -> None:
 
     The slides of a cohort that was tested are those of its scores, and stay.
     """
-    if not cohort.evaluation("test").is_file():
-        cohort.freeze([replace(record, split="test") for record in records], features=cohort.loaded.data.features)
-
-
-def records_in(run: Run, manifest: Path | DataFrame, **how: Any) -> list[SlideRecord]:
-    """The slides of another manifest, read from stores where the run reads stores; `read_manifest` says how."""
-    data = run.loaded.data
-    records = read_manifest(manifest, run.data_root, stores=data.stores if data.features is None else None, **how)
-    if data.features is None:
-        check_files(records)
-    return records
+    features = cohort.loaded.data.features
+    if cohort.is_tested:
+        cohort.check_same(records, features)
+    else:
+        cohort.freeze([replace(record, split="test") for record in records], features=features)
 
 
 def records_of(run: Run, slides: str) -> list[SlideRecord]:
     """The slides that a user means, without labels: those of a manifest, of a folder, or one."""
     if Path(slides).is_file() and Path(slides).suffix.lower() == ".csv":
-        return run.as_seen(records_in(run, Path(slides), labelled=False))
+        return run.as_seen(run.records_in(Path(slides), labelled=False))
     listed = list_slides(slides, note=lambda text: say(Console(), text))
     return run.as_seen([run.record_of(one.job.slide, one.job.name) for one in listed])
 
@@ -175,18 +172,26 @@ def records_of(run: Run, slides: str) -> list[SlideRecord]:
 # Predictions and scores.
 
 
-def test_split(run: Run, split: str, progress: bool = True) -> dict[str, Any]:
-    """Predict a split of the run, or of its cohort, and write predictions and scores."""
+def test_split(run: Run, split: str, progress: bool = True, overwrite: bool = True) -> dict[str, Any]:
+    """Predict a split of the run, or of its cohort, and write predictions and scores.
+
+    Args:
+        run: The run.
+        split: Which slides.
+        progress: Whether to show a progress bar.
+        overwrite: Whether to replace what an earlier command wrote.
+    """
     model, data, config = run.loaded
     task = model.task
     run.tell_changes(data, task.columns)
     records = run.records(split, task.columns, not task.may_be_empty, data.features)
     slides = SlideData(data, task, config.seed, image_of(config), model.tissue_stride, records)
-    failures = Failures(run)
+    failures, cases = Failures(run), slides.of(split)
+    work = run.work(run.result("test", split), cases, overwrite=overwrite)
     with at_work(run.path), logged_to(run.log):
-        said = predicted(run, slides.of(split), failures, task, progress)
+        said = predicted(run, cases, work, failures, task, progress)
         slides.warn_of_lack(split)
-    kept = [record for record in slides.of(split) if record.slide in said]
+    kept = [record for record in cases if record.slide in said]
     if not kept:
         raise UserError(f"none of the {len(records)} slides of the split {split} can be read; see {run.failures}")
     targets = np.concatenate([slides.targets[record.slide].double().numpy() for record in kept])
@@ -194,11 +199,12 @@ def test_split(run: Run, split: str, progress: bool = True) -> dict[str, Any]:
         owners_of(kept), targets, np.stack([said[record.slide] for record in kept])
     )
     predictions.write(run.predictions_file(split))
-    scores: dict[str, Any] = {"split": split, "checkpoint": run.chosen, "task": type(task).__name__}
+    scores: dict[str, Any] = {"split": split, "checkpoint": run.checkpoint_name, "task": type(task).__name__}
     scores |= {} if run.cohort is None else {"cohort": run.cohort}
     scores |= summarise(predictions, dict(task.scores), config.resamples, 0)
     scores["skipped"] = failures.slides
     write_json(run.evaluation(split), scores)
+    run.finish(work)
     return scores
 
 
@@ -217,25 +223,34 @@ class Failures:
 
 
 def predicted(
-    run: Run, cases: Sequence[SlideRecord], failures: Failures, task: Task | None = None, progress: bool = True
+    run: Run,
+    cases: Sequence[SlideRecord],
+    work: Work,
+    failures: Failures,
+    task: Task | None = None,
+    progress: bool = True,
 ) -> dict[str, np.ndarray]:
-    """The numbers of slides, or of patients with `data.group`, by their names; unreadable ones are absent.
+    """The numbers of slides, or of patients with `data.group`, by their names, each kept as soon as it is there;
+    unreadable ones are absent.
 
     Args:
         run: The run.
         cases: The slides or patients.
+        work: Has those that are finished.
         failures: Is told of slides that cannot be read.
         task: Makes targets, where a prediction is compared with them pixel by pixel.
         progress: Whether to show a bar with the time left.
     """
-    found = run.predictor.predict_all(cases, task, run.loaded.data.workers, failures.noted)
-    with Progress(transient=True, disable=not progress) as bar:
-        row = bar.add_task("predicting", total=len(cases))
-        said = {}
-        for prediction in found:
-            said[prediction.slide] = prediction.values
-            bar.update(row, completed=len(said) + len(failures.slides))
-    return said
+    left = {case.slide: case for case in cases if work.entry(case) is None}
+    if left:
+        found = run.predictor.predict_all(list(left.values()), task, run.loaded.data.workers, failures.noted)
+        with Progress(transient=True, disable=not progress) as bar:
+            row = bar.add_task("predicting", total=len(left))
+            for number, prediction in enumerate(found, start=1):
+                work.add(left[prediction.slide], prediction.values.tolist())
+                bar.update(row, completed=number + len(failures.slides))
+    said = {case.slide: work.entry(case) for case in cases}
+    return {slide: np.array(values) for slide, values in said.items() if values is not None}
 
 
 def owners_of(records: Sequence[SlideRecord]) -> Owners:

@@ -1,4 +1,4 @@
-"""The command `fit`, from its options to scores, in the order in which it happens."""
+"""A run, from its config to scores, in the order in which it happens."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from jsonargparse import ArgumentParser, Namespace
 from lightning_utilities.core.rank_zero import rank_zero_only
 from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from rich.console import Console
@@ -25,20 +24,7 @@ from wsi_trainer.fit.callbacks import (
     StepCheckpoint,
     memory_facts,
 )
-from wsi_trainer.fit.compare import Other, fit_compared
-from wsi_trainer.fit.config import (
-    OF_RUN,
-    Loaded,
-    TrainConfig,
-    check_settings,
-    instantiate,
-    limits_imports,
-    make_parser,
-    parse,
-    present_keys,
-    with_whole_paths,
-)
-from wsi_trainer.fit.cross_validation import fit_folds
+from wsi_trainer.fit.config import OF_RUN, Config, Loaded, TrainConfig, check_settings, present_keys
 from wsi_trainer.fit.evaluate import show, test_split
 from wsi_trainer.fit.run import Run
 from wsi_trainer.fit.status import recorded
@@ -58,99 +44,26 @@ FREE = ("model.pretrained",)
 """Keys of the model that say nothing to a run that goes on."""
 
 
-@limits_imports
-def fit(words: Sequence[str]) -> int:
-    """Train a slide classifier end to end, then test it."""
-    parser = fit_parser()
-    options = parse(parser, as_options(words))
-    resume, folds, by, split, other = (
-        options.pop(key) for key in ("resume", "folds", "folds_by", "test_on", "compare")
-    )
-
-    def one(options: Namespace) -> None:
-        if folds is None:
-            run_fit(parser, options, resume, split=split)
-        else:
-            fit_folds(parser, options, folds, by, resume, run_fit)
-
-    if other is None:
-        one(options)
-    else:
-        fit_compared(parser, options, other, one, None if folds else split, resume)
-    return 0
-
-
-def fit_parser() -> ArgumentParser:
-    """The options of `fit`: those of a config, and what is done with it."""
-    parser = make_parser(
-        "fit",
-        "Train a slide classifier end to end, and test it on the held-out slides. `wsi-train fit RUN` continues a run "
-        "that was stopped.",
-    )
-    parser.add_argument(
-        "--resume",
-        type=str,
-        default=None,
-        help="continue from this checkpoint: last (from the beginning where there is none yet), or a path",
-    )
-    parser.add_argument("--folds", type=int, default=None, help="cross-validate: train once for each of so many folds")
-    parser.add_argument(
-        "--folds_by",
-        type=Literal["patient", "site"],
-        default="patient",
-        help="what no fold divides: patients, or sites with all their patients",
-    )
-    parser.add_argument(
-        "--test_on",
-        type=Literal["test", "val"],
-        default="test",
-        help="the split that is predicted and scored at the end",
-    )
-    parser.add_argument(
-        "--compare",
-        type=Other,
-        default=None,
-        help="also train on features of the encoder as it was (frozen), or on slides that were shrunk (thumbnail), and "
-        "say what the run gains and costs",
-    )
-    return parser
-
-
-def as_options(words: Sequence[str]) -> list[str]:
-    """The words with a run that goes on as `--config`, `--out` and `--resume`."""
-    if not words or words[0].startswith("-"):
-        return list(words)
-    run = Run(Path(words[0])).existing()
-    return [f"--config={run.config}", f"--out={run.path}", "--resume=last", *words[1:]]
-
-
-def run_fit(
-    parser: ArgumentParser,
-    options: Namespace,
-    resume: str | None = None,
-    progress: bool = True,
-    split: str = "test",
-) -> Run:
-    """Train with these options, and test on a split.
+def run_fit(config: Config, resume: str | None = None, progress: bool = True, split: str = "test") -> Run:
+    """Train, and test on a split.
 
     Args:
-        parser: That of the command `fit`.
-        options: Its options; `out` is the folder of the run.
+        config: What the run is to be.
         resume: A checkpoint to continue from: "last", or a path.
         progress: Whether to show a progress bar.
         split: The split that is predicted and scored at the end.
     """
-    run = Run(Path(options.out))
+    run = Run(config.out)
     first = is_first()  # with several devices the others run this command too, and write nothing
     _check_free(run, resume)
     with run.locked() if first else nullcontext():
         if first:
             _check_free(run, resume)  # from another, which has ended meanwhile
-        loaded = instantiate(parser, options)
+        loaded = config.build()
         if resume is not None and run.splits.is_file():
             run = run.below(loaded.data.stores or loaded.data.root)
         if first:
-            _write_config(run, parser.dump(with_whole_paths(options)), resume)
+            _write_config(run, config.text, resume)
         grace = MOMENT if SERVICES & set(loaded.train.loggers) else GRACE
         with (
             recorded(run.status) if first else nullcontext() as status,
@@ -267,7 +180,6 @@ def _check_free(run: Run, resume: str | None) -> None:
 
 
 def _write_config(run: Run, said: str, resume: str | None) -> None:
-    said = "".join(line for line in said.splitlines(keepends=True) if not line.startswith("out:"))  # it may be moved
     if resume is not None and run.begun:
         for line in changed(run.config, yaml_of(said, run.config)):
             say(Console(), line)

@@ -26,8 +26,9 @@ from wsi_trainer import models
 from wsi_trainer.cli.parsing import Parser
 from wsi_trainer.data.dataset import DataConfig
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit.config import AUTO, check_bags, instantiate, limits_imports, make_parser, parse
+from wsi_trainer.fit.config import AUTO, check_bags, instantiate, make_parser, parse
 from wsi_trainer.models import Backbone, SlideClassifier, SlideModel, SlideSegmenter
+from wsi_trainer.models.allowed import limits_imports
 from wsi_trainer.models.backbones import timm_network
 
 T = TypeVar("T")

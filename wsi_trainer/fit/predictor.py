@@ -20,8 +20,8 @@ from wsi_trainer.data.datamodule import in_order, views_of
 from wsi_trainer.data.dataset import DataConfig, SlideDataset, Visit, dense, grouped
 from wsi_trainer.data.manifest import FEATURES, SlideRecord
 from wsi_trainer.errors import SlideError, UserError
-from wsi_trainer.fit.config import AUTO, Loaded, TrainConfig
-from wsi_trainer.fit.run import Run
+from wsi_trainer.fit.config import AUTO, Loaded, TrainConfig, load
+from wsi_trainer.fit.folder import RunFolder
 from wsi_trainer.fit.trainer import device_of, engine_options, image_of, precision_of
 from wsi_trainer.models.backbones import FrozenFeatures
 from wsi_trainer.models.slide_model import SlideBatch, SlideModel, forget
@@ -107,8 +107,8 @@ class Predictor:
             trust: Whether the config may name classes and functions beyond this package.
         """
         path = Path(path)
-        run = Run.of_checkpoint(path, trust) if path.is_file() else Run.open(path, checkpoint, trust=trust)
-        return cls(run.loaded, run)
+        run = RunFolder.of_checkpoint(path) if path.is_file() else RunFolder.open(path, checkpoint)
+        return cls(load(run.config, run.checkpoint(), run.overrides, trust), run)
 
     @property
     def model(self) -> SlideModel:

@@ -1,4 +1,4 @@
-"""Status of a run: `status.json`, which its process keeps up to date, its curves, and the command that reads it."""
+"""Status of a run: `status.json`, which its process keeps up to date, and the command that reads it."""
 
 from __future__ import annotations
 
@@ -18,36 +18,18 @@ import psutil
 from rich.console import Console
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit.run import Run
-from wsi_trainer.io.display import duration, format_bytes, say
+from wsi_trainer.fit.folder import RunFolder
+from wsi_trainer.fit.study import Study
+from wsi_trainer.io.display import LOGGERS, duration, format_bytes, say
 from wsi_trainer.io.files import as_written, read_json, write_json
-from wsi_trainer.io.tables import read_table
 from wsi_trainer.signals import Stopped
 
 log = logging.getLogger("wsi_trainer")
-
-LOGGERS = ("pytorch_lightning", "lightning_fabric", "wsi_trainer", "lightning_plugin")
 
 LAST = 5
 """Warnings that are kept."""
 LONGEST = 2000
 """Characters of a warning or an error."""
-
-
-Curves = dict[str, list[float]]
-"""A number for each epoch, by the name of what was measured."""
-
-
-def read_curves(folder: Path) -> Curves:
-    """The columns of the metrics by epoch; where a run was resumed, the later start counts."""
-    columns: dict[str, dict[int, float]] = {}
-    for path in sorted(folder.glob("version_*/metrics.csv"), key=lambda p: int(p.parent.name.removeprefix("version_"))):
-        with as_written(path):
-            for _, row in read_table(path, cut=True).rows:
-                for name, value in row.items():
-                    if value and row["epoch"]:
-                        columns.setdefault(name, {})[int(row["epoch"])] = float(value)
-    return {name: [values[epoch] for epoch in sorted(values)] for name, values in columns.items()}
 
 
 @dataclass(frozen=True)
@@ -231,23 +213,26 @@ def details(one: RunStatus) -> list[str]:
 
 
 def status_of(path: Path) -> list[RunStatus]:
-    """The run in this folder; of a cross-validation, one for each fold."""
-    folds = sorted((path / "folds").glob("fold*.csv"), key=lambda fold: (len(fold.stem), fold.stem))
-    if folds:
-        return [one_status(path / fold.stem, fold.stem) for fold in folds]
+    """The run in this folder; of a study, one for each of its runs."""
+    if (study := Study.at(path)) is not None:
+        return [one for name, run in study.runs.items() for one in statuses_in(run.path, name)]
     status = one_status(path, path.resolve().name)
-    if status.state == "waiting" and (path / "comparison.json").is_file():
-        parts = (path / name for name in ("run", "frozen", "thumbnail"))
-        return [one_status(part, part.name) for part in parts if part.is_dir()]
     if status.state == "waiting":
-        Run(path).existing()
-        raise UserError(f"{path} has no {Run(path).status.name}: it is of an older version, or it has not begun")
+        RunFolder(path).existing()
+        raise UserError(f"{path} has no {RunFolder(path).status.name}: it is of an older version, or it has not begun")
     return [status]
+
+
+def statuses_in(path: Path, name: str) -> list[RunStatus]:
+    """The status of a run of a study, or of the folds that it is."""
+    if (folds := Study.at(path)) is None:
+        return [one_status(path, name)]
+    return [one_status(run.path, f"{name}, {fold}") for fold, run in folds.runs.items()]
 
 
 def one_status(path: Path, name: str) -> RunStatus:
     """The status of the process that wrote to this folder last."""
-    file = Run(path).status
+    file = RunFolder(path).status
     if not file.is_file():
         return RunStatus(name, "waiting")
     with as_written(file):

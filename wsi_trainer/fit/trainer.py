@@ -23,9 +23,8 @@ from lightning_plugin import LazyImage, SFTDDPStrategy, SFTStrategy, WholeCheckp
 from wsi_trainer.data.dataset import ToImage, dense
 from wsi_trainer.errors import UserError, explain_full_disk
 from wsi_trainer.fit.config import AUTO, Tracker, TrainConfig
-from wsi_trainer.fit.run import Run
-from wsi_trainer.fit.status import LOGGERS
-from wsi_trainer.io.display import CleanFormatter, clean
+from wsi_trainer.fit.folder import RunFolder
+from wsi_trainer.io.display import LOGGERS, CleanFormatter, clean
 from wsi_trainer.io.untrusted import read_yaml
 from wsi_trainer.models.weights import read_checkpoint
 from wsi_trainer.signals import GRACE, Stopped, ends_at_once
@@ -110,7 +109,7 @@ def device_of(config: TrainConfig) -> torch.device:
 
 
 @contextmanager
-def trackers(config: TrainConfig, run: Run) -> Iterator[list[Logger]]:
+def trackers(config: TrainConfig, run: RunFolder) -> Iterator[list[Logger]]:
     """The loggers that the config names, all writing into the folder of the run; closed at the end.
 
     Weights & Biases has one run at a time: left open it would go on into the next fold's.
@@ -140,7 +139,7 @@ def check_trackers(config: TrainConfig) -> None:
             raise UserError(f"train.loggers names {name}, which is not installed: pip install 'wsi-trainer[tracking]'")
 
 
-def _logger(name: Tracker, run: Run) -> Logger:
+def _logger(name: Tracker, run: RunFolder) -> Logger:
     if name == "csv":
         return CSVLogger(run.path, name=run.metrics.name)  # a resumed run writes a further version_N
     if name == "tensorboard":

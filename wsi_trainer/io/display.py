@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+LOGGERS = ("pytorch_lightning", "lightning_fabric", "wsi_trainer", "lightning_plugin")
+"""Names of the loggers whose messages are a run's."""
+
 
 #: Control characters, what turns the direction of text, and halves of characters, which stand for bytes of a name that
 #: are not UTF-8.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import traceback
+from argparse import ArgumentError
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any, Literal, NotRequired, Self, TypedDict
 
 import pytorch_lightning as pl
 import torch
+from jsonargparse import ArgumentParser
 from torch import Tensor, nn
 from torch.nn import functional
 from torchmetrics import Metric
@@ -20,7 +22,10 @@ from torchmetrics.utilities import dim_zero_cat
 
 from lightning_plugin import materialize
 from wsi_trainer.errors import SlideError, UserError
+from wsi_trainer.io.files import as_written
+from wsi_trainer.io.untrusted import read_yaml
 from wsi_trainer.metrics import PredictionsError
+from wsi_trainer.models.allowed import about, check_backbone, denied, is_limited, limited
 from wsi_trainer.models.backbones import describe, fitted, make_backbone
 from wsi_trainer.models.finetune import FineTune, freeze, parameter_groups, train_only, warmup_cosine
 from wsi_trainer.models.heads import AveragePooling, Pooling
@@ -328,21 +333,18 @@ class SlideModel(pl.LightningModule):
             map_location: The device of the model; by default the processor.
             keys: As for the constructor, `config` or fields of `ModelConfig`, for a checkpoint outside of a run.
         """
-        from wsi_trainer.fit.run import Run
-
         path = Path(checkpoint_path)
-        run = Run(path.absolute().parent.parent, str(path))
-        if keys or not run.config.is_file():
-            model: Any = cls(**keys)
-            try:
-                load_weights(model, path)
-            except UserError as error:
-                raise UserError(
-                    f"{path} is of another network than {cls.__name__} with these keys, and in no folder of a run, "
-                    "which says what its network is; give the network's config"
-                ) from error
-        else:
-            model = run.loaded.model
+        config = path.absolute().parent.parent / "config.yaml"
+        model: Any = cls(**keys) if keys or not config.is_file() else make_model(_config_in(config))
+        try:
+            load_weights(model, path)
+        except UserError as error:
+            if not keys and config.is_file():
+                raise
+            raise UserError(
+                f"{path} is of another network than {cls.__name__} with these keys, and in no folder of a run, "
+                "which says what its network is; give the network's config"
+            ) from error
         if not isinstance(model, cls):
             raise UserError(f"{path} is of a {type(model).__name__}: use {type(model).__name__}.load_from_checkpoint")
         return model.eval().to(map_location or "cpu")
@@ -657,6 +659,21 @@ class SlideSegmenter(SlideModel):
         if of_slide is None or self.task.auxiliary is None:
             return pixels
         return torch.cat([pixels, self.task.auxiliary.predict(of_slide.float()).to(pixels)], dim=1)
+
+
+def _config_in(path: Path) -> ModelConfig:
+    """The network in the config of a run, in which `fit` has written the name of each class in full."""
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(ModelConfig, "model")
+    with nullcontext() if is_limited() else limited(trusted=False), as_written(path):
+        try:
+            options = parser.parse_object({"model": read_yaml(path)["model"]})
+        except ArgumentError as error:
+            named = denied(error)
+            raise UserError(about("model", named) if named else f"{path}: {' '.join(str(error).split())}") from error
+        check_backbone(options.model.backbone)
+        config: ModelConfig = parser.instantiate(options).model
+        return config
 
 
 def make_model(config: ModelConfig) -> SlideModel:

@@ -10,15 +10,16 @@ from typing import Any
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.errors import UserError
 from wsi_trainer.explain.maps import Maps, annotations_on, outlines_of
-from wsi_trainer.fit.run import LESIONS, Run, read_lesion_scores
-from wsi_trainer.fit.status import Curves, read_curves
+from wsi_trainer.fit.folder import Curves
+from wsi_trainer.fit.result import LESIONS, read_lesion_scores
+from wsi_trainer.fit.run import Run
+from wsi_trainer.fit.study import Study
 from wsi_trainer.io.files import as_written, read_json
 from wsi_trainer.metrics import (
     Interval,
     LesionPredictions,
     Predictions,
     Words,
-    joined_folds,
     paired_difference,
     read_predictions,
 )
@@ -36,7 +37,7 @@ class Regions:
     @staticmethod
     def load(name: str, folder: Run, split: str) -> Regions | None:
         """The comparison of a run, or of its maps; None where it has none of the split."""
-        for place in (*folder.segmented, *folder.mapped):
+        for place in (one.folder for one in folder.found if one.kind in ("segment", "heatmap")):
             if scores := read_lesion_scores(place, split):
                 return Regions(name, scores, LesionPredictions.read(place / LESIONS))
         return None
@@ -66,14 +67,16 @@ class RunResults:
     maps: list[Maps]
     regions: Regions | None = None
     """Comparison of its regions with the drawn ones, where it has any."""
+    study: Study | None = None
+    """The folds of a cross-validation."""
     folds: dict[str, Any] | None = None
-    """Of a cross-validation, the scores of each fold, their mean and spread."""
+    """The scores of each of these, their mean and spread."""
 
     @staticmethod
     def load(name: str, folder: Run, split: str) -> RunResults:
         """Read a run that was tested on the split, or a cross-validation, of which the split is what folds hold out."""
-        if folder.cross_validation.is_file():
-            return _of_folds(name, folder)
+        if (study := Study.at(folder.path)) is not None:
+            return _of_folds(name, folder, study)
         folder.existing()
         if folder.cohort is not None and not folder.predictions_file(split).is_file():
             raise UserError(
@@ -88,7 +91,7 @@ class RunResults:
             folder,
             read_predictions(folder.predictions_file(split)),
             read_json(folder.evaluation(split)),
-            read_curves(folder.metrics),
+            folder.curves,
             read_json(folder.memory),
             records,
             [maps for maps in Maps.of(folder) if own & maps.slides],
@@ -96,15 +99,14 @@ class RunResults:
         )
 
 
-def _of_folds(name: str, folder: Run) -> RunResults:
-    with as_written(folder.cross_validation):
-        facts = read_json(folder.cross_validation)
-        runs = [Run(folder.path / fold) for fold in facts["runs"]]
-        predictions = joined_folds([read_predictions(run.predictions_file(facts["split"])) for run in runs])
+def _of_folds(name: str, folder: Run, study: Study) -> RunResults:
+    with as_written(study.results):
+        facts, predictions = study.scores, study.pooled
         scores = {"slide": facts["pooled"], "patients": len(set(predictions.patients))}
         scores |= {"patient": facts["patient"]["pooled"]} if "patient" in facts else {}
-    memory = read_json(runs[0].memory)
-    return RunResults(name, folder, predictions, scores, {}, memory, _records(runs[0]), [], folds=facts)
+    first = next(iter(study.runs.values()))
+    memory, records = read_json(first.memory), _records(first)
+    return RunResults(name, folder, predictions, scores, {}, memory, records, [], study=study, folds=facts)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from wsi_trainer.explain.outputs import sentence_on_regions
 from wsi_trainer.fit.run import Run
+from wsi_trainer.fit.study import Study
 from wsi_trainer.io.display import format_bytes, say, template
 from wsi_trainer.io.files import as_written, read_json, write_text
 from wsi_trainer.io.untrusted import read_text
@@ -159,7 +160,7 @@ def where(run: RunResults, split: str) -> str:
 
 def _first(run: RunResults) -> Run:
     """The run, or that of the first fold, which is on the same machine as the others."""
-    return run.folder if run.folds is None else Run(run.folder.path / run.folds["runs"][0])
+    return run.folder if run.study is None else next(iter(run.study.runs.values()))
 
 
 def _fold_tables(folds: dict[str, Any]) -> list[tuple[str, dict[str, Any], list[dict[str, Any]]]]:
@@ -256,6 +257,7 @@ def report(
     split: Literal["val", "test"] = "test",
     out: Path | None = None,
     name: str | None = None,
+    checkpoint: str = "best",
     data_root: Path | None = None,
 ) -> None:
     """Write the HTML report of a run, a cross-validation or a comparison.
@@ -266,15 +268,15 @@ def report(
         split: Which slides the report is about.
         out: Where to write the page; by default report.html in the folder of the run, or of the cohort.
         name: The name of a cohort that was tested, instead of the run's own slides.
+        checkpoint: The checkpoint whose results the report is about: best, last, or a path.
         data_root: The folder that holds the slides now, if they were moved.
     """
-    comparison, lines, names = run / "comparison.json", None, None
-    if comparison.is_file():
-        with as_written(comparison):
-            facts = read_json(comparison)
-            out, lines, names = out or run / "report.html", facts["lines"], tuple(facts["runs"])
-            split = split if facts["split"] not in ("val", "test") else facts["split"]
-            run, baseline = run / "run", run / facts["compared with"]
+    study, lines, names = Study.at(run), None, None
+    if study is not None and study.kind == "comparison":
+        with as_written(study.results):
+            lines, names = dict(study.scores["lines"]), (study.names[0], study.names[1])
+        out, split = out or run / "report.html", "val" if study.split == "val" else "test"
+        run, baseline = (one.path for one in study.runs.values())
     other = None if baseline is None else Run.open(baseline, cohort=name)
-    page = write_report(Run.open(run, cohort=name, data_root=data_root), other, split, out, lines, names)
+    page = write_report(Run.open(run, checkpoint, name, data_root), other, split, out, lines, names)
     say(Console(), f"report: {page}")

@@ -21,14 +21,15 @@ from wsi_trainer.data.dataset import DataConfig, SlideDataset, Visit, drawn_on
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.explain.heatmaps import budget_of
-from wsi_trainer.fit.config import fields_of, limits_imports, open_run, run_parser
-from wsi_trainer.fit.evaluate import add_overwrite, keep_slides, name_of, records_in
-from wsi_trainer.fit.run import SEGMENTS
+from wsi_trainer.fit.evaluate import add_overwrite, keep_slides, name_of
+from wsi_trainer.fit.opening import fields_of, open_run, run_parser
+from wsi_trainer.fit.result import Work
 from wsi_trainer.fit.trainer import at_work, device_of
 from wsi_trainer.io.display import say
 from wsi_trainer.io.files import write_json
 from wsi_trainer.metrics import Interval
 from wsi_trainer.models import SegmentationTask, SlideSegmenter
+from wsi_trainer.models.allowed import limits_imports
 from wsi_trainer.regions.geojson import PathClass, write_outlines
 from wsi_trainer.regions.ngff import add_levels, create_labels
 from wsi_trainer.regions.shapes import joined, pieces
@@ -130,12 +131,9 @@ class Segments:
     folder: Path
     options: SegmentOptions
     budget: int | str
-    found: dict[str, Any] = field(default_factory=dict)
-    """Slide by slide the files."""
+    work: Work
     skipped: dict[str, str] = field(default_factory=dict)
-    """The reasons why others were left out."""
-    judged: dict[str, Judged] = field(default_factory=dict)
-    """Comparisons, of slides that have a cell in the column `regions`: an empty cell says that nothing is drawn."""
+    """The reasons why slides were left out."""
 
     def write(self, records: Sequence[SlideRecord]) -> None:
         """Write NAME.ome.zarr and NAME.geojson of each slide."""
@@ -144,6 +142,8 @@ class Segments:
         names = result_names([record.slide for record in records])
         with Progress(transient=True) as bar:
             for number, record in enumerate(records):
+                if self.work.entry(record) is not None:
+                    continue
                 try:
                     batch = slides[Visit(number, 0)]
                     with opened(batch) as view:
@@ -173,17 +173,17 @@ class Segments:
         regions = [joined(polygons, self.options.smallest) for polygons in parts]
         shown = [PathClass.of(its, number) for number, its in enumerate(classes)][1:]
         write_outlines(self.folder / f"{name}.geojson", dict(zip(shown, regions, strict=True)), source.place)
+        judged = None
         if drawn is not None:
             own = source.resolution
             pixel = None if own is None else (own.y, own.x)
-            self.judged[record.slide] = judge(
-                labels, regions, points, drawn, pixel, self.options.tolerance, self.options.join
-            )
-        self.found[record.slide] = {
+            judged = judge(labels, regions, points, drawn, pixel, self.options.tolerance, self.options.join)
+        files = {
             "labels": f"{name}.ome.zarr",
             "outlines": f"{name}.geojson",
             "regions": {its: len(polygons) for its, polygons in zip(classes[1:], regions, strict=True)},
         }
+        self.work.add(record, {"files": files, "judged": None if judged is None else judged.to_dict()})
 
     def _drawn(self, record: SlideRecord, source: Image) -> TileSource | None:
         task = self.model.task
@@ -231,10 +231,10 @@ def segment(words: Sequence[str]) -> int:
     run, options = open_run(parser, words)
     chosen = fields_of(SegmentOptions, options)
     if options.slides is not None:
-        records = run.as_seen(records_in(run, options.slides, labelled=False))
+        records = run.as_seen(run.records_in(options.slides, labelled=False))
         run = run.of_cohort(options.name or name_of(options.slides))
-    out = run.segments if options.slides is not None else run.segments_of(options.split)
-    run.keep(out / SEGMENTS, options.overwrite)
+    result = run.result("segment", "test" if options.slides is not None else options.split)
+    result.keep(options.overwrite)
     model, data, config = run.loaded
     if not isinstance(model, SlideSegmenter):
         raise UserError(f"{type(model.task).__name__} has one prediction for a slide; segment is for SegmentationTask")
@@ -243,14 +243,20 @@ def segment(words: Sequence[str]) -> int:
     else:
         keep_slides(run, records)
     model.to(device_of(config))
-    classes, segments = list(model.task.classes), Segments(model, data, out, chosen, budget_of(config, model.device))
+    work = run.work(result, records, chosen, options.overwrite)
+    classes = list(model.task.classes)
+    segments = Segments(model, data, result.folder, chosen, budget_of(config, model.device), work)
     with at_work(run.path):
         segments.write(records)
-    write_json(out / SEGMENTS, {"classes": classes, "slides": segments.found, "skipped": segments.skipped})
+    made = {record.slide: made for record in records if (made := work.entry(record)) is not None}
+    found = {slide: one["files"] for slide, one in made.items()}
+    judged = {slide: Judged.of(one["judged"]) for slide, one in made.items() if one["judged"] is not None}
     facts = {"split": "" if options.slides else options.split, "tolerance": chosen.tolerance, "join": chosen.join}
-    scores = write_scores(out, records, segments.judged, classes, facts, config.resamples)
+    scores = write_scores(result.folder, records, judged, classes, facts, config.resamples)
+    write_json(result.file, {"classes": classes, "slides": found, "skipped": segments.skipped})
+    run.finish(work)
     console = Console()
-    say(console, f"{len(segments.found)} slides: {out}")
+    say(console, f"{len(found)} slides: {result.folder}")
     for line in sentences_on(scores):
         say(console, line)
     for slide, reason in segments.skipped.items():

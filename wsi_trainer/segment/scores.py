@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import shapely
@@ -17,7 +17,7 @@ from scipy.spatial import KDTree
 from lightning_plugin import Box, TileSource
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.fit.evaluate import owners_of, write_lesions
-from wsi_trainer.fit.run import LESION_SCORES, LESIONS
+from wsi_trainer.fit.result import LESION_SCORES, LESIONS
 from wsi_trainer.io.files import write_json
 from wsi_trainer.metrics import BORDER_SCORES, MISSED, BorderPredictions, Marks, summarise
 from wsi_trainer.regions.shapes import hits, joined, pieces
@@ -175,6 +175,17 @@ class Judged:
     """Of each class but the first."""
     borders: NDArray[np.float64] | None
     """The counts of `BorderPredictions`; None where the size of a pixel is not known."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its numbers, for JSON."""
+        marks = [[one.lesions.tolist(), one.false.tolist()] for one in self.marks]
+        return {"marks": marks, "borders": None if self.borders is None else self.borders.tolist()}
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Self:
+        """The comparison with these numbers."""
+        marks = tuple(Marks(*(np.array(values, np.float64) for values in one)) for one in record["marks"])
+        return cls(marks, None if record["borders"] is None else np.array(record["borders"]))
 
 
 def judge(

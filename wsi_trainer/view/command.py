@@ -31,6 +31,7 @@ def view(
     compare: Path | None = None,
     regions: Path | None = None,
     name: str | None = None,
+    checkpoint: str = "best",
     data_root: Path | None = None,
     host: str = "127.0.0.1",
     port: int = PORT,
@@ -52,6 +53,7 @@ def view(
         compare: The folder of a second run on the same slides.
         regions: Folder with SLIDE.geojson, annotations to be drawn.
         name: The name of a cohort that the run was tested on, instead of the run's own slides.
+        checkpoint: The checkpoint whose results are shown: best, last, or a path.
         data_root: The folder that holds the slides now, if they were moved.
         host: The address to listen at. Others than this machine's own reach it only with the token in the link.
         port: The port to listen at; the next free one if it is taken.
@@ -64,7 +66,7 @@ def view(
         longest: Pixels of the longer side of a slide in this copy; 0 keeps all.
     """
     check(what, port)
-    contents = contents_of(what, compare, regions, name, data_root)
+    contents = contents_of(what, compare, regions, name, data_root, checkpoint)
     options = ReadOptions(channel, None if to_8bit is None else Range.parse(to_8bit))
     console = Console()
     for note in contents.notes:

@@ -11,6 +11,7 @@ import numpy as np
 from wsi_trainer.errors import UserError
 from wsi_trainer.explain.maps import MapFile, Maps, annotations_on, outlines_of
 from wsi_trainer.fit.run import Run
+from wsi_trainer.fit.study import Study
 from wsi_trainer.metrics import AreaPredictions, Predictions, read_predictions
 from wsi_trainer.preprocess.inputs import list_slides
 from wsi_trainer.slide.names import file_about
@@ -71,15 +72,16 @@ def contents_of(
     regions: Path | None = None,
     name: str | None = None,
     data_root: Path | None = None,
+    checkpoint: str = "best",
 ) -> Contents:
     """Contents of a run, a slide, a store, a folder of slides or a manifest."""
     if regions is not None and not regions.is_dir():
         raise UserError(f"--regions: there is no folder {regions}; it holds SLIDE.geojson for each annotated slide")
-    if (what / "cross_validation.json").is_file():
-        raise UserError(f"{what} holds a run for each fold; look at one of them, such as {what / 'fold0'}")
+    if (study := Study.at(what)) is not None:
+        raise study.refuse()
     if Run(what).config.is_file():
         others = [] if compare is None else [Run.open(compare, cohort=name)]
-        found = of_runs([Run.open(what, cohort=name, data_root=data_root), *others])
+        found = of_runs([Run.open(what, checkpoint, name, data_root), *others])
     elif compare is not None or name is not None:
         option = "--name" if compare is None else "--compare"
         raise UserError(f"{option} is about runs, and {what} is not the folder of a run")

@@ -13,8 +13,8 @@ import yaml
 
 from wsi_trainer.cli import main
 from wsi_trainer.data.manifest import read_manifest
+from wsi_trainer.fit.folder import read_curves
 from wsi_trainer.fit.run import Run
-from wsi_trainer.fit.status import read_curves
 from wsi_trainer.io.files import read_json
 from wsi_trainer.metrics import ClassPredictions, auc
 

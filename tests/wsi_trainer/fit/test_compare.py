@@ -13,6 +13,7 @@ from tests.wsi_trainer.fit.whole_bags import STRIDE, resnet, write_config
 from wsi_trainer.cli import main
 from wsi_trainer.data.manifest import read_manifest
 from wsi_trainer.fit.run import Run
+from wsi_trainer.fit.study import Study
 from wsi_trainer.io.files import read_json
 from wsi_trainer.metrics import Interval, auc, paired_difference, read_predictions
 from wsi_trainer.models import ResNet
@@ -72,7 +73,9 @@ def test_end_to_end_against_frozen_features_of_the_same_slides(
     assert runs[0].evaluation("test").stat().st_mtime_ns == before, "what is done is kept"
 
 
-def test_folds_of_both_runs_hold_out_the_same_slides(words: list[str], square_slides: Path, tmp_path: Path) -> None:
+def test_folds_of_both_runs_hold_out_the_same_slides(
+    words: list[str], square_slides: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     more = [f"--data.manifest={square_slides}", "--train.epochs=1", "--folds=2", "--compare=thumbnail"]
     assert main(["fit", *words, *more]) == 0
     out = tmp_path / "run"
@@ -83,6 +86,18 @@ def test_folds_of_both_runs_hold_out_the_same_slides(words: list[str], square_sl
     assert facts["runs"] == ["full resolution", "thumbnail"] and facts["features"] is None
     free = [r for r in read_manifest(square_slides) if r.split != "test"]
     assert facts["slides"] == len(free)
+    study = Study.open(out)
+    assert study.names == ("full resolution", "thumbnail") and study.folders == ("run", "thumbnail")
+    assert [part is not None and part.kind for part in study.parts.values()] == ["folds", "folds"]
+    (out / "study.json").unlink()  # version 1.0 wrote none
+    assert Study.open(out) == study
+    capsys.readouterr()
+    assert main(["status", str(out), "--json"]) == 0
+    said = [one["run"] for one in json.loads(capsys.readouterr().out)["runs"]]
+    assert said == [f"{name}, fold{number}" for name in study.names for number in range(2)]
+    for words in (["view", str(out)], ["test", str(out)], ["heatmap", str(out / "run")]):
+        assert main(words) == 2
+        assert "take one of them, such as" in capsys.readouterr().err
     page = (out / "report.html").read_text()
     assert "Folds, full resolution" in page and "Folds, thumbnail" in page and "Difference, paired by slide" in page
     assert yaml.safe_load((out / "thumbnail" / "config.yaml").read_text())["data"]["downsample"] == 8

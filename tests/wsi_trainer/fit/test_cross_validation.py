@@ -8,7 +8,7 @@ import pytest
 from wsi_trainer.cli import main
 from wsi_trainer.data.manifest import read_manifest
 from wsi_trainer.fit.run import Run
-from wsi_trainer.io.files import read_json
+from wsi_trainer.fit.study import Study
 from wsi_trainer.metrics import ClassPredictions, auc
 
 
@@ -31,7 +31,7 @@ def test_folds_are_runs_and_their_summary(
     shown = capsys.readouterr().out
     assert "cross-validation, 2 folds, by slide" in shown and "2 folds, by patient" in shown and "pooled" in shown
     out = Run(tmp_path / "run")
-    facts = read_json(out.cross_validation)
+    facts = Study.open(out.path).scores
     held = [ClassPredictions.read(Run(out.path / f"fold{number}").predictions_file("test")) for number in range(2)]
     everyone = [record.slide for record in read_manifest(unsplit)]
     assert sorted(slide for fold in held for slide in fold.slides) == sorted(everyone)
@@ -47,13 +47,23 @@ def test_folds_are_runs_and_their_summary(
         assert "not defined" not in page
         assert "run, by patient" in page and "fold, by patient" in page and "packages: torch" in page
 
+    study = Study.open(out.path)
+    assert study.kind == "folds" and list(study.runs) == ["fold0", "fold1"] and study.split == "test"
+    (out.path / "study.json").unlink()  # version 1.0 wrote none
+    assert Study.open(out.path) == study
+    assert sorted(study.pooled.slides) == sorted(everyone)
+    capsys.readouterr()
+    assert main(["status", str(out.path)]) == 0
+    shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("done")]
+    assert [line.split()[1] for line in shown] == ["fold0,", "fold1,"]
+
     # A fold that is done is kept; the other is made again.
     shutil.rmtree(out.path / "fold1")
     kept = (out.path / "fold0" / "evaluation" / "test.json").stat().st_mtime_ns
     assert main(["fit", *options, "--folds=2"]) == 2
     assert "is not empty" in capsys.readouterr().err
     assert main(["fit", *options, "--folds=2", "--resume=last"]) == 0
-    assert read_json(out.cross_validation) == facts
+    assert Study.open(out.path).scores == facts
     assert (out.path / "fold0" / "evaluation" / "test.json").stat().st_mtime_ns == kept
     assert main(["test", str(out.path / "fold1"), "--overwrite"]) == 0
 

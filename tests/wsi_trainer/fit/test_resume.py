@@ -15,8 +15,8 @@ from tests.warm import start
 from tests.wsi_trainer.fit import slow_steps
 from wsi_trainer.cli import FAULT_EXIT, main
 from wsi_trainer.fit import fit, trainer
+from wsi_trainer.fit.folder import read_curves
 from wsi_trainer.fit.run import Run
-from wsi_trainer.fit.status import read_curves
 from wsi_trainer.io import files
 from wsi_trainer.io.files import read_json
 from wsi_trainer.models import SlideClassifier

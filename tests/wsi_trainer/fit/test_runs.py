@@ -117,7 +117,7 @@ def test_a_predicted_cohort_of_an_earlier_version_is_named(moved: Path, capsys: 
 def test_a_folder_of_folds_is_no_run(moved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = Run(moved / "runs" / "first")
     shutil.rmtree(run.checkpoints)
-    run.cross_validation.write_text("{}")
+    (run.path / "cross_validation.json").write_text("{}")
     assert main(["validate", str(run.path)]) == 2
     assert f"holds a run for each fold; take one of them, such as {run.path / 'fold0'}" in capsys.readouterr().err
 

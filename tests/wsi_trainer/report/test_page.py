@@ -13,8 +13,8 @@ from PIL import Image
 from wsi_trainer.cli import main
 from wsi_trainer.data.manifest import SlideRecord, write_manifest
 from wsi_trainer.environment import environment
+from wsi_trainer.fit.folder import read_curves
 from wsi_trainer.fit.run import Run
-from wsi_trainer.fit.status import read_curves
 from wsi_trainer.io.files import write_json
 from wsi_trainer.metrics import (
     MULTI_LABEL_SCORES,
