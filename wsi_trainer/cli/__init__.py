@@ -23,7 +23,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -206,16 +206,11 @@ def dispatch(words: list[str]) -> int:
 
 
 def with_underscores(words: list[str]) -> list[str]:
-    """The words with their options spelled as the parsers know them; one that was written so is told its new spelling.
-
-    Keys of a config, which have a dot, may be spelled either way.
-    """
+    """The words with their options spelled as the parsers know them; either spelling will do."""
     found = []
     for word in words:
         name, equals, value = word.partition("=")
         if name.startswith("--") and len(name) > 2:
-            if "_" in name and "." not in name:
-                print(f"wsi-train: {name} is now written {name.replace('_', '-')}", file=sys.stderr)
             name = "--" + name[2:].replace("-", "_")
         found.append(name + equals + value)
     return found
@@ -281,15 +276,7 @@ def help_text() -> str:
 
 
 def as_user_error(error: Exception) -> UserError | None:
-    """The error as one the user can mend, or None if it is a bug.
-
-    What fails while a library cleans up after an error hides that: so what the system refused before is looked for.
-    """
-    return known(error) or next((found for one in before(error) if (found := refused(one)) is not None), None)
-
-
-def known(error: BaseException) -> UserError | None:
-    """An error of the project's or of the system's as one the user can mend."""
+    """The error as one the user can mend, or None if it is a bug."""
     if isinstance(error, UserError):
         return error
     if is_engine_error(error):
@@ -298,44 +285,30 @@ def known(error: BaseException) -> UserError | None:
         return UserError(f"{error}: the input is too large or nested too deep")
     if isinstance(error, OSError) and not error.strerror and str(error):
         return UserError(str(error))  # a library tells of the system in its own words
-    return refused(error)
-
-
-def refused(error: BaseException) -> UserError | None:
-    """A refusal of the system: of a file, memory, a thread."""
     if isinstance(error, OSError) and error.strerror:
         return UserError(about_disk(error))
-    if isinstance(error, MemoryError):
-        return UserError(SHORT["can't allocate memory"].format(str(error) or "no more could be had"))
-    if isinstance(error, RuntimeError) and (number := OF_THE_SYSTEM.search(str(error))):
-        return refused(OSError(int(number[1]), os.strerror(int(number[1]))))
-    if isinstance(error, RuntimeError) and (asked := ASKED_BYTES.search(str(error))):
-        return UserError(SHORT["can't allocate memory"].format(f"{int(asked[1]):,} bytes were asked for at once"))
-    if isinstance(error, RuntimeError):
-        said = str(error).partition("\n")[0].removesuffix(".")
-        return next((UserError(words.format(said)) for part, words in SHORT.items() if part in str(error)), None)
+    if isinstance(error, MemoryError | RuntimeError):
+        return at_the_limits(error)
     return None
 
 
-def before(error: BaseException) -> Iterator[BaseException]:
-    """The errors that this one came up in the handling of."""
-    while (earlier := error.__cause__ or error.__context__) is not None:
-        yield earlier
-        error = earlier
-
-
 OF_THE_SYSTEM = re.compile(r"errno = (\d+)")
-"""How HDF5 tells of what the system refused."""
-ASKED_BYTES = re.compile(r"can't allocate memory: you tried to allocate (\d+) bytes")
-"""How PyTorch tells of memory that the system refused."""
+"""How HDF5 tells of a full disk and of whatever else the system refused."""
+ASKED_BYTES = re.compile(r"can't allocate memory: you tried to allocate (\d+) bytes|out of memory")
+"""How PyTorch tells of memory that the system or the device refused."""
 
-SHORT = {
-    "can't start new thread": "{}: the system has no room for another one (see ulimit -u); end other programs, or "
-    "use fewer workers",
-    "out of memory": "memory is short: {}; end other programs on the device, or give a smaller budget",
-    "can't allocate memory": "memory is short: {}; end other programs, or ask for less at a time",
-}
-"""What libraries say, in errors of no kind of their own, where the machine is at its limits; and what we say."""
+
+def at_the_limits(error: MemoryError | RuntimeError) -> UserError | None:
+    """What libraries say, in errors of no kind of their own, where memory is short or the disk is full."""
+    said = str(error).partition("\n")[0].removesuffix(".")
+    if number := OF_THE_SYSTEM.search(str(error)):
+        return UserError(about_disk(OSError(int(number[1]), os.strerror(int(number[1])))))
+    if (asked := ASKED_BYTES.search(str(error))) and asked[1]:
+        said = f"{int(asked[1]):,} bytes were asked for at once"
+    if asked or isinstance(error, MemoryError):
+        return UserError(f"memory is short: {said or 'no more could be had'}; end other programs, or ask for less at a "
+                         "time, on a device by a smaller budget")  # fmt: skip
+    return None
 
 
 def fault(error: Exception, debug: bool) -> UserError:

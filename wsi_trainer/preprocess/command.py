@@ -16,17 +16,8 @@ from wsi_trainer.io.display import is_text, say
 from wsi_trainer.io.files import LOCKS, Locked, lock
 from wsi_trainer.signals import Stopped, ends_at_once
 from wsi_trainer.slide.identity import source_bytes
-from wsi_trainer.store.convert import (
-    ASSOCIATED,
-    NGFF04,
-    OVERLAY,
-    THUMBNAILS,
-    Converted,
-    Job,
-    Options,
-    Settings,
-    convert,
-)
+from wsi_trainer.slide.mask import OVERLAY
+from wsi_trainer.store.convert import ASSOCIATED, NGFF04, THUMBNAILS, Converted, Job, Options, Settings, convert
 from wsi_trainer.store.export import export_ngff04, save_associated
 
 from .inputs import Listed, check_outlines, is_table, list_slides, part_of
@@ -63,8 +54,8 @@ def preprocess(
             are there follow their stores without this too.
         scheduler: dask for a local Dask cluster, or the address of a Dask scheduler.
         shard: i/n converts the i-th of n parts of the slides, for job arrays.
-        stall_minutes: A slide that makes no progress for so long is given up, reported, and the others go on: the
-            default is 30, and 0 waits for ever. Not with --scheduler, nor where there is one slide only.
+        stall_minutes: A slide that takes longer, and two seconds more for each MiB of its file, is given up, reported,
+            and the others go on: the default is 30, and 0 waits for ever. Not where there is one slide only.
         copy_associated: Also save each slide's label and macro image to OUT/associated. They may show the name of
             the patient, so without this they are never read.
         **options: How slides are converted.
@@ -73,8 +64,6 @@ def preprocess(
         0 if all slides are converted, 1 if some failed.
     """
     settings = Settings(**vars(Options(**options)))
-    if stall_minutes is not None and scheduler is not None:
-        raise UserError("--stall-minutes works without --scheduler only: Dask does not end a task that hangs")
     stall, workers = stall_seconds(stall_minutes), workers_of(workers)
     console = Console()
     listed = list_slides(slides, out, lambda text: say(console, text))
@@ -93,7 +82,9 @@ def preprocess(
                 if scheduler is None:
                     outcomes = work_on_all(conversion, jobs, workers=workers, report=bar.part, stall=stall)
                 else:
-                    outcomes = work_on_dask(conversion, jobs, workers=workers, report=bar.part, address=scheduler)
+                    outcomes = work_on_dask(
+                        conversion, jobs, workers=workers, report=bar.part, address=scheduler, stall=stall
+                    )
                 with closing(outcomes):
                     for number, outcome in outcomes:
                         bar.finished(number)

@@ -1,7 +1,7 @@
 """Work on many slides at once, in processes that may crash or hang without harm to the others.
 
 A reader's C code may crash on a broken slide, or the system may end a process for want of memory: its slide is tried
-once more when nothing else runs, and then reported. A slide that makes no progress for long is given up.
+once more when nothing else runs, and then reported. A slide that takes far longer than its size explains is given up.
 """
 
 from __future__ import annotations
@@ -13,18 +13,21 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.signals import end_children, end_with_parent
+from wsi_trainer.slide.identity import source_bytes
 from wsi_trainer.store.convert import Job
 
 _POLL = 0.3  # seconds between looks at the progress
 _AHEAD = 2  # jobs handed out for each process: a million at once would be searched through at every look
 _STALL = 30 * 60.0  # seconds
+_SLOWEST = 1 << 19  # bytes of a slide a second: a tenth of what one core decodes and compresses
+_TOPIC = "wsi-train"  # of the events by which Dask's workers tell of their progress
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,7 @@ Report = Callable[[int, float], None]
 """Called with the number of a job and the share of it that is done."""
 
 _SPAWN = multiprocessing.get_context("spawn")
-_FIELDS = 2  # numbers for each job in shared memory: what is done, and of how much
-_progress: Any = None  # in a worker: that memory
+_shares: Any = None  # in a worker: the share of each job that is done, in shared memory
 
 
 def attempt(
@@ -75,12 +77,31 @@ def workers_of(asked: int | None) -> int:
 
 
 def stall_seconds(minutes: float | None) -> float | None:
-    """Seconds without progress after which a slide is given up; None for never."""
+    """Seconds after which a slide without a size is given up; None for never."""
     if minutes is None:
         return _STALL
     if not 0 <= minutes < float("inf"):
         raise UserError(f"--stall-minutes {minutes:g}: expected minutes, or 0 to wait for ever")
     return minutes * 60 or None
+
+
+def limit_of(job: Job, stall: float | None) -> float | None:
+    """Seconds that a slide may take: those of an empty one, and more with the size of its file."""
+    if stall is None:
+        return None
+    try:
+        return stall + source_bytes(job.slide) / _SLOWEST
+    except OSError:  # whoever reads it says why
+        return stall
+
+
+def _stalled(job: Job, stall: float | None) -> Failure:
+    minutes = (limit_of(job, stall) or 0.0) / 60
+    return Failure(str(job.slide), "Stalled", f"not done after {minutes:.3g} minutes, which its size does not explain")
+
+
+def _died(job: Job, how: str = "a crash in a reader, or too little memory") -> Failure:
+    return Failure(str(job.slide), "ProcessDied", f"the process that read it died: {how}")
 
 
 def work_on_all(
@@ -93,102 +114,67 @@ def work_on_all(
         jobs: The slides.
         workers: Processes; a single job is done in this one, by as many threads.
         report: Hears how far each job is.
-        stall: Seconds without progress after which a slide is given up. None waits for ever, as does a run of one
-            slide, where nobody waits for the next.
+        stall: Seconds, besides those for its size, after which a slide is given up. None waits for ever, as does a run
+            of one slide, where nobody waits for the next.
     """
     if len(jobs) <= 1 or (workers == 1 and stall is None):
         for number, job in enumerate(jobs):
             yield number, attempt(work, job, workers, _reporter(report, number))
         return
     threads = max(1, workers // len(jobs))
-    shared = _SPAWN.Array("q", _FIELDS * len(jobs), lock=False)
+    shares = _SPAWN.Array("d", len(jobs), lock=False)
     died: list[int] = []
-    with _processes(min(workers, len(jobs)), shared) as pool:
-        run = _Run(pool, work, jobs, threads, shared, report, stall)
-        for number, outcome in run.outcomes(range(len(jobs)), _AHEAD * workers):
+    with _processes(min(workers, len(jobs)), shares) as pool:
+
+        def outcomes(numbers: Iterable[int], most: int) -> Iterator[tuple[int, Done | Failure | None]]:
+            """Runs jobs, so many handed out at a time; yields the outcome of each, or None if its process died."""
+            waiting = iter(numbers)
+            running: dict[ProcessFuture[Any], int] = {}
+            while True:
+                for number in itertools.islice(waiting, most - len(running)):
+                    arguments, limit = (number, work, jobs[number], threads), limit_of(jobs[number], stall)
+                    running[pool.schedule(_attempt_in_worker, args=arguments, timeout=limit)] = number
+                if not running:
+                    return
+                done, _ = wait(running, timeout=_POLL, return_when=FIRST_COMPLETED)
+                for number in running.values():
+                    report(number, shares[number])
+                for future in [future for future in running if future in done]:
+                    number = running.pop(future)
+                    try:
+                        yield number, future.result()
+                    except ProcessExpired:
+                        yield number, None
+                    except TimeoutError:  # its process is ended
+                        yield number, _stalled(jobs[number], stall)
+
+        for number, outcome in outcomes(range(len(jobs)), _AHEAD * workers):
             if outcome is None:
                 died.append(number)
             else:
                 yield number, outcome
-        for number, outcome in run.outcomes(died, 1):
-            reason = "the process that read it died: a crash in a reader, or too little memory"
-            yield number, outcome or Failure(str(jobs[number].slide), "ProcessDied", reason)
+        for number, outcome in outcomes(died, 1):
+            yield number, outcome or _died(jobs[number])
 
 
 def _reporter(report: Report, number: int) -> Progress:
     return lambda done, total: report(number, done / max(1, total))
 
 
-@dataclass
-class _Run:
-    """Jobs in a pool of processes."""
-
-    pool: ProcessPool
-    work: Work[Any]
-    jobs: Sequence[Job]
-    threads: int
-    shared: Any
-    report: Report
-    stall: float | None
-    seen: dict[int, tuple[int, float]] = field(default_factory=dict)
-    """The last progress of each job, and when it was made."""
-
-    def outcomes(self, numbers: Iterable[int], most: int) -> Iterator[tuple[int, Any]]:
-        """Runs jobs, so many handed out at a time; yields the outcome of each, or None if its process died."""
-        waiting = iter(numbers)
-        running: dict[ProcessFuture[Any], int] = {}
-        while True:
-            for number in itertools.islice(waiting, most - len(running)):
-                self.seen[number] = (-1, time.monotonic())
-                arguments = (number, self.work, self.jobs[number], self.threads)
-                running[self.pool.schedule(_attempt_in_worker, args=arguments)] = number
-            if not running:
-                return
-            done, _ = wait(running, timeout=_POLL, return_when=FIRST_COMPLETED)
-            for future, number in list(running.items()):
-                if future in done:
-                    del running[future]
-                    try:
-                        yield number, future.result()
-                    except ProcessExpired:
-                        yield number, None
-                elif reason := self.stalled(number):
-                    del running[future]
-                    future.cancel()  # its process is ended
-                    yield number, Failure(str(self.jobs[number].slide), "Stalled", reason)
-
-    def stalled(self, number: int) -> str | None:
-        """Reports the progress of a job; why it is given up, if it has made none for too long."""
-        done, total = self.shared[_FIELDS * number : _FIELDS * (number + 1)]
-        if total:
-            self.report(number, done / total)
-        before, since = self.seen[number]
-        now = time.monotonic()
-        if done != before or not total:  # it waits for its turn
-            self.seen[number] = (done, now)
-        elif self.stall is not None and now - since > self.stall:
-            return f"no progress for {self.stall / 60:g} minutes, at {done / total:.0%} of the slide"
-        return None
-
-
 def _attempt_in_worker(number: int, work: Work[Done], job: Job, threads: int) -> Done | Failure:
-    def note(done: int, total: int) -> None:
-        _progress[_FIELDS * number : _FIELDS * (number + 1)] = [done, max(1, total)]
-
-    note(0, 1)
-    return attempt(work, job, threads, note)
+    return attempt(work, job, threads, _reporter(_shares.__setitem__, number))
 
 
-def _start_worker(shared: Any) -> None:
-    global _progress
-    _progress = shared
+def _start_worker(shares: Any) -> None:
+    global _shares
+    _shares = shares
     end_with_parent()
 
 
 @contextmanager
-def _processes(workers: int, shared: Any) -> Iterator[ProcessPool]:
+def _processes(workers: int, shares: Any) -> Iterator[ProcessPool]:
     others = frozenset(multiprocessing.active_children())
-    pool = ProcessPool(workers, initializer=_start_worker, initargs=(shared,), context=_SPAWN)
+    pool = ProcessPool(workers, initializer=_start_worker, initargs=(shares,), context=_SPAWN)
     try:
         yield pool
         pool.close()
@@ -201,7 +187,7 @@ def _processes(workers: int, shared: Any) -> Iterator[ProcessPool]:
 
 
 def work_on_dask(
-    work: Work[Done], jobs: Sequence[Job], *, workers: int, report: Report, address: str
+    work: Work[Done], jobs: Sequence[Job], *, workers: int, report: Report, address: str, stall: float | None = None
 ) -> Generator[tuple[int, Done | Failure], None, None]:
     """Works on the slides of all jobs; yields the number and the outcome of each as it comes.
 
@@ -209,8 +195,10 @@ def work_on_dask(
         work: The function of a job. Folders that it names, and slides, must be reachable from the workers.
         jobs: The slides.
         workers: Processes of a local cluster.
-        report: Hears what is done.
+        report: Hears how far each job is.
         address: Of a scheduler; `dask` starts a local cluster.
+        stall: Seconds, besides those for its size, after which a slide is given up and its worker is begun anew. None
+            waits for ever.
     """
     try:
         from distributed import Client, LocalCluster, as_completed
@@ -223,13 +211,44 @@ def work_on_dask(
             client = Client(address, timeout=10)
     except (OSError, ValueError) as error:
         raise UserError(f"--scheduler {address}: no Dask scheduler answers there ({error})") from error
+    begun: dict[int, tuple[float, str]] = {}
+
+    def hear(event: tuple[float, tuple[int, float, str]]) -> None:
+        number, share, worker = event[1]
+        if not share:
+            begun[number] = time.monotonic(), worker
+        report(number, share)
+
     with client:
-        futures = {client.submit(attempt, work, job, pure=False, retries=1): number for number, job in enumerate(jobs)}
-        for future in as_completed(list(futures)):
-            number = futures[future]
-            report(number, 1.0)
-            if future.status == "finished":
-                yield number, future.result()
-            else:
-                reason = f"on the cluster: {future.exception()}"
-                yield number, Failure(str(jobs[number].slide), "ProcessDied", reason)
+        client.subscribe_topic(_TOPIC, hear)
+        futures = {
+            client.submit(_attempt_on_dask, number, work, job, pure=False, retries=1): number
+            for number, job in enumerate(jobs)
+        }
+        completed, left = as_completed(list(futures)), {number: future for future, number in futures.items()}
+        while left:
+            batch = completed.next_batch(block=False)
+            for future in batch:
+                if left.pop(number := futures[future], None) is None:
+                    continue
+                ended = future.status == "finished"
+                yield number, future.result() if ended else _died(jobs[number], f"on the cluster: {future.exception()}")
+            for number, (since, worker) in list(begun.items()) if stall is not None else ():
+                if number in left and time.monotonic() - since > (limit_of(jobs[number], stall) or 0.0):
+                    client.cancel([left.pop(number)], force=True)
+                    client.restart_workers([worker], raise_for_error=False)  # Dask does not end a task that hangs
+                    yield number, _stalled(jobs[number], stall)
+            if not batch:
+                time.sleep(_POLL)
+
+
+def _attempt_on_dask(number: int, work: Work[Done], job: Job) -> Done | Failure:
+    from distributed import get_worker
+
+    worker = get_worker()
+
+    def tell(number: int, share: float) -> None:
+        worker.log_event(_TOPIC, (number, share, worker.address))
+
+    tell(number, 0.0)
+    return attempt(work, job, progress=_reporter(tell, number))

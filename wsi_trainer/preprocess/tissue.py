@@ -26,20 +26,11 @@ from wsi_trainer.regions.shapes import joined, pieces
 from wsi_trainer.signals import ends_at_once
 from wsi_trainer.slide.geometry import SlideTransform
 from wsi_trainer.slide.identity import SlideId, same_header, source_bytes
+from wsi_trainer.slide.mask import OVERLAY, MaskOptions, draw_overlay, draw_overview, find_mask, outline_of
 from wsi_trainer.slide.rules import RULES
 from wsi_trainer.slide.slide import ScaledImage
 from wsi_trainer.slide.tissue import REMOVED, Mask, TissueMask
-from wsi_trainer.store.convert import (
-    OVERLAY,
-    THUMBNAILS,
-    Job,
-    MaskOptions,
-    Settings,
-    draw_overlay,
-    draw_overview,
-    find_mask,
-    outline_of,
-)
+from wsi_trainer.store.convert import THUMBNAILS, Job
 from wsi_trainer.store.manifest import sha256_of
 
 from .inputs import check_outlines, list_slides
@@ -72,8 +63,8 @@ def tissue(
         out: Folder for outlines, thumbnails and the page.
         workers: Processes; the default is one for each core, at most 8.
         overwrite: Find all masks anew, also those that you edited.
-        stall_minutes: A slide that makes no progress for so long is given up, reported, and the others go on: the
-            default is 30, and 0 waits for ever. Not where there is one slide only.
+        stall_minutes: A slide that takes longer, and two seconds more for each MiB of its file, is given up, reported,
+            and the others go on: the default is 30, and 0 waits for ever. Not where there is one slide only.
         rules: Rules that take pen, edge, blur, fold out of the mask, with commas; pale is put in. usual is pen and
             blur, all is all, none leaves the mask as it is.
         **options: How slides are read, and how their tissue is found.
@@ -81,7 +72,7 @@ def tissue(
     Returns:
         0 if the tissue of all slides is found, 1 if some failed.
     """
-    settings = Settings(**vars(MaskOptions(rules=rules, **options)))
+    settings = MaskOptions(rules=rules, **options)
     geojson = settings.geojson
     if settings.tissue == "none":
         raise UserError("--tissue none makes no mask: give --tissue otsu or geojson")
@@ -114,7 +105,7 @@ def tissue(
 def find_one(
     job: Job,
     out: Path,
-    settings: Settings,
+    settings: MaskOptions,
     overwrite: bool = False,
     *,
     threads: int = 1,
@@ -161,7 +152,7 @@ def _read(record: Path) -> Mapping[str, Any]:
         return {}
 
 
-def _drawn(job: Job, out: Path, settings: Settings) -> tuple[TissueMask, SlideTransform, Entry]:
+def _drawn(job: Job, out: Path, settings: MaskOptions) -> tuple[TissueMask, SlideTransform, Entry]:
     """Finds the mask of a slide and draws it; returns it with its place in the slide and its entry on the page."""
     with settings.open(job.slide, job.mpp) as slide:
         mask, picture = find_mask(slide, ScaledImage(slide, 1.0), slide.need_resolution(), settings)

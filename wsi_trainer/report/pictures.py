@@ -13,9 +13,10 @@ from PIL import Image, ImageDraw
 from wsi_trainer.errors import UserError
 from wsi_trainer.io.untrusted import read_picture
 from wsi_trainer.regions.outlines import read_regions
+from wsi_trainer.slide.mask import OVERLAY
 from wsi_trainer.slide.rules import RULES, Rule
 from wsi_trainer.slide.slide import Slide
-from wsi_trainer.store.convert import OVERLAY, THUMBNAILS
+from wsi_trainer.store.convert import THUMBNAILS
 
 SIDE = 150
 

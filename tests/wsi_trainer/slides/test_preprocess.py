@@ -117,14 +117,23 @@ def test_slide_that_hangs_is_given_up_and_the_others_go_on(cohort: Path, tmp_pat
 
     monkeypatch.setattr(pool, "_attempt_in_worker", crashing.hang_in_worker)
     jobs = [item.job for item in list_slides(str(cohort))]
-    outcomes = work(jobs, tmp_path, 2, stall=1.5)
+    monkeypatch.setattr(pool, "limit_of", lambda job, stall: 1.5 if job.name in crashing.HANGING else None)
+    outcomes = work(jobs, tmp_path, 2, stall=90)
     assert outcomes.keys() == set(range(6))
     failed = {jobs[n].name: outcome for n, outcome in outcomes.items() if isinstance(outcome, Failure)}
     assert failed.keys() == {"slide_0001", "slide_0003"}
     assert {failure.kind for failure in failed.values()} == {"Stalled"}
     for failure in failed.values():
-        assert "no progress for 0.025 minutes, at 25% of the slide" in failure.reason
+        assert "not done after 0.025 minutes, which its size does not explain" in failure.reason
     assert multiprocessing.active_children() == []
+
+
+def test_a_slide_may_take_longer_with_its_size(tmp_path: Path) -> None:
+    (tmp_path / "large.svs").write_bytes(bytes(10 << 20))
+    large, absent = (Job(tmp_path / name, "s") for name in ("large.svs", "absent.svs"))
+    assert pool.limit_of(large, 60.0) == 60 + 20
+    assert pool.limit_of(absent, 60.0) == 60
+    assert pool.limit_of(large, None) is None
 
 
 @pytest.mark.slow
@@ -138,6 +147,29 @@ def test_dask_cluster(cohort: Path, tmp_path: Path) -> None:
         (cohort.parent / "slides" / "z.svs").unlink()
     assert len(rows(tmp_path / "stores.csv")) == 6
     assert [Path(row["slide"]).name for row in rows(tmp_path / "failures.csv")] == ["z.svs"]
+
+
+@pytest.mark.slow
+def test_dask_tells_of_progress_and_gives_up_slides_that_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("distributed", reason="extra cluster is not installed")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    import crashing
+
+    monkeypatch.setattr(pool, "limit_of", lambda job, stall: 1.5 if job.name in crashing.HANGING else 600.0)
+    jobs = [Job(tmp_path / f"{number}.svs", f"slide_{number:04}") for number in range(5)]
+    told: dict[int, list[float]] = {number: [] for number in range(5)}
+    outcomes = dict(
+        pool.work_on_dask(
+            crashing.work_on_dask, jobs, workers=2, address="dask", stall=90,
+            report=lambda number, share: told[number].append(share),
+        )
+    )  # fmt: skip
+    failed = {jobs[number].name for number, outcome in outcomes.items() if isinstance(outcome, Failure)}
+    assert failed == set(crashing.HANGING) and len(outcomes) == 5
+    assert {outcome.kind for outcome in outcomes.values() if isinstance(outcome, Failure)} == {"Stalled"}
+    for number, shares in told.items():
+        assert shares[:2] == [0.0, 0.25] and (1.0 in shares) == (jobs[number].name not in crashing.HANGING)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +188,6 @@ def test_dask_cluster(cohort: Path, tmp_path: Path) -> None:
         (["{slides}", "{tmp}/out", "--levels", "25"], "--levels 25: expected 1 to 24"),
         (["{slides}", "{tmp}/out", "--workers", "0"], "--workers 0: expected 1 or more"),
         (["{slides}", "{tmp}/out", "--stall-minutes", "-1"], "--stall-minutes -1"),
-        (["{slides}", "{tmp}/out", "--scheduler", "dask", "--stall-minutes", "5"], "without --scheduler"),
         (["{bad}", "{tmp}/out"], "no column 'slide'"),
         (["{badmpp}", "{tmp}/out"], "line 2: mpp is 'half'"),
     ],

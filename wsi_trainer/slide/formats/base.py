@@ -21,21 +21,9 @@ Pixels = NDArray[np.uint8]
 
 WHITE = (255, 255, 255)
 CHANNELS = 3
-_PREFIXES = {
-    "Y": ("yotta", 24), "Z": ("zetta", 21), "E": ("exa", 18), "P": ("peta", 15), "T": ("tera", 12), "G": ("giga", 9),
-    "M": ("mega", 6), "k": ("kilo", 3), "h": ("hecto", 2), "da": ("deca", 1), "": ("", 0), "d": ("deci", -1),
-    "c": ("centi", -2), "m": ("milli", -3), "µ": ("micro", -6), "μ": ("micro", -6), "u": ("micro", -6),
-    "n": ("nano", -9), "p": ("pico", -12), "f": ("femto", -15), "a": ("atto", -18), "z": ("zepto", -21),
-    "y": ("yocto", -24),
-}  # fmt: skip
 MICROMETRES = {
-    unit: float(f"1e{power + 6}")
-    for symbol, (name, power) in _PREFIXES.items()
-    for unit in (f"{symbol}m", f"{name}meter")
-} | {
-    "\u00c5": 1e-4, "\u212b": 1e-4, "angstrom": 1e-4, "thou": 25.4, "mil": 25.4, "li": 25400 / 12, "in": 25400.0,
-    "inch": 25400.0, "ft": 304800.0, "foot": 304800.0, "yd": 914400.0, "yard": 914400.0, "mi": 1.609344e9,
-    "mile": 1.609344e9, "pt": 25400 / 72,
+    "m": 1e6, "cm": 1e4, "mm": 1e3, "µm": 1.0, "μm": 1.0, "um": 1.0, "nm": 1e-3, "in": 25400.0, "inch": 25400.0,
+    "meter": 1e6, "centimeter": 1e4, "millimeter": 1e3, "micrometer": 1.0, "nanometer": 1e-3,
 }  # fmt: skip
 """Units of lengths, by their symbols in OME-XML and their names in OME-Zarr."""
 PLAUSIBLE = (0.05, 20.0)
