@@ -61,8 +61,20 @@ __all__ = [
     "without_modes",
 ]
 
-#: Errors of a call on fake tensors whose result depends on data, or is a nested tensor.
+#: Errors of a call on fake tensors whose result depends on data, or is a nested or a sparse tensor.
 NEEDS_DATA = (DynamicOutputShapeException, DataDependentOutputException, UnsupportedOperatorException)
+
+
+def needs_data(error: RuntimeError) -> bool:
+    """True for the error of a call on fake tensors that needs their data; a kernel that reads memory by itself, as that
+    of `torch.tensor_split` reads a tensor of ends, has no error of its own."""
+    return isinstance(error, NEEDS_DATA) or "its data is not allocated yet" in str(error)
+
+
+def data_dependent(error: RuntimeError) -> str:
+    """Return the name of the operator of an error that needs data."""
+    return str(getattr(error, "func", "an operator"))
+
 
 #: Context manager in which calls on tensor subclasses skip ``__torch_function__``.
 without_torch_function = torch._C.DisableTorchFunctionSubclass
@@ -351,6 +363,8 @@ OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 DEVICE_OF = torch.ops.prim.device.default
 #: The operator of `torch.autograd.forward_ad.make_dual`.
 make_dual = torch._make_dual
+#: The function of ONNX's exporter that returns a shape as a tensor.
+shape_as_tensor = torch._shape_as_tensor
 
 
 def schema(func: Any) -> Any:
@@ -436,6 +450,8 @@ def never_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def either(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_exporting():  # strict torch.export reads this code, and quotes the error in its own
+            refuse_export()
         return (guarded if torch.compiler.is_compiling() or get_eval_frame_callback() else function)(*args, **kwargs)
 
     return either
@@ -475,13 +491,18 @@ def refuse_batched(gradients: Iterable[Any]) -> None:
 
 def refuse_export() -> None:
     """Refuse to run while a graph is exported: it would have the tiles of one image, or none."""
-    by_proxies = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
-    if by_proxies or torch._C._is_tracing() or torch.compiler.is_exporting() or is_fx_symbolic_tracing():
+    if torch.compiler.is_exporting() or is_traced():
         raise RecordingError(
             "torch.jit.trace, torch.fx, make_fx, torch.onnx or torch.export met a TiledModule, whose tiles depend on "
             "the size of each image and on the budget. Export the module within it: tiled.module, which has the same "
             "parameters."
         )
+
+
+def is_traced() -> bool:
+    """True while a graph is recorded by `torch.jit.trace`, `torch.fx` or proxies."""
+    by_proxies = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+    return by_proxies or torch._C._is_tracing() or is_fx_symbolic_tracing()
 
 
 def refuse_transforms(tensor: Tensor | None = None) -> None:

@@ -29,7 +29,15 @@ from lightning_plugin.capture.session import Session, Stale, bind, binding_of
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import has_gradients
-from lightning_plugin.private import TorchDispatchMode, operator_name, schema, storage_key, tree_leaves, tree_map
+from lightning_plugin.private import (
+    TorchDispatchMode,
+    UnsupportedOperatorException,
+    operator_name,
+    schema,
+    storage_key,
+    tree_leaves,
+    tree_map,
+)
 from lightning_plugin.rules.pointwise import keep_gradient, zero_gradient
 from lightning_plugin.rules.table import Recorder
 
@@ -39,9 +47,12 @@ aten = torch.ops.aten
 # Operators
 
 
-def copy_out_of_place(x: Tensor, new: Tensor, non_blocking: bool = False) -> Tensor:
-    """Return the result of ``x.copy_(new)``."""
-    return new.to(x.device, x.dtype).expand_as(x).clone()
+def copy_out_of_place(x: Tensor, new: Tensor | complex, non_blocking: bool = False) -> Tensor:
+    """Return the result of ``x.copy_(new)``; the gradient of ``x`` is one of zeros."""
+    found = torch.as_tensor(new).to(x.device, x.dtype).expand_as(x)
+    return (
+        torch.where(torch.ones((), dtype=torch.bool, device=x.device), found, x) if x.requires_grad else found.clone()
+    )
 
 
 #: Replacements of operators on vectors: a view depends on strides, which a vector's fake need not share, and the
@@ -91,6 +102,13 @@ def out_of_place(func: Any) -> Any:
     return next((f for f in found if [str(a.type) for a in schema(f).arguments] == types), None)
 
 
+def left_out(func: Any, form: Any, given: int) -> list[Any]:
+    """Return the arguments after the first ``given`` ones that PyTorch has left out of the call of an in-place
+    operator, as they are its defaults, and that its out-of-place form has no defaults for: ``bernoulli_``'s 0.5."""
+    pairs = zip(schema(func).arguments[given:], schema(form).arguments[given:], strict=False)
+    return [a.default_value for a, b in pairs if a.has_default_value() and not b.has_default_value()]
+
+
 @dataclass(frozen=True, eq=False)
 class OperatorCall:
     """Operator that ran on fake tensors."""
@@ -138,6 +156,8 @@ def log_operators(session: Session, func: Callable[..., Any], args: Any, kwargs:
     """Run a function on fake tensors; return its result and the log of its operators."""
     with session.fake_tensors(), torch.no_grad(), OperatorLog() as log:
         out = func(*args, **kwargs)
+    if any(isinstance(o, Tensor) and o.layout is not torch.strided for o in tree_leaves(out)):
+        raise UnsupportedOperatorException(func)  # a sparse tensor has no memory that others could share
     return out, log
 
 
@@ -303,7 +323,13 @@ def register_storage(session: Session, fake: Tensor) -> None:
 
 
 def bind_written(session: Session, fake: Tensor, value: Value, writer: str, recorder: Recorder) -> None:
-    """Bind a written tensor and its parents to their new values; see [Note: views]."""
+    """Bind a written tensor and its parents to their new values; see [Note: views].
+
+    What was overwritten has a gradient of zeros, as in PyTorch.
+    """
+    former = binding_of(fake)
+    if recorder.grad and isinstance(former, Value) and former.requires_grad and not is_made_of(value, former, recorder):
+        value = zero_gradient(recorder, former, value, fake)
     for other in session.fakes_by_storage.get(storage_key(fake), ()):
         if other is not fake and not is_viewed_by(other, fake):
             bind(other, Stale(writer))
@@ -327,6 +353,19 @@ def bind_written(session: Session, fake: Tensor, value: Value, writer: str, reco
     while (view := view_of(part)) is not None:  # parents whose new values are unknown
         part = view.parent
         bind(part, Stale(writer))
+
+
+def is_made_of(value: Value, former: Value, recorder: Recorder) -> bool:
+    """True if a value has a gradient, and depends on a former one through nodes of the recorder's call."""
+    seen, stack = set[Value](), [value] if value.requires_grad else []
+    while stack:
+        v = stack.pop()
+        if v is former:
+            return True
+        if v not in seen and v.node is not None and v.node.serial > recorder.begin:
+            stack += v.node.inputs
+        seen.add(v)
+    return False
 
 
 def is_viewed_by(other: Tensor, fake: Tensor) -> bool:

@@ -32,7 +32,6 @@ from lightning_plugin.capture.session import Session, bind, binding_of, call_lab
 from lightning_plugin.errors import EngineError, RecordingError
 from lightning_plugin.graph import Value, ancestors
 from lightning_plugin.private import (
-    NEEDS_DATA,
     BackwardHookFunction,
     BatchNormBase,
     CheckpointFunction,
@@ -40,7 +39,9 @@ from lightning_plugin.private import (
     Version,
     fsdp_state,
     make_dual,
+    needs_data,
     parse_to,
+    shape_as_tensor,
     take_metadata,
     tree_map,
     version,
@@ -82,6 +83,10 @@ INPLACE_DUNDERS = {
 }  # fmt: skip
 
 
+#: Functions whose second argument is an index; the gradient of what they write needs the positions of its masks.
+INDEX_PUTS = {torch.index_put, torch.index_put_, Tensor.index_put, Tensor.index_put_}
+
+
 def writes_to_real(func: Callable[..., Any], args: Any, kwargs: Any) -> bool:
     """True of a call that would write lazy values into an ordinary tensor."""
     name = getattr(func, "__name__", "")
@@ -96,13 +101,7 @@ def writes_to_real(func: Callable[..., Any], args: Any, kwargs: Any) -> bool:
 def record_call(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """Record a call, or run it if all its tensors are ordinary ones or computed."""
     args, kwargs = tree_map(lambda a: computed_or_same(a, func), (tuple(args), kwargs))
-    if func is Tensor.__getitem__:
-        args = args[0], index_to_read(args[1], args[0])
-    elif func is Tensor.__setitem__:
-        index, several = args[1], isinstance(args[2], Tensor) and args[2].numel() != 1
-        if several:  # how many positions a mask has is known by its data only
-            index = tree_map(lambda a: materialize(a) if is_lazy_mask(a) else a, index)
-        args = args[0], index_to_write(index, args[0], several), args[2]
+    args = with_positions(func, args)
     lazy = lazy_tensors((args, kwargs))
     if not lazy:
         return func(*args, **kwargs)
@@ -129,10 +128,12 @@ def record_call(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> 
     try:
         fake_args, fake_kwargs = tree_map(to_fake, (args, kwargs))
         out = record(session, func, fake_args, fake_kwargs)
-    except NEEDS_DATA:
-        return call_materialized(func, args, kwargs)
     except WritesImage:
         return write_image(func, args, kwargs)
+    except RuntimeError as error:
+        if not needs_data(error):
+            raise
+        return call_materialized(func, args, kwargs)
 
     def to_lazy(o: Any) -> Any:
         if not isinstance(o, Tensor):
@@ -142,6 +143,21 @@ def record_call(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> 
         return lazy_result(o, session)
 
     return tree_map(to_lazy, out)
+
+
+def with_positions(func: Callable[..., Any], args: Any) -> Any:
+    """Return the arguments of a call, with an index in its normal form; see `indices`."""
+    if func is Tensor.__getitem__:
+        return args[0], index_to_read(args[1], args[0])
+    if func is Tensor.__setitem__:
+        index, new = args[1], args[2]
+        several = isinstance(new, Tensor) and new.numel() != 1
+        if several:  # how many positions a mask has is known by its data only
+            index = tree_map(lambda a: materialize(a) if is_lazy_mask(a) else a, index)
+        return args[0], index_to_write(index, args[0], several or (isinstance(new, Tensor) and new.requires_grad)), new
+    if func in INDEX_PUTS and len(args) > 1:
+        return args[0], index_to_read(tuple(args[1]), args[0]), *args[2:]
+    return args
 
 
 def is_lazy_mask(a: Any) -> bool:
@@ -480,12 +496,14 @@ HANDLERS: dict[Any, Callable[..., Any]] = {
     Tensor.is_shared: lambda self: False,
     **{
         getattr(Tensor, f"{name}_"): _view_in_place(name)
-        for name in ("squeeze", "unsqueeze", "transpose", "t", "swapaxes", "swapdims")
+        for name in ("squeeze", "unsqueeze", "transpose", "t", "swapaxes", "swapdims", "as_strided")
     },
     Tensor.data_ptr: _refuse("data_ptr()", "it has no memory."),
     Tensor.untyped_storage: _refuse("untyped_storage()", "it has no memory."),
     Tensor.set_: _refuse("set_()", "it has no memory."),
     Tensor.resize_: _refuse("resize_()", "it has no memory."),
+    Tensor.resize_as_: _refuse("resize_as_()", "it has no memory."),
+    shape_as_tensor: lambda self: torch.tensor(self.shape),
     make_dual: _refuse(
         "torch.autograd.forward_ad.make_dual()", "its tangent would be lost. Use backward or torch.autograd.grad."
     ),

@@ -32,6 +32,7 @@ from lightning_plugin.capture.alias import (
     bind_written,
     current_value,
     differentiates,
+    left_out,
     log_operators,
     out_of_place,
     register_storage,
@@ -44,7 +45,7 @@ from lightning_plugin.capture.alias import (
 from lightning_plugin.capture.run import await_update, count_batch, run
 from lightning_plugin.capture.session import Session, bind, binding_of, current_module, function_name
 from lightning_plugin.errors import RecordingError
-from lightning_plugin.graph import Effect, Node, Value
+from lightning_plugin.graph import Effect, Node, Value, next_serial
 from lightning_plugin.layout import Layout
 from lightning_plugin.ops import Autocast, Barrier, Call, Gather, Op, Slot, Source, Spread, VectorOp, has_gradients
 from lightning_plugin.private import (
@@ -59,7 +60,8 @@ from lightning_plugin.private import (
     tree_leaves,
     tree_map,
 )
-from lightning_plugin.rules.pointwise import keep_gradient, without_gradient, zero_gradient, zeros
+from lightning_plugin.rules.pointwise import keep_gradient, without_gradient
+from lightning_plugin.rules.reductions import nothing
 from lightning_plugin.rules.table import API, ATEN
 from lightning_plugin.rules.uncut import alternatives
 
@@ -92,6 +94,7 @@ class Recorder:
         module: The innermost module that is being called, and its ``path``.
         block: The block of `torch.utils.checkpoint` in which the call is made.
         effects: Effects so far, each with the captured tensors that it writes.
+        begin: Serial number before those of the call's nodes.
     """
 
     def __init__(self, session: Session, func: Callable[..., Any] | None, autocast: Autocast):
@@ -102,6 +105,7 @@ class Recorder:
         self.module, self.path = current_module()
         self.block = checkpoint_block() if self.grad else None
         self.effects: list[tuple[Effect, Sequence[Value]]] = []
+        self.begin = next_serial()
 
     @property
     def label(self) -> str:
@@ -151,11 +155,11 @@ class Recorder:
         grad: bool = True,
     ) -> tuple[Value, ...]:
         """Add a node; an output requires grad as PyTorch's would. An empty map is a vector."""
+        needs = grad and self.grad and any(v.requires_grad for v in inputs)
         if layouts is not None and not any(f.numel() for f in fakes):
-            return tuple(zeros(self, f, "nothing") for f in fakes)
+            return tuple(nothing(self, [v for v in inputs if needs and v.requires_grad], f) for f in fakes)
         if layouts is None or isinstance(layouts, Layout):
             layouts = [layouts] * len(fakes)
-        needs = grad and self.grad and any(v.requires_grad for v in inputs)
         if needs and self.block is not None:
             self.session.recomputed_blocks.add(self.block)
         outputs = tuple(
@@ -379,16 +383,11 @@ def overwrite(tensor: Tensor, new: Sequence[Tensor]) -> None:
 
 
 def restore_gradients(recorder: Recorder, targets: Sequence[Tensor], before: Mapping[int, Value]) -> None:
-    """Keep the old gradient of tensors that were written without grad, as PyTorch does, and make that of tensors that
-    were overwritten by others without gradient one of zeros."""
-    for f in targets:
+    """Keep the old gradient of tensors that were written without grad, as PyTorch does."""
+    for f in targets if not recorder.grad else ():
         value, former = binding_of(f), before[id(f)]
-        if not former.requires_grad or not isinstance(value, Value):
-            continue
-        if not recorder.grad:
+        if former.requires_grad and isinstance(value, Value):
             bind(f, keep_gradient(recorder, former, value, f))
-        elif not value.requires_grad:
-            bind(f, zero_gradient(recorder, former, value, f))
 
 
 def tensor_of_image(session: Session, fake: Tensor) -> Tensor | None:
@@ -467,6 +466,8 @@ def record_operator(recorder: Recorder, logged: OperatorCall) -> str | None:
     call = out_of_place(func) if written else func
     if call is None:
         return f"{func} has no form that does not write in place"
+    if written:
+        args = [*args, *left_out(func, call, len(args))]
     flat = [a for a in tree_leaves((args, kwargs)) if isinstance(a, Tensor)]
     values_of = {id(f): value for f in flat if (value := recorder.value(f)) is not None}
     vargs, vkwargs = tree_map(lambda a: values_of.get(id(a)) if isinstance(a, Tensor) else a, (args, kwargs))

@@ -145,7 +145,7 @@ def as_map(rec: Recorder, value: Value, layout: Layout) -> Value:
 
 
 def zeros(rec: Recorder, out: Tensor, name: str) -> Value:
-    """Record a vector of zeros in place of a result that is empty or that no operator reads; it has no gradient."""
+    """Record a vector of zeros in place of a result that no operator reads; it has no gradient."""
     how = {"dtype": out.dtype, "device": out.device}
     return rec.vector(torch.zeros, [list(out.shape)], how, [out], name=name, grad=False)[0]
 
@@ -205,17 +205,17 @@ class KeepGradient(torch.autograd.Function):
 
 
 class ZeroGradient(torch.autograd.Function):
-    """Take the values of ``new``; the gradient of ``x`` is one of zeros."""
+    """Take the values and the gradient of ``new``; the gradient of ``x`` is one of zeros."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, new: Tensor) -> Tensor:
-        ctx.shape = x.shape
+        ctx.shape, ctx.dtype = x.shape, new.dtype
         return new.detach().to(x.dtype)
 
     @staticmethod
     @first_order
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return gradient.new_zeros(ctx.shape), None
+        return gradient.new_zeros(ctx.shape), gradient.to(ctx.dtype) if ctx.needs_input_grad[1] else None
 
 
 def keep_gradient(rec: Recorder, x: Value, new: Value, out: Tensor) -> Value:
@@ -227,7 +227,7 @@ def keep_gradient(rec: Recorder, x: Value, new: Value, out: Tensor) -> Value:
 
 
 def zero_gradient(rec: Recorder, x: Value, new: Value, out: Tensor) -> Value:
-    """Record the new value of a tensor that was overwritten by one without gradient: that of ``x`` is zero."""
+    """Record the new value of a tensor that was overwritten: the gradient of ``x`` is zero."""
     return written(rec, ZeroGradient.apply, x, new, out)
 
 
@@ -282,8 +282,10 @@ def log_sigmoid(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence
 
 @ATEN.rule(aten.copy.default, kind="local")
 def copy(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """The result of ``target.copy_(source)`` is the source in the type of the target."""
+    """The result of ``target.copy_(source)`` is the source, perhaps a number, in the type of the target."""
     target, source = args[0], args[1]
+    if not isinstance(source, Value):
+        return pointwise(rec, aten.fill.Scalar, (target, source), {}, outs)
     if not source.is_map or source.shape != target.shape:
         return NotImplemented
     if target.is_map and target.space != source.space:

@@ -348,7 +348,8 @@ class FirstExtreme(ExtremeOp):
         x = self.with_reduced_last(tiles[0])
         best, match = self.extreme_per_row(x)
         where = match.to(torch.uint8).argmax(-1)
-        found = best.squeeze(-1), self.positions(box, x.device)[where]
+        # An index without dimensions would be read as a number, which a tensor without data has not.
+        found = best.squeeze(-1), self.positions(box, x.device).take(where)
         return Reduction(tuple(unsqueeze_dims(part, self.dims) if self.keep else part for part in found))
 
     def merge(self, left: Reduction, right: Reduction) -> Reduction:
@@ -386,6 +387,42 @@ def covers_space(value: Value, dims: Sequence[int]) -> bool:
 
 def reduced_size(value: Value, dims: Sequence[int]) -> int:
     return math.prod(value.shape[d] for d in dims)
+
+
+@dataclass(frozen=True)
+class Nothing(ReduceOp):
+    """Vector without elements, for empty results: its gradient is one of zeros, in all of the map."""
+
+    uniform: ClassVar[bool] = True
+
+    def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
+        return Reduction((tiles[0].new_empty(0),))
+
+    def merge(self, left: Reduction, right: Reduction) -> Reduction:
+        return left
+
+    def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return total.parts
+
+    def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
+        return (tiles[0].flatten()[:0],)
+
+
+def nothing(rec: Recorder, inputs: Sequence[Value], out: Tensor) -> Value:
+    """Record an empty result, a vector, of inputs that require grad."""
+
+    def of_map(v: Value) -> Value:
+        return rec.emit(Nothing(), [v], [rec.fake((0,), v.dtype, v.device)], None, "nothing")[0]
+
+    parts = [of_map(v) if v.is_map else v for v in inputs]
+    how = {"shape": list(out.shape), "dtype": out.dtype, "device": out.device}
+    return rec.vector(empty_of, [parts], how, [out], name="nothing")[0]
+
+
+def empty_of(parts: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return an empty tensor that has the gradients of tensors."""
+    empty = torch.empty(0, dtype=dtype, device=device)
+    return torch.cat([empty, *(t.flatten()[:0].to(dtype) for t in parts)]).reshape(shape)
 
 
 # Reductions over some of the axes ------------------------------------------------------------------------

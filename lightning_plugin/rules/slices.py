@@ -26,7 +26,7 @@ from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.ops import SeparableOp
 from lightning_plugin.private import operator_name
 from lightning_plugin.rules.channels import arguments, is_plain, local_on_plain, over_last_dims, resized
-from lightning_plugin.rules.pointwise import local
+from lightning_plugin.rules.pointwise import local, zero_gradient
 from lightning_plugin.rules.table import API, ATEN, Recorder
 from lightning_plugin.rules.views import Expand, reshape_map
 
@@ -218,7 +218,7 @@ def slice_scatter(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequen
     start, stop, step = slice(*ends).indices(x.shape[dim])
     if step != 1:
         return NotImplemented
-    return rec.decompose(lambda x, part: replace_part(x, part, dim, start, max(start, stop)), x, part)
+    return replace_part(rec, x, part, dim, start, max(start, stop), outs[0])
 
 
 @ATEN.rule(aten.select_scatter.default, kind="local or layout")
@@ -227,17 +227,23 @@ def select_scatter(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Seque
     x, part, dim, index = args
     dim %= len(outs[0].shape)
     index %= x.shape[dim]
-    return rec.decompose(lambda x, part: replace_part(x, part.unsqueeze(dim), dim, index, index + 1), x, part)
+    found = rec.decompose(lambda part: part.unsqueeze(dim), part)
+    return found if found is NotImplemented else replace_part(rec, x, found[0], dim, index, index + 1, outs[0])
 
 
-def replace_part(x: Tensor, part: Tensor, dim: int, start: int, stop: int) -> Tensor:
-    """Return ``x`` with ``part`` from ``start`` to ``stop``."""
+def replace_part(rec: Recorder, x: Value, part: Value, dim: int, start: int, stop: int, out: Tensor) -> Any:
+    """Record ``x`` with ``part`` from ``start`` to ``stop``."""
     after = x.shape[dim] - stop
-    pieces = [x.narrow(dim, 0, start)] if start else []
-    pieces.append(part)
-    if after:
-        pieces.append(x.narrow(dim, stop, after))
-    return torch.cat(pieces, dim) if len(pieces) > 1 else part.clone()
+    if not start and not after:
+        needs = rec.grad and x.requires_grad
+        found = rec.decompose(lambda part: part.clone(), part)
+        return zero_gradient(rec, x, found[0], out) if found is not NotImplemented and needs else found
+
+    def pieces(x: Tensor, part: Tensor) -> Tensor:
+        before, behind = [x.narrow(dim, 0, start)], [x.narrow(dim, stop, after)]
+        return torch.cat([*before[: bool(start)], part, *behind[: bool(after)]], dim)
+
+    return rec.decompose(pieces, x, part)
 
 
 # Flips, rolls, repeats --------------------------------------------------------------------------------------

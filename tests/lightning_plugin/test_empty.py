@@ -54,6 +54,8 @@ PARTS: dict[str, Callable[[Tensor], Tensor]] = {
     "images": lambda h: h[:0],
     "rows": lambda h: h[:, :, 3:3],
     "split": lambda h: h.split([0, 14], 3)[0],
+    "tensor_split": lambda h: h.tensor_split((0, 3, 3), 2)[2],
+    "diff": lambda h: h.diff(14, 2),
     "mask": lambda h: h[torch.zeros(2, dtype=torch.bool)],
 }
 
@@ -66,6 +68,8 @@ def test_a_part_without_positions_is_plain_pytorchs(name: str) -> None:
     expected, actual = plain(x), TiledModule(tiled, tiles=2)(x)
     (expected.sum() + 1).backward()
     (actual.sum() + 1).backward()
-    assert actual.shape == expected.shape
+    assert actual.shape == expected.shape and actual.requires_grad
+    for p, q in zip(plain.conv.parameters(), tiled.conv.parameters(), strict=True):
+        assert p.grad is not None and q.grad is not None and torch.equal(q.grad, p.grad)
     for a, b in zip(plain.buffers(), tiled.buffers(), strict=True):
         assert torch.equal(a, b)

@@ -226,6 +226,15 @@ def test_exports_are_refused_by_name(name: str, inside: bool) -> None:
     torch.testing.assert_close(tiled(X), tiled.module(X))
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_the_refusal_stands_in_the_error_of_a_strict_export(inside: bool) -> None:
+    """PyTorch's compiler raises errors of its own type only, with the text of the code's error."""
+    tiled = TiledModule(Net().eval(), tiles=2)
+    with pytest.raises(RuntimeError, match=r"torch\.export met a TiledModule.*tiled\.module"):
+        torch.export.export(nn.Sequential(tiled) if inside else tiled, (X,), strict=True)
+    torch.testing.assert_close(tiled(X), tiled.module(X))
+
+
 @pytest.mark.parametrize("how", [{"tiles": 2}, {"budget": "64MiB"}, {"budget": "110KiB"}])
 def test_steps_run_where_hooks_on_saved_tensors_are_disabled(how: dict[str, Any]) -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Softplus(), nn.Conv2d(4, 2, 3)).double()

@@ -153,3 +153,51 @@ def test_powers_in_place(name: str, how: dict[str, Any]) -> None:
     other = copy.deepcopy(net)
     x, mask = torch.randn(2, 3, 12, 14, dtype=torch.float64), torch.zeros(())
     assert_same_step(net, other, net(x, mask).sum(), TiledModule(other, **how)(x, mask).sum())
+
+
+class Overwritten(nn.Module):
+    """A map or a vector that is overwritten by another one."""
+
+    def __init__(self, write: Callable[[Tensor, Tensor], Tensor], vector: bool) -> None:
+        super().__init__()
+        self.conv, self.other = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(3, 4, 3, padding=1)
+        self.write, self.vector = write, vector
+
+    def forward(self, x: Tensor) -> Tensor:
+        pooled = (2, 3) if self.vector else ()
+        h, new = (layer(x).mean(pooled, keepdim=True) if pooled else layer(x) for layer in (self.conv, self.other))
+        return self.write(h * 1, new)
+
+
+def put(index: Any) -> Callable[[Tensor, Tensor], Tensor]:
+    def write(h: Tensor, new: Tensor) -> Tensor:
+        h[index] = new[index]
+        return h
+
+    return write
+
+
+OVERWRITES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "copy_": lambda h, new: h.copy_(new),
+    "copy_ of a number": lambda h, new: h.copy_(2.0) + new,
+    "all": put(...),
+    "channels": put((slice(None), slice(0, 4))),
+    "rows": put((slice(None), slice(None), slice(0, 99))),
+    "images": put((0,)),
+    "indices": put((slice(None), torch.arange(4))),
+    "slice_scatter": lambda h, new: torch.slice_scatter(h, new, 1, 0, 4),
+    "select_scatter": lambda h, new: torch.select_scatter(h, new[0], 0, 0),
+    "slice_scatter of numbers": lambda h, new: torch.slice_scatter(h, torch.ones_like(new), 1, 0, 4) * new,
+}
+
+
+@pytest.mark.parametrize("vector", [False, True])
+@pytest.mark.parametrize("how", [{"tiles": 2}, {"budget": "1MiB"}])
+@pytest.mark.parametrize("name", OVERWRITES)
+def test_what_was_overwritten_has_a_gradient_of_zeros(name: str, how: dict[str, Any], vector: bool) -> None:
+    """As in PyTorch, where it is not None: an optimizer decays its weights."""
+    plain = fill(Overwritten(OVERWRITES[name], vector).double())
+    module = copy.deepcopy(plain)
+    x = torch.randn(1, 3, 9, 11, dtype=torch.float64)
+    assert_same_step(plain, module, plain(x).square().sum(), TiledModule(module, **how)(x).square().sum())
+    assert plain.conv.weight.grad is not None and not plain.conv.weight.grad.any()

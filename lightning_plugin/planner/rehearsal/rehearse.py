@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box, Grid
+from lightning_plugin.errors import PlanError
 from lightning_plugin.execute.chain import rehearsed_vectors, skipped_vectors
 from lightning_plugin.execute.frame import Frame, Rehearsal, Step
 from lightning_plugin.execute.run import run_plan
@@ -27,7 +28,7 @@ from lightning_plugin.plan import Plan
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.overhead import without_gc
 from lightning_plugin.planner.rehearsal.representative import count_heaviest, representative
-from lightning_plugin.private import identity_hook
+from lightning_plugin.private import data_dependent, identity_hook, needs_data
 from lightning_plugin.program.program import Program
 from lightning_plugin.residency.disk import DiskFile
 from lightning_plugin.residency.transfer import Lend, Transfer
@@ -192,8 +193,26 @@ class RehearsedMemory:
 
 
 def rehearse(plan: Plan, network: Network) -> RehearsedMemory:
-    """The memory of a plan, found by running it on fake tensors under a ledger."""
-    network.profiles  # noqa: B018  found before the ledger looks on
+    """The memory of a plan, found by running it on fake tensors under a ledger.
+
+    Raises:
+        PlanError: The memory of an operator depends on data.
+    """
+    try:
+        network.profiles  # noqa: B018  found before the ledger looks on
+        return run_on_fakes(plan, network)
+    except RuntimeError as error:
+        if not needs_data(error):
+            raise
+        raise PlanError(
+            f"a plan is made without data, and {data_dependent(error)}, or an operator in its backward, takes memory "
+            "that depends on the data: give tiles=(...) in place of a budget, compute that part on materialize(x), a "
+            "map that is held whole, or write it with torch.where."
+        ) from error
+
+
+def run_on_fakes(plan: Plan, network: Network) -> RehearsedMemory:
+    """Run a plan, forward and backward, on fake tensors."""
     ledger = RehearsalLedger(device_of(network))
 
     def tiles(program: Program, grid: Grid, ahead: bool) -> Iterable[tuple[Box, ...]]:

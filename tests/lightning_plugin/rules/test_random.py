@@ -105,6 +105,31 @@ def test_a_coin_is_fair_unless_said_otherwise():
     assert abs(on_grid(lambda x: (x * 1).bernoulli_(0.2), x, (3, 3)).mean() - 0.2) < 0.02
 
 
+HALVES = {
+    "bernoulli_": lambda h: (h * 1).bernoulli_(0.5),
+    "F.dropout in place": lambda h: F.dropout(h * 0 + 1, 0.5, inplace=True) / 2,
+    "torch.dropout_": lambda h: torch.dropout_(h * 0 + 1, 0.5, True) / 2,
+    "attention": lambda h: attended(h, 0.5).ge(1e-9).double(),
+}
+
+
+def attended(h: Tensor, p: float) -> Tensor:
+    """Attention whose features are an axis of space, which has no rule and is taken apart into operators. A query is
+    zero if its one key is dropped."""
+    one = torch.ones(*h.shape[:-2], 1, h.shape[-1], dtype=h.dtype)
+    return F.scaled_dot_product_attention(h, one, one, dropout_p=p)
+
+
+@pytest.mark.parametrize("vector", [False, True])
+@pytest.mark.parametrize("name", HALVES)
+def test_an_argument_that_equals_its_default_in_place_is_kept(name, vector):
+    """PyTorch leaves it out of the call, and the out-of-place form of `bernoulli_` has no default."""
+    x = torch.randn(1, 4, 64, 64, dtype=torch.float64)
+    pooled = lambda x: HALVES[name](x.mean((2, 3), keepdim=True) + x[0, 0, 0, 0].detach() + torch.zeros(1, 4, 64, 64))  # noqa: E731
+    drawn = on_grid(pooled if vector else HALVES[name], x, (3, 3))
+    assert abs(drawn.mean() - 0.5) < 0.05 and set(drawn.unique().tolist()) == {0, 1}
+
+
 def test_what_is_drawn_by_default():
     x = -torch.ones(1, 4, 64, 64, dtype=torch.float64)
     slopes = -on_grid(lambda x: F.rrelu(x, training=True), x, (3, 3))
