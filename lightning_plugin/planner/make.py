@@ -10,6 +10,7 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
+from lightning_plugin.capture.lazy import LazyImage
 from lightning_plugin.errors import BudgetError
 from lightning_plugin.graph import approximation
 from lightning_plugin.memory import budget_for
@@ -41,7 +42,8 @@ def make_plan(
 
     Args:
         module: Any module.
-        image: A shape ``(N, C, *spatial)``, a tensor or a `LazyImage`.
+        image: An ordinary tensor, as it is given to a `TiledModule`, which returns maps whole; a `LazyImage` or a shape
+            ``(N, C, *spatial)``, from whose lazy maps the loss is computed tile by tile.
         device: The device whose rates rank the plans (``"cuda:a100"``, ``"cpu"``); it need not be there. For a device
             of this machine that was calibrated (see `calibrate`) the measured rates count. By default it is the device
             of the module's parameters, and for a CPU the built-in rates count.
@@ -53,10 +55,18 @@ def make_plan(
     asked = Options.parse(options)
     if asked.budget is None:
         raise ValueError('a plan is made for a budget, such as budget="2GiB"')
-    with recorded(module, image, dtype, asked.splitting, optimizer, asked.chains) as (network, shape):
+    with recorded(module, image, dtype, asked.splitting, optimizer, asked.chains, returns_maps(image)) as (
+        network,
+        shape,
+    ):
         policy, device = with_halo(policy, asked.halo), device or accelerator(network)
         plan = choose_plan(network, rates_for(device), asked.budget, lower_tiers(device, asked), policy, asked.calls)
     return dataclasses.replace(plan, shape=shape, approximation=approximation(network.nodes))
+
+
+def returns_maps(image: Sequence[int] | Tensor) -> bool:
+    """True for an ordinary tensor: a `TiledModule` that is given one returns ordinary tensors."""
+    return isinstance(image, Tensor) and not isinstance(image, LazyImage)
 
 
 def accelerator(network: Network) -> str | None:
@@ -115,7 +125,10 @@ def sweep(
     be made, so that a progress bar can count them.
     """
     chosen = Options.parse(options)
-    with recorded(module, image, dtype, chosen.splitting, optimizer, chosen.chains) as (network, shape):
+    with recorded(module, image, dtype, chosen.splitting, optimizer, chosen.chains, returns_maps(image)) as (
+        network,
+        shape,
+    ):
         policy = with_halo(AUTO, chosen.halo)
         device = device or accelerator(network)
         chooser = Chooser(network, rates_for(device), lower_tiers(device, chosen), policy)

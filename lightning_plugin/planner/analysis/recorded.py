@@ -14,7 +14,7 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.capture.lazy import LazyImage, LazyTensor
 from lightning_plugin.capture.run import discard_effects
 from lightning_plugin.errors import PixelsError, PlanError
-from lightning_plugin.graph import Rewriting
+from lightning_plugin.graph import Rewriting, gather
 from lightning_plugin.options import Chains
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.analysis.optimizers import state_for
@@ -49,9 +49,14 @@ def recorded(
     splitting: Rewriting | None = None,
     optimizer: str | None = None,
     chains: Chains = "never",
+    whole: bool = False,
 ) -> Iterator[tuple[Network, tuple[int, ...]]]:
     """A step of a module on an image as a network to be planned, split if it is to be, with the image's shape. The
-    recording is gone after the block."""
+    recording is gone after the block.
+
+    With ``whole``, maps that the module returns are held whole, as `TiledModule` returns them; else their sums stand
+    for the loss that is computed from them tile by tile.
+    """
     if isinstance(image, LazyImage):
         lazy = LazyImage(image.source, device=image.device)
     elif isinstance(image, Tensor):
@@ -67,8 +72,9 @@ def recorded(
     leaves = [t for t in tree_leaves(out) if isinstance(t, LazyTensor)]
     if not leaves:
         raise PlanError(f"{type(module).__name__} returned nothing that depends on the image")
-    scalars = [scalar(t) for t in leaves]
-    recording = lazy._session.root().recording_of([t._value for t in scalars], splitting, chains)
+    wanted = [t._value if whole else scalar(t)._value for t in leaves]
+    wanted = [gather(v) if v.is_map else v for v in wanted]
+    recording = lazy._session.root().recording_of(wanted, splitting, chains)
     owed = {} if optimizer is None else state_for(optimizer, recording.tensors)
     yield Network(recording, owed=owed), tuple(lazy.shape)
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from lightning_plugin import LazyImage, Plan, TiledModule, make_plan
 from lightning_plugin.boxes import Grid
-from lightning_plugin.errors import PlanError
+from lightning_plugin.errors import BudgetError, PlanError
 
 
 def network() -> nn.Module:
@@ -104,7 +104,7 @@ def test_the_picture_is_drawn(plan: Plan, tmp_path: Path) -> None:
 def test_a_plan_for_a_loss_on_a_map_says_what_to_do_where_the_map_is_wanted_whole() -> None:
     module = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 2, 3, padding=1)).double()
     x = torch.randn(1, 3, 64, 64, dtype=torch.float64)
-    of_map = make_plan(module, x, budget="1MiB")
+    of_map = make_plan(module, LazyImage.from_tensor(x), budget="1MiB")
     expected = torch.autograd.grad(module(x).sum(), module[0].weight)[0]
     TiledModule(module, plan=of_map)(LazyImage.from_tensor(x)).sum().backward()
     assert torch.allclose(module[0].weight.grad, expected, rtol=0, atol=1e-9 * float(expected.abs().max()))
@@ -117,3 +117,22 @@ def test_a_plan_for_a_loss_on_a_map_says_what_to_do_where_the_map_is_wanted_whol
     module.zero_grad()
     TiledModule(module, plan=whole.plan)(x).sum().backward()
     assert torch.allclose(module[0].weight.grad, expected, rtol=0, atol=1e-9 * float(expected.abs().max()))
+
+
+def test_a_plan_for_an_ordinary_tensor_is_that_of_its_call() -> None:
+    """A map that the module returns is held whole, so that no budget is planned that the call refuses."""
+    module = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 2, 3, padding=1))
+    x = torch.randn(1, 3, 64, 64)
+    with pytest.raises(BudgetError) as planned:
+        make_plan(module, x, budget=1000)
+    with pytest.raises(BudgetError) as called:
+        TiledModule(module, budget=1000)(x)
+    assert planned.value.smallest == called.value.smallest
+    plan, tiled = make_plan(module, x, budget=called.value.smallest), TiledModule(module, budget=called.value.smallest)
+    tiled(x).sum().backward()
+    assert tiled.plan is not None and tiled.plan.segments == plan.segments
+    TiledModule(module, plan=plan)(x).sum().backward()
+    for lazy in (LazyImage.from_tensor(x), x.shape):
+        with pytest.raises(BudgetError) as of_loss:
+            make_plan(module, lazy, budget=1000)
+        assert of_loss.value.smallest < 0.8 * planned.value.smallest
