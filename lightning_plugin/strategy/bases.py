@@ -1,4 +1,4 @@
-"""Lightning's base classes, from the distribution of Lightning in use.
+"""Lightning's base classes, and its seeds of workers, from the distribution of Lightning in use.
 
 It is ``pytorch_lightning`` or ``lightning.pytorch``: the one that is imported already; if none is, the one that is
 installed; if both are, ``pytorch_lightning``.
@@ -23,12 +23,21 @@ if not _packages:
 PACKAGE = _packages[0]
 
 if TYPE_CHECKING or PACKAGE == "pytorch_lightning":
+    from lightning_fabric.utilities.seed import pl_worker_init_function
     from pytorch_lightning.callbacks import Callback
     from pytorch_lightning.plugins.io import TorchCheckpointIO
     from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy, StrategyRegistry
 else:
+    from lightning.fabric.utilities.seed import pl_worker_init_function
     from lightning.pytorch.callbacks import Callback
     from lightning.pytorch.plugins.io import TorchCheckpointIO
     from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, StrategyRegistry
 
-__all__ = ["Callback", "DDPStrategy", "SingleDeviceStrategy", "StrategyRegistry", "TorchCheckpointIO"]
+__all__ = [
+    "Callback",
+    "DDPStrategy",
+    "SingleDeviceStrategy",
+    "StrategyRegistry",
+    "TorchCheckpointIO",
+    "pl_worker_init_function",
+]

@@ -8,8 +8,10 @@ an error on all ranks.
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, Literal, Unpack
 
 import torch
@@ -23,7 +25,7 @@ from lightning_plugin.options import ModuleOptions, Options, RankOptions, Size, 
 from lightning_plugin.planner.calibrate import local_rates
 from lightning_plugin.plans import Planner
 from lightning_plugin.private import dense_bytes
-from lightning_plugin.strategy.bases import DDPStrategy
+from lightning_plugin.strategy.bases import DDPStrategy, pl_worker_init_function
 from lightning_plugin.strategy.checkpoints import random_state, restore_random_state
 from lightning_plugin.strategy.synced import convert_sync_batchnorm, revert_sync_batchnorm
 from lightning_plugin.strategy.tiling import Tiling
@@ -213,6 +215,15 @@ class SFTDDPStrategy(Tiling, DDPStrategy):
         self._layer_sync = layer_sync
         if (team := self.engine.planner.team) is not None:
             broadcast_random_state(team)
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """Process a loader as Lightning does. If its workers get seeds (``seed_everything(seed, workers=True)``), they
+        are the first rank's on all ranks that share an image: augmentations are drawn alike."""
+        found: Any = super().process_dataloader(dataloader)
+        seeds_workers = bool(int(os.environ.get("PL_SEED_WORKERS", 0)))
+        if self.split == "image" and seeds_workers and getattr(found, "worker_init_fn", self) is None:
+            found.worker_init_fn = partial(pl_worker_init_function, rank=0)
+        return found
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
         """Move a batch as `Tiling` does; with ``split="image"`` it has to be the same on all ranks."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning_fabric.utilities.data import _auto_add_worker_init_fn
 from torch import nn
 
 from lightning_plugin import LazyImage, SFTDDPStrategy, SFTStrategy
@@ -70,6 +71,21 @@ def test_batches_are_told_apart_without_being_read() -> None:
     assert fingerprint({"image": LazyImage.from_tensor(image), "label": 1 - label}) != first
     turned = LazyImage.from_tensor(image.movedim(1, -1)).movedim(-1, 1)
     assert fingerprint([turned]) != fingerprint([turned + 0, torch.zeros(1)])
+
+
+@pytest.mark.parametrize("split", ["image", "batch"])
+def test_workers_of_all_ranks_augment_a_shared_image_alike(split: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ``seed_everything(seed, workers=True)``, Lightning gives the workers of each rank other seeds."""
+    monkeypatch.setenv("PL_SEED_WORKERS", "1")
+    drawn = set()
+    for rank in range(2):
+        found = SFTDDPStrategy(split=split).process_dataloader(loader(num_workers=1))  # type: ignore[arg-type]
+        _auto_add_worker_init_fn(found, rank)  # as Lightning does then
+        with torch.random.fork_rng():
+            torch.manual_seed(5)
+            found.worker_init_fn(0)
+            drawn.add(float(torch.rand(())))
+    assert len(drawn) == (1 if split == "image" else 2)
 
 
 def test_every_rank_goes_on_with_the_first_ranks_random_numbers() -> None:
