@@ -14,9 +14,7 @@ from lightning_plugin.capture.lazy import (
     LazyImage,
     LazyTensor,
     lazy_tensors,
-    materialize_all,
-    undone_if_refused,
-    without_compiled_modules,
+    run_users_code,
 )
 from lightning_plugin.capture.session import ModuleCall
 from lightning_plugin.engine import Engine
@@ -127,16 +125,17 @@ class TiledModule(nn.Module):
         """Record a call of the user's module, and run it if it is eager."""
         args, kwargs = tree_map(self._make_lazy, (args, kwargs))
         images = lazy_tensors((args, kwargs))
-        with undone_if_refused(images):
-            call = ModuleCall(self.engine)
-            for image in images:
-                image._session.root().begin_call(call)
+        call = ModuleCall(self.engine)
+        for image in images:
+            image._session.root().begin_call(call)
+
+        def run() -> Any:
             try:
-                with without_compiled_modules():
-                    out = self.module(*args, **kwargs)
+                return self.module(*args, **kwargs)
             finally:
                 call.end = next_serial()
-            return materialize_all(out) if is_eager else out
+
+        return run_users_code(run, images, compute=is_eager)
 
     def __prepare_scriptable__(self) -> None:
         """Refuse `torch.jit.script`."""

@@ -157,10 +157,12 @@ def log_operators(session: Session, func: Callable[..., Any], args: Any, kwargs:
     with session.fake_tensors(), torch.no_grad(), OperatorLog() as log:
         out = func(*args, **kwargs)
     if any(isinstance(o, Tensor) and o.layout is not torch.strided for o in tree_leaves(out)):
-        raise UnsupportedOperatorException(func)  # a sparse tensor has no memory that others could share
+        raise UnsupportedOperatorException(func)  # type: ignore[arg-type]  # no memory that others could share
     return out, log
 
 
+#: Calls of operators that are remembered: lists of tensors may be of any length.
+MAX_KNOWN_CALLS = 4096
 #: For operators, the arguments that require grad and the number of results, whether each result does.
 _differentiates: dict[tuple[Any, tuple[bool, ...], int], tuple[bool, ...]] = {}
 
@@ -191,6 +193,8 @@ def differentiates(session: Session, call: OperatorCall, needs: Callable[[Tensor
             found = tuple(o.requires_grad for o in tree_leaves(out) if isinstance(o, Tensor))
         except RuntimeError:  # a kernel that PyTorch does not choose where this argument requires grad: flash attention
             found = (True,) * len(call.outs)
+        if len(_differentiates) >= MAX_KNOWN_CALLS:
+            _differentiates.clear()
         _differentiates[key] = found
     return _differentiates[key]
 

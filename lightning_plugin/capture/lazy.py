@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -311,24 +311,26 @@ def computed_vector(tensor: LazyTensor, value: Value) -> Tensor | None:
     return tensor._session.root().vectors.get(value)
 
 
-@contextmanager
-def undone_if_refused(tensors: Sequence[LazyTensor]) -> Iterator[None]:
-    """Drop the effects of the calls in a block on lazy tensors if one of them is refused: no statistics move then."""
-    begin, sessions = next_serial(), [t._session for t in tensors]  # a vector may be computed within the block
+def run_users_code(
+    call: Callable[[], Any], images: Sequence[LazyTensor], for_effects: Sequence[LazyTensor] = (), compute: bool = True
+) -> Any:
+    """Record the calls that the user's code makes on images; return its result.
+
+    If a call is refused, the effects of all are dropped: no statistics move then. Modules of `torch.compile` run
+    uncompiled while they are recorded: tiles are executed, not the recording.
+
+    Args:
+        call: The user's code.
+        images: The lazy tensors that it is given.
+        for_effects: As in `materialize_all`.
+        compute: Compute the lazy tensors in the result.
+    """
+    begin, sessions = next_serial(), [t._session for t in images]  # a vector may be computed within the code
     try:
-        yield
+        with torch.compiler.set_stance("force_eager") if has_compiler() else nullcontext():
+            out = call()
+        return materialize_all(out, for_effects) if compute else out
     except EngineError:
         for session in {session.root() for session in sessions}:
             discard_effects(session, begin)
         raise
-
-
-@contextmanager
-def without_compiled_modules() -> Iterator[None]:
-    """Run modules of `torch.compile` uncompiled while their calls are recorded: tiles are executed, not the
-    recording."""
-    if not has_compiler():
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield

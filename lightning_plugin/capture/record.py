@@ -467,7 +467,7 @@ def record_operator(recorder: Recorder, logged: OperatorCall) -> str | None:
     if call is None:
         return f"{func} has no form that does not write in place"
     if written:
-        args = [*args, *left_out(func, call, len(args))]
+        args = (*args, *left_out(func, call, len(args)))
     flat = [a for a in tree_leaves((args, kwargs)) if isinstance(a, Tensor)]
     values_of = {id(f): value for f in flat if (value := recorder.value(f)) is not None}
     vargs, vkwargs = tree_map(lambda a: values_of.get(id(a)) if isinstance(a, Tensor) else a, (args, kwargs))

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, Unpack
 
 import torch
@@ -21,9 +22,7 @@ from torch import Tensor
 from lightning_plugin.capture.lazy import (
     LazyTensor,
     materialize,
-    materialize_all,
-    undone_if_refused,
-    without_compiled_modules,
+    run_users_code,
 )
 from lightning_plugin.engine import Engine
 from lightning_plugin.execute.finite import NonFinite
@@ -210,8 +209,7 @@ class Tiling:
         self.engine.planner.reserve(sum(map(held_bytes, optimizers)))
         self.feedback.begin_step()
         images = self._live_images
-        with undone_if_refused(images), without_compiled_modules():
-            result = materialize_all(step(*args, **kwargs), images)
+        result = run_users_code(partial(step, *args, **kwargs), images, images)
         if self._description and all(is_untiled(plan) for plan in self.feedback.plans):
             put_last(self._untiled, self._description, None, MAX_PLANS)
         self._end_pass(is_last=not torch.is_grad_enabled())

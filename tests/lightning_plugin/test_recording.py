@@ -7,10 +7,12 @@ import gc
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from lightning_plugin import Grid, LazyImage, TensorSource
+from lightning_plugin.capture import alias
 from lightning_plugin.execute.frame import Frame, Step
 from lightning_plugin.execute.run import run_plan
 from lightning_plugin.graph import Bindings, Capture, Image, Node, Value
@@ -81,3 +83,13 @@ def test_a_recording_runs_on_other_images_and_parameters_in_several_threads() ->
         for mine, theirs in zip(net.parameters(), other.parameters(), strict=True):
             assert mine.grad is not None and theirs.grad is not None
             assert difference(mine.grad, theirs.grad) < TOLERANCE
+
+
+def test_what_is_remembered_of_calls_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list may have any number of tensors: patches of a bag, levels of a pyramid."""
+    monkeypatch.setattr(alias, "MAX_KNOWN_CALLS", 8)
+    monkeypatch.setattr(alias, "_differentiates", {})
+    h = LazyImage.from_tensor(torch.randn(1, 3, 8, 8, requires_grad=True)) * 2
+    for count in range(2, 20):
+        assert torch.stack([h] * count).requires_grad
+        assert 0 < len(alias._differentiates) <= 8
