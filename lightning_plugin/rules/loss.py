@@ -149,7 +149,6 @@ def gaussian_nll_loss_on_fakes(
     return loss.mean() if reduction == "mean" else loss.sum() if reduction == "sum" else loss
 
 
-@API.rule(F.gaussian_nll_loss, kind="local + reduce", stand_in=gaussian_nll_loss_on_fakes)
 def gaussian_nll_loss(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Negative variances are refused when the variance has been computed, in the same pass over tiles."""
     variance = arguments(func, args, kwargs)["var"]
@@ -159,6 +158,11 @@ def gaussian_nll_loss(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Se
             return NotImplemented
         rec.then(negative, refuse_negative)
     return rec.decompose(gaussian_nll_loss_on_fakes, *args, **kwargs)
+
+
+API.rule(F.gaussian_nll_loss, kind="local + reduce", on_vectors=gaussian_nll_loss, stand_in=gaussian_nll_loss_on_fakes)(
+    gaussian_nll_loss
+)
 
 
 def any_negative(variance: Tensor) -> Tensor:

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lightning_plugin import LazyImage, materialize
+from lightning_plugin import LazyImage, TiledModule, materialize
 from lightning_plugin.graph import ancestors
 from lightning_plugin.ops import Barrier, Gather
-from tests.exactness import TOLERANCE, asked, difference
+from tests.exactness import TOLERANCE, asked, assert_same_step, difference
 from tests.lightning_plugin.rules.helpers import recorded_kinds
 from tests.zoo import ZOO, fill
 
@@ -237,6 +237,29 @@ def test_a_negative_variance_is_an_error():
     x = LazyImage.from_tensor(torch.randn(1, 2, 5, 6))
     with pytest.raises(ValueError, match="negative"):
         F.gaussian_nll_loss(x, torch.zeros(1, 2, 5, 6), x - 10).item()
+
+
+@pytest.mark.parametrize("how", [{"tiles": 2}, {"budget": "1MiB"}])
+def test_a_variance_of_a_vector_is_checked_where_it_is_computed(how):
+    """A plan is made without data, of which PyTorch's own check asks."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).double()
+    tiled, x = copy.deepcopy(net), torch.randn(2, 3, 12, 12, dtype=torch.float64)
+
+    class Loss(nn.Module):
+        def __init__(self, sign: float) -> None:
+            super().__init__()
+            self.net, self.sign = tiled, sign
+
+        def forward(self, x: Tensor) -> Tensor:
+            made = self.net(x)
+            return F.gaussian_nll_loss(made, made.detach() + 1, self.sign * (made.square() + 0.1))
+
+    made = net(x)
+    expected = F.gaussian_nll_loss(made, made.detach() + 1, made.square() + 0.1)
+    assert_same_step(net, tiled, expected, TiledModule(Loss(1.0), **how)(x))
+    with pytest.raises(ValueError, match="negative"):
+        TiledModule(Loss(-1.0), **how)(x)
 
 
 UNETS = [name for name in ZOO if name.startswith("unet") and ZOO[name].dense and len(ZOO[name].shape) == 4]
