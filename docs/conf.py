@@ -23,7 +23,7 @@ exclude_patterns = ["figures", "site"]
 html_theme = "furo"
 html_title = "wsi-trainer"
 html_static_path = ["style"]
-html_css_files = ["tables.css"]
+html_css_files = ["width.css"]
 html_show_copyright = False
 # Outputs are shown as `text`, and have nothing to be copied.
 copybutton_selector = ", ".join(f"div.highlight-{language} pre" for language in ("sh", "python", "yaml", "powershell"))

@@ -253,7 +253,7 @@ def test_every_link_leads_to_something_in_the_repository() -> None:
 
 
 def test_tables_fit_a_window_of_1280_pixels() -> None:
-    """Ten columns of numbers fit, which the pages built with `docs/style/tables.css` show; more are cut off."""
+    """Ten columns of numbers fit, which the pages built with `docs/style/width.css` show; more are cut off."""
     wide = [
         f"{page.relative_to(ROOT)}: {line}"
         for page in PAGES
