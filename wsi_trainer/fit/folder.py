@@ -22,7 +22,7 @@ from wsi_trainer.data.manifest import SPLITS, SlideRecord, read_manifest
 from wsi_trainer.data.splits import changes_since
 from wsi_trainer.environment import environment, versions
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit.result import Kind, Result, Work
+from wsi_trainer.fit.result import Kind, Result, Work, seals_of
 from wsi_trainer.io.display import say
 from wsi_trainer.io.files import Locked, as_written, lock, read_json, write_json
 from wsi_trainer.io.tables import read_table
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 PLACES = ("data.stores", "data.features")
 """Keys that say where what a run reads is."""
+OF_MACHINE = ("data.workers", "data.ahead")
+"""Keys that say how a machine reads it."""
 
 
 class _File:
@@ -213,20 +215,13 @@ class RunFolder:
             options: What else it is of: a dataclass or a mapping.
             overwrite: Whether to replace one that is whole.
         """
-        known, now = self.identities(), dict[str, str]()
-        for record in records:
-            parts = record.parts or (record,)
-            ids = [(known.get(one.slide) or one.identity()).content for one in parts]
-            said = [[*one.cells.items(), ("finest", one.finest)] for one in parts]
-            now[record.slide] = hashlib.sha256(repr((ids, said)).encode()).hexdigest()
-        path = self.checkpoint()
         of: dict[str, Any] = {
             "schema": 1, "kind": result.kind, "split": result.split, "method": result.method, "cohort": self.cohort,
-            "checkpoint": {"name": self.checkpoint_name, "sha256": _sha256(path)}, "overrides": self.given,
+            "checkpoint": {"name": self.checkpoint_name, "sha256": _sha256(self.checkpoint())}, "overrides": self.given,
             "options": asdict(options) if is_dataclass(options) and not isinstance(options, type) else options or {},
             "versions": versions(),
         }  # fmt: skip
-        return Work(result, of, now, overwrite)
+        return Work(result, of, seals_of(records, self.identities()), overwrite)
 
     def finish(self, work: Work) -> None:
         """End a result whose files are written."""
@@ -426,7 +421,7 @@ class RunFolder:
         self._write_options(read_json(self.options))
 
     def _write_options(self, before: Mapping[str, Any]) -> None:
-        of_data = {key: value for key, value in self.given.items() if key.startswith("data.")}
+        of_data = {k: value for k, value in self.given.items() if k.startswith("data.") and k not in OF_MACHINE}
         keys = of_data if self.cohort is not None else {key: of_data[key] for key in PLACES if key in of_data}
         now = {"keys": {**before.get("keys", {}), **keys}, "data_root": before.get("data_root")}
         if self.data_root is not None:

@@ -7,9 +7,10 @@ each finished slide, from which the same command goes on after a kill.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +19,7 @@ from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.errors import UserError
 from wsi_trainer.io.files import as_written, read_json, write_json, write_text
 from wsi_trainer.io.untrusted import read_text
+from wsi_trainer.slide.identity import SlideId
 
 Kind = Literal["test", "predict", "heatmap", "segment"]
 LESION_SCORES = "scores.json"
@@ -94,6 +96,11 @@ class Result:
         return self.file.with_suffix(".json") if self.file.suffix == ".csv" else self.folder / "result.json"
 
     @property
+    def of(self) -> dict[str, Any]:
+        """What it is of; nothing of one of version 1.0."""
+        return read_json(self.about)
+
+    @property
     def journal(self) -> Path:
         """The slides that are finished, while others are not."""
         return self.about.with_suffix(".unfinished")
@@ -163,6 +170,22 @@ class Work:
         self.result.journal.unlink()
 
 
+def seals_of(records: Sequence[SlideRecord], known: Mapping[str, SlideId]) -> dict[str, str]:
+    """By slide, or patient, a hash of all that its entry depends on.
+
+    Args:
+        records: The slides or patients.
+        known: Hashes of slides that are kept; those of others are computed.
+    """
+    seals = {}
+    for record in records:
+        parts = record.parts or (record,)
+        content = [(known.get(one.slide) or one.identity()).content for one in parts]
+        said = [[*one.cells.items(), one.finest] for one in parts]
+        seals[record.slide] = hashlib.sha256(repr((content, said)).encode()).hexdigest()
+    return seals
+
+
 def _read(journal: Path) -> tuple[dict[str, Any] | None, dict[str, tuple[str, Any]]]:
     """What a journal is of, and its entries; the line that a process died in does not count."""
     if not journal.is_file():
@@ -183,11 +206,6 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], name: str = 
             yield from _differences(one, other, f"{key}.")
         elif one != other and key not in SPEED:
             yield f"{key} {one} instead of {other}"
-
-
-def made_of(result: Result) -> dict[str, Any]:
-    """What a result is of; empty for one of version 1.0."""
-    return read_json(result.about)
 
 
 def read_lesion_scores(folder: Path, split: str) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def _context(
         "regions": {method: said for method, about in maps.items() if (said := sentence_on_regions(about))},
         "memory": _memory(run, facts),
         "plan": _plan(run.folder),
-        "environment": _flat(read_json(_first(run).environment)),
+        "environment": _flat(read_json(_first(run).environment)) | _of(run, split),
         "config": read_text(run.folder.config),
         "absent": [*_absent(run), *_without_picture(rows[:MOST_ROWS])],
     }
@@ -161,6 +161,12 @@ def where(run: RunResults, split: str) -> str:
 def _first(run: RunResults) -> Run:
     """The run, or that of the first fold, which is on the same machine as the others."""
     return run.folder if run.study is None else next(iter(run.study.runs.values()))
+
+
+def _of(run: RunResults, split: str) -> dict[str, str]:
+    """What the scores are of, where a file beside them says it: the checkpoint, and keys that a command changed."""
+    of = {} if run.study is not None else run.folder.result("test", split).of
+    return _flat({key: of[key] for key in ("checkpoint", "overrides") if key in of})
 
 
 def _fold_tables(folds: dict[str, Any]) -> list[tuple[str, dict[str, Any], list[dict[str, Any]]]]:

@@ -105,7 +105,9 @@ def test_reports_and_pages_are_of_the_checkpoint_that_is_asked_for(here: Path) -
     last = Run.open(run, "last")
     assert last.scores["test"]["checkpoint"] == "last" and Run.open(run).scores["test"]["checkpoint"] == "best"
     assert main(["report", str(run), "--checkpoint=last"]) == 0
-    assert "activation" in last.report.read_text() and not Run(run).report.exists()
+    page = last.report.read_text()
+    assert "activation" in page and not Run(run).report.exists()
+    assert last.result("test").of["checkpoint"]["sha256"] in page, "the page says of which weights it is"
     assert main(["view", str(run), "--checkpoint=last", f"--static={here / 'page'}"]) == 0
     shutil.copyfile(last.checkpoint(), here / "epoch.ckpt")
     assert main(["test", str(run), f"--checkpoint={here / 'epoch.ckpt'}"]) == 0
