@@ -179,7 +179,10 @@ GIVEN = {
     "use-a-run": (
         "import shutil; from wsi_trainer.cli import main; shutil.copytree('stores/s6.zarr', 'new.svs'); "
         "shutil.copytree('stores/s5.zarr', 'other.svs'); shutil.copytree('runs/first', 'runs/second'); "
-        "main(['test', 'runs/first', '--cohort=external.csv', '--data.stores=stores', '--name=external-1'])"
+        "main(['test', 'runs/first', '--cohort=external.csv', '--data.stores=stores', '--name=external-1']); "
+        "shutil.copytree('runs/second', 'runs/five-folds/fold0'); from pathlib import Path; import json; "
+        "fold = {'kind': 'folds', 'folders': ['fold0'], 'names': ['fold0'], 'split': 'test'}; "
+        "Path('runs/five-folds/study.json').write_text(json.dumps(fold))"
     ),
 }
 #: Pages whose code runs elsewhere, or nowhere.
