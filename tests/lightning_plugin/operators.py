@@ -301,11 +301,74 @@ def by_hand(draw: Draw, shape: Shape) -> nn.Module:
     return Apply(draw(st.sampled_from([centre, standardise])), dims)
 
 
+# Complex -------------------------------------------------------------------------------------------------------------
+
+
+def modulated(z: Tensor, dims: Sequence[int]) -> Tensor:
+    """By a complex vector, the mean."""
+    mean = z.mean(tuple(dims), keepdim=True)
+    return z * mean.conj() / (1 + (mean * mean.conj()).real)
+
+
+def whitened(z: Tensor, dims: Sequence[int]) -> Tensor:
+    return z * torch.rsqrt(z.var(tuple(dims), correction=0, keepdim=True) + 1)
+
+
+def scaled_to_norm(z: Tensor, dims: Sequence[int]) -> Tensor:
+    return z / (1 + torch.linalg.vector_norm(z, dim=tuple(dims), keepdim=True))
+
+
+def shifted_by_sum(z: Tensor, dims: Sequence[int]) -> Tensor:
+    return z + z.sum(tuple(dims), keepdim=True) * (0.1 - 0.2j)
+
+
+def correlated(z: Tensor, dims: Sequence[int]) -> Tensor:
+    """By the Gram matrix of the channels."""
+    flat = z.flatten(2)
+    gram = flat @ flat.mH
+    return ((gram / (1 + torch.linalg.vector_norm(gram))) @ flat).reshape(z.shape)
+
+
+def turned(z: Tensor, dims: Sequence[int]) -> Tensor:
+    return z.conj() * 1j + z.abs()
+
+
+def imaginary_part_halved(z: Tensor, dims: Sequence[int]) -> Tensor:
+    z = z * 1
+    z.imag.mul_(0.5)
+    return z
+
+
+class Complex(nn.Module):
+    """A complex map of a map's channels, functions of it, and the sum of both parts."""
+
+    def __init__(self, channels: int, rank: int, steps: Sequence[Callable[..., Tensor]]) -> None:
+        super().__init__()
+        self.dims, self.steps = tuple(range(2, rank)), steps
+        self.weight = nn.Parameter(torch.randn(2, channels, *(1 for _ in self.dims)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = torch.complex(x, x.roll(1, 1) * 0.5) * torch.complex(self.weight[0], self.weight[1])
+        for step in self.steps:
+            z = step(z, self.dims)
+        return z.real + z.imag
+
+    def extra_repr(self) -> str:
+        return ", ".join(step.__name__ for step in self.steps)
+
+
+def complex_map(draw: Draw, shape: Shape) -> nn.Module:
+    functions = (
+        modulated, whitened, scaled_to_norm, shifted_by_sum, correlated, turned, imaginary_part_halved,
+    )  # fmt: skip
+    return Complex(shape[1], len(shape), draw(st.lists(st.sampled_from(functions), min_size=1, max_size=3)))
+
+
 #: Operators of one map; the common ones are listed more than once.
 UNARY = (
     *(convolution,) * 5, transposed, max_pool, average_pool, power_pool, adaptive_pool, upsample, pixel_shuffle, pad,
     strided_slice, flip_or_roll, *(batch_norm,) * 2, *(other_norm,) * 2, linear, *(activation,) * 3, channel_function,
-    scale, squeeze, by_hand,
+    scale, squeeze, by_hand, complex_map,
 )  # fmt: skip
 #: Whose result nobody has saved for backward, so that it may be overwritten.
 OVERWRITABLE = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
