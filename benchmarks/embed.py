@@ -33,9 +33,12 @@ import yaml
 
 from benchmarks.keep import keep_case
 from lightning_plugin import Box
+from wsi_trainer.data.dataset import DataConfig
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.data.patches import PatchConfig, open_bag
 from wsi_trainer.embed import Embedder
+from wsi_trainer.fit.config import Loaded, TrainConfig
+from wsi_trainer.fit.predictor import Predictor
 from wsi_trainer.models import PatchEncoder, ResNet, SlideClassifier
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.synthetic import SlideSpec, write_slide
@@ -107,7 +110,10 @@ def speed(options: argparse.Namespace) -> None:
         out = options.work / f"speed-{time.time_ns()}-{number}"
         out.mkdir()
         began = time.process_time()
-        list(Embedder(model, PATCHES, out, "trident", BATCH, half=False, skip=False).embed([record]))
+        predictor = Predictor(
+            Loaded(model, DataConfig(manifest=out, patches=PATCHES), TrainConfig(precision="32-true"))
+        )
+        list(Embedder(predictor, PATCHES, out, "trident", BATCH).embed([record]))
         turns["embed"].append(time.process_time() - began)
         began = time.process_time()
         alone(model, slide)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,8 +20,9 @@ from wsi_trainer.data.features import Layout, Written, made_with, origin_of, wri
 from wsi_trainer.data.manifest import SlideRecord, check_files
 from wsi_trainer.data.patches import PatchConfig, open_bag
 from wsi_trainer.errors import SlideError, UserError
-from wsi_trainer.fit.config import TrainConfig, check_bags, instantiate, make_parser, parse
-from wsi_trainer.fit.trainer import at_work, device_of, precision_of
+from wsi_trainer.fit.config import Loaded, TrainConfig, check_bags, instantiate, make_parser, parse
+from wsi_trainer.fit.predictor import Predictor
+from wsi_trainer.fit.trainer import at_work, precision_of
 from wsi_trainer.io.arrays import import_h5py
 from wsi_trainer.io.display import say
 from wsi_trainer.io.files import LOCKS, Locked, lock
@@ -39,27 +39,22 @@ from wsi_trainer.slide.views import Bag
 class Embedder:
     """Writes a file of features for each slide; those that are there are not made again."""
 
-    model: SlideModel
+    predictor: Predictor
     patches: PatchConfig
     out: Path
     layout: Layout
     batch: int
-    half: bool
-    """The encoder works in bfloat16; features are float32 in any case."""
-    skip: bool
-    """Slides that cannot be read are left out."""
     skipped: dict[str, str] = field(default_factory=dict)
     kept: int = 0
 
     def __post_init__(self) -> None:
-        encoder = self.model.backbone
-        assert isinstance(encoder, PatchEncoder)
-        self.encoder = encoder
-        self.weights = digest(self.model)
+        model, data, config = self.predictor.loaded
+        assert isinstance(model.backbone, PatchEncoder)
+        self.encoder, self.weights, self.skip = model.backbone, digest(model), data.on_error == "skip"
+        self.half = precision_of(config).startswith("bf16")
 
     def embed(self, records: Iterable[SlideRecord]) -> Iterator[tuple[str, int]]:
         """Each slide's name and how many patches were encoded for it, as they are done."""
-        self.model.eval()
         for record in records:
             try:
                 yield record.slide, self._slide(record)
@@ -119,13 +114,10 @@ class Embedder:
             Box((start, 0, 0), (min(start + self.batch, count), size, size)) for start in range(0, count, self.batch)
         ]
         for box, following in zip(boxes, [*boxes[1:], None]):
-            patches = bag.read(box).to(self.model.device)
+            patches = bag.read(box)
             if following is not None:
                 bag.prefetch([following])
-            device = self.model.device.type
-            with torch.inference_mode(), torch.autocast(device, torch.bfloat16) if self.half else nullcontext():
-                features = self.encoder(self.model.normalise(patches))[0, :, :, 0].t()
-            rows = features.float().cpu().numpy()
+            rows = self.predictor.encode(patches)
             if not np.isfinite(rows).all():
                 raise UserError(
                     f"{self.out}: the encoder makes numbers that are not finite; set train.precision: 32-true"
@@ -234,10 +226,9 @@ def write_features(
     check_files(records)
     read_headers(records)
     out.mkdir(parents=True, exist_ok=True)
-    precision = precision_of(config)
-    model.to(device_of(config), torch.float64 if precision.startswith("64") else torch.float32)
-    half, skip = precision.startswith("bf16"), data.on_error == "skip"
-    embedder = Embedder(model, data.patches, out, layout, batch, half, skip)
+    bits = precision_of(config).partition("-")[0]
+    encoded = replace(config, precision={"64": "64-true", "bf16": "bf16-mixed"}.get(bits, "32-true"))
+    embedder = Embedder(Predictor(Loaded(model, data, encoded)), data.patches, out, layout, batch)
     for slide, count in embedder.embed(records):
         if count:
             say(console, f"{slide}: {count} patches")

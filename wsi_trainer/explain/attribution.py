@@ -86,7 +86,7 @@ class GatedPixels(GatedFeatures):
 
     def forward(self, gate: Tensor, image: Tensor, context: Sequence[Tensor], tissue: Sequence[Tensor]) -> Tensor:
         model = self.model
-        background = model.normalise(torch.full((1, 3, 1, 1), FILL, dtype=torch.uint8, device=model.device))
+        background = model.normalise(torch.full((1, 3, 1, 1), FILL, dtype=torch.uint8, device=gate.device))
 
         def mixed(x: Tensor) -> Tensor:
             if getattr(model.backbone, "bags", False):
@@ -202,6 +202,7 @@ def attribute(
     tissue: Sequence[Tensor] = (),
     steps: int = 16,
     budget: int | str | None = None,
+    network: Callable[[nn.Module, int], nn.Module] | None = None,
 ) -> Attribution:
     """The map of one slide for a class.
 
@@ -217,16 +218,18 @@ def attribute(
         tissue: Which positions count, for the image and each of its context.
         steps: Steps from background to the slide, of `integrated`.
         budget: Device memory, by tile-by-tile execution; None runs plain PyTorch.
+        network: Makes what runs a question for a target, where it is kept for further slides; by default by `budget`.
     """
+    network = network or (lambda question, _: question if budget is None else TiledModule(question, budget=budget))
     if method not in METHODS:
         raise ValueError(f"method is {method!r}; it must be one of {', '.join(METHODS)}")
     if steps < 1:
         raise ValueError(f"steps is {steps}; it must be 1 or more")
     with at_rest(model):
         if method == "attention":
-            return _attention(model, image, target, tissue, budget)
+            return _attention(model, image, target, tissue, network)
         kind = GatedFeatures if method == "activation" else GatedPixels
-        probe = _run(kind(model, target), budget)
+        probe = network(kind(model, target), target)
         levels = [(k + 0.5) / steps for k in range(steps)] if method == "integrated" else [1.0]
         gradients = [_gate_gradient(probe, model, level, image, context, tissue) for level in levels]
         return Attribution(torch.stack(gradients).mean(dim=0)[0, 0], model.stride, _peak(probe))
@@ -237,7 +240,7 @@ def _gate_gradient(
     tissue: Sequence[Tensor],
 ) -> Tensor:  # fmt: skip
     gate = torch.full(
-        positions_of(model, image), level, dtype=model.mean.dtype, device=model.device, requires_grad=True
+        positions_of(model, image), level, dtype=model.mean.dtype, device=image.device, requires_grad=True
     )
     materialize(probe(gate, image, context, tissue)).backward()
     assert gate.grad is not None
@@ -253,22 +256,19 @@ def positions_of(model: SlideClassifier, image: Tensor) -> tuple[int, int, int, 
 
 
 def _attention(
-    model: SlideClassifier, image: Tensor, target: int, tissue: Sequence[Tensor], budget: int | str | None
-) -> Attribution:
+    model: SlideClassifier, image: Tensor, target: int, tissue: Sequence[Tensor],
+    network: Callable[[nn.Module, int], nn.Module],
+) -> Attribution:  # fmt: skip
     if not model.head.attends:
         raise UserError(
             f"the head {type(model.head).__name__} has no attention; choose another --method: activation, gradient "
             "or integrated"
         )
-    probe = _run(AttentionScores(model), budget)
+    probe = network(AttentionScores(model), target)
     with torch.no_grad():
         scores = materialize(probe(image, tissue))[0]
         scores = scores[target if model.head.branches > 1 else 0]
         return Attribution(torch.softmax(scores.flatten(), 0).view_as(scores), model.stride, _peak(probe))
-
-
-def _run(probe: nn.Module, budget: int | str | None) -> nn.Module:
-    return probe if budget is None else TiledModule(probe, budget=budget)
 
 
 def _peak(probe: nn.Module) -> int:

@@ -9,25 +9,20 @@ from typing import Any
 
 import numpy as np
 import shapely
-import torch
 from rich.console import Console
 from rich.progress import track
 
-from lightning_plugin import LazyImage
-from wsi_trainer.data.datamodule import opened
-from wsi_trainer.data.dataset import SlideDataset, Visit
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.errors import SlideError, UserError
-from wsi_trainer.explain.attribution import attribute, folder_of, index_of, receptive_field, targets_of
+from wsi_trainer.explain.attribution import folder_of, index_of, receptive_field, targets_of
 from wsi_trainer.explain.dicom import need_highdicom, results_as_dicom
 from wsi_trainer.explain.outputs import sentence_on_regions, write_script
 from wsi_trainer.explain.slide_map import MapFiles, MapOptions, SlideMap, painted
-from wsi_trainer.fit.config import AUTO, TrainConfig
 from wsi_trainer.fit.evaluate import add_overwrite, write_lesions
 from wsi_trainer.fit.opening import fields_of, open_run, run_parser
 from wsi_trainer.fit.result import LESION_SCORES, LESIONS, Result
 from wsi_trainer.fit.run import Run
-from wsi_trainer.fit.trainer import at_work, device_of
+from wsi_trainer.fit.trainer import at_work
 from wsi_trainer.io.display import say
 from wsi_trainer.io.files import write_json
 from wsi_trainer.metrics import MISSED, Marks
@@ -75,12 +70,6 @@ def write_detected(
         write_json(folder / LESION_SCORES, {"split": split, "lesions": found})
 
 
-CPU_BUDGET = "2GiB"
-"""The budget of maps on a machine without an accelerator, where none is given."""
-SPARE = 0.2
-"""The share of an accelerator's free memory that is left alone without a budget."""
-
-
 def write_heatmaps(
     run: Run,
     split: str = "test",
@@ -111,26 +100,14 @@ def write_heatmaps(
     work = run.work(result, records, {**asdict(options), "regions": regions}, overwrite)
     folder = result.folder
     field = receptive_field(model.backbone) if data.patches is None else data.patches.size
-    model.to(device_of(config))
-    slides = SlideDataset(records, None, data, LazyImage, None, model.tissue_stride)
-    names = result_names([record.slide for record in records])
+    names, predictor = result_names([record.slide for record in records]), run.predictor
     skipped: dict[str, str] = {}
-    for place, record in enumerate(track(records, description="maps", transient=True)):
+    for record in track(records, description="maps", transient=True):
         if work.entry(record) is not None:
             continue
         try:
-            batch = slides[Visit(place, 0)]
-            with opened(batch) as view:
-                attribution = attribute(
-                    model,
-                    batch["image"].to(model.device),
-                    target,
-                    options.method,
-                    context=[image.to(model.device) for image in batch.get("context", ())],
-                    tissue=[counts.to(model.device) for counts in batch.get("tissue", ())],
-                    steps=options.steps,
-                    budget=budget_of(config, model.device),
-                )
+            with predictor.opened(record) as (batch, view):
+                attribution = predictor.attribute(batch, target, options.method, options.steps)
                 image = view
                 if isinstance(view, Bag):
                     assert data.patches is not None
@@ -184,13 +161,6 @@ def write_heatmaps(
 def result_of(run: Run, model: SlideClassifier, options: MapOptions, split: str) -> Result:
     """The place of the maps of a method and a target."""
     return run.result("heatmap", split, folder_of(model.task, options.method, options.target))
-
-
-def budget_of(config: TrainConfig, device: torch.device) -> int | str:
-    """The budget of a map: that of the run where it names one, else most of what is free."""
-    if config.budget is not None and config.budget != AUTO:
-        return config.budget
-    return int(torch.cuda.mem_get_info(device)[0] * (1 - SPARE)) if device.type == "cuda" else CPU_BUDGET
 
 
 def _of_original(

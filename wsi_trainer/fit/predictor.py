@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -16,19 +17,26 @@ from torch import Tensor, nn
 from lightning_plugin import BudgetError, LazyImage, PixelsError, TiledModule, make_plan
 from lightning_plugin.memory import default_budget
 from wsi_trainer.data.cohort import Seen
-from wsi_trainer.data.datamodule import in_order, views_of
+from wsi_trainer.data.datamodule import in_order, opened, views_of
 from wsi_trainer.data.dataset import DataConfig, SlideDataset, Visit, dense, grouped
 from wsi_trainer.data.manifest import FEATURES, SlideRecord
 from wsi_trainer.errors import SlideError, UserError
+from wsi_trainer.explain.attribution import Attribution, Method, attribute
 from wsi_trainer.fit.config import AUTO, Loaded, TrainConfig, load
 from wsi_trainer.fit.folder import RunFolder
 from wsi_trainer.fit.trainer import device_of, engine_options, image_of, precision_of
 from wsi_trainer.models.backbones import FrozenFeatures
-from wsi_trainer.models.slide_model import SlideBatch, SlideModel, forget
+from wsi_trainer.models.encoders import PatchEncoder
+from wsi_trainer.models.slide_model import SlideBatch, SlideClassifier, SlideModel, forget
 from wsi_trainer.models.tasks import Task
+from wsi_trainer.slide.views import View
 
 DTYPES = {"64": torch.float64, "32": torch.float32, "16": torch.float16, "bf16": torch.bfloat16}
 FILES_OF_FEATURES = tuple(Path(kind).suffix for kind in FEATURES)
+CPU_BUDGET = "2GiB"
+"""The budget of maps on a machine without an accelerator, where none is given."""
+SPARE = 0.2
+"""The share of an accelerator's free memory that maps leave alone without a budget."""
 WHOLE = 4
 """A bag of features runs as plain PyTorch where that needs the budget's part of so many at most."""
 
@@ -88,6 +96,7 @@ class Predictor:
         model.eval().to(dtype=self._dtype)
         self._answers = Answer(model)
         self._network = _tiled(self._answers, config, self.device)
+        self._questions: dict[tuple[Hashable, ...], nn.Module] = {}
         self._whole: dict[int, bool] = {}
         self._budget = self._network.engine.options.budget if isinstance(self._network, TiledModule) else None
         size = sum(parameter.nbytes for parameter in model.parameters())
@@ -190,6 +199,77 @@ class Predictor:
 
     def _slides(self, cases: Sequence[SlideRecord], task: Task | None, data: DataConfig) -> SlideDataset:
         return SlideDataset(cases, task, data, image_of(self.loaded.train), None, self.model.tissue_stride)
+
+    # Other questions: maps, and classes of pixels.
+
+    @contextmanager
+    def opened(self, record: SlideRecord) -> Iterator[tuple[SlideBatch, View]]:
+        """A slide as a batch on the device, whose images are lazy, and its view, which is closed at the end.
+
+        Raises:
+            SlideError: The slide cannot be read.
+        """
+        stride = self.model.tissue_stride if isinstance(self.model, SlideClassifier) else None
+        batch = SlideDataset([record], None, self.loaded.data, LazyImage, None, stride)[Visit(0, 0)]
+        with opened(batch) as view:
+            yield _moved(batch, self.device), view
+
+    def network(self, question: nn.Module, *kind: Hashable) -> nn.Module:
+        """The network that answers a question, a module around the model, tile by tile; it is kept for further slides.
+
+        Args:
+            question: The module.
+            kind: What tells it from other questions of its class.
+        """
+        name = (type(question), *kind)
+        if name not in self._questions:
+            self._questions[name] = TiledModule(question, budget=self._map_budget)
+        return self._questions[name]
+
+    @cached_property
+    def _map_budget(self) -> int | str:
+        """The config's budget where it names one, else most of what is free."""
+        budget = self.loaded.train.budget
+        if budget is not None and budget != AUTO:
+            return budget
+        if self.device.type != "cuda":
+            return CPU_BUDGET
+        return int(torch.cuda.mem_get_info(self.device)[0] * (1 - SPARE))
+
+    def attribute(self, batch: SlideBatch, target: int, method: Method = "activation", steps: int = 16) -> Attribution:
+        """The map of an opened slide for a class.
+
+        Args:
+            batch: The slide.
+            target: Index of the class.
+            method: What a position's value is; see `wsi_trainer.explain.attribution.attribute`.
+            steps: Steps from background to the slide, of `integrated`.
+        """
+        model = self.model
+        if not isinstance(model, SlideClassifier):
+            raise UserError(
+                f"a map is for one prediction of a slide, and {type(model.task).__name__} has one of pixels"
+            )
+        return attribute(
+            model, batch["image"], target, method, context=batch.get("context", ()), tissue=batch.get("tissue", ()),
+            steps=steps, network=self.network,
+        )  # fmt: skip
+
+    def encode(self, patches: Tensor) -> NDArray[np.float32]:
+        """The features of some patches, a row for each.
+
+        Args:
+            patches: Their pixels, (patches, 3, size, size).
+        """
+        encoder = self.model.backbone
+        if not isinstance(encoder, PatchEncoder):
+            raise UserError(f"model.backbone is {type(encoder).__name__}, which encodes no patches; use PatchEncoder")
+        encoder.to(self.device)  # where plans stream parameters it is not there
+        with self._precision(), torch.inference_mode():
+            features = encoder(self.model.normalise(patches.to(self.device)))[0, :, :, 0].t()
+        return features.float().cpu().numpy()
+
+    # How.
 
     def _answer(self, batch: SlideBatch) -> Prediction:
         network, image = self._network, batch["image"]

@@ -15,16 +15,15 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor, nn
 
-from lightning_plugin import Box, LazyImage, TiledModule, TileSource, materialize
-from wsi_trainer.data.datamodule import opened
-from wsi_trainer.data.dataset import DataConfig, SlideDataset, Visit, drawn_on
+from lightning_plugin import Box, TileSource, materialize
+from wsi_trainer.data.dataset import drawn_on
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.errors import SlideError, UserError
-from wsi_trainer.explain.heatmaps import budget_of
 from wsi_trainer.fit.evaluate import add_overwrite, keep_slides, name_of
 from wsi_trainer.fit.opening import fields_of, open_run, run_parser
+from wsi_trainer.fit.predictor import Predictor
 from wsi_trainer.fit.result import Work
-from wsi_trainer.fit.trainer import at_work, device_of
+from wsi_trainer.fit.trainer import at_work
 from wsi_trainer.io.display import say
 from wsi_trainer.io.files import write_json
 from wsi_trainer.metrics import Interval
@@ -70,26 +69,18 @@ class OneBlock(nn.Module):
         return torch.cat([logits.argmax(dim=1).to(highest.dtype), highest])  # one map, so that it is computed once
 
 
-def predicted(
-    model: SlideSegmenter, image: Tensor, side: int, budget: int | str | None, probability: bool = False
-) -> Iterator[Found]:
+def predicted(network: nn.Module, image: Tensor, side: int) -> Iterator[Found]:
     """Predictions block by block: those of the whole slide, halos and statistics included.
 
     Args:
-        model: The trained network.
+        network: What answers `OneBlock`, tile by tile or as plain PyTorch, each time on the whole slide.
         image: The slide, dense or a `LazyImage`.
-        side: Pixels of a block.
-        budget: Device memory, by tile-by-tile execution; None runs plain PyTorch, each time on the whole slide.
-        probability: Whether to say how probable the class of each pixel is. A block takes more memory then.
+        side: Pixels of a block: one with the probability of each pixel's class takes more memory.
     """
-    model.eval()
-    step: nn.Module = OneBlock(model, probability)
-    if budget is not None:
-        step = TiledModule(step, budget=budget)
     for box in blocks_of(image.shape[2], image.shape[3], side):
         with torch.no_grad():
-            found = materialize(step(image, box)).cpu().numpy()
-        yield Found(box, found[0].astype(np.uint8), found[1].astype(np.float32) if probability else None)
+            found = materialize(network(image, box)).cpu().numpy()
+        yield Found(box, found[0].astype(np.uint8), found[1].astype(np.float32) if len(found) > 1 else None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,10 +118,9 @@ class Segments:
     """Writer of the segments of slides."""
 
     model: SlideSegmenter
-    data: DataConfig
+    predictor: Predictor
     folder: Path
     options: SegmentOptions
-    budget: int | str
     work: Work
     skipped: dict[str, str] = field(default_factory=dict)
     """The reasons why slides were left out."""
@@ -138,23 +128,21 @@ class Segments:
     def write(self, records: Sequence[SlideRecord]) -> None:
         """Write NAME.ome.zarr and NAME.geojson of each slide."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        slides = SlideDataset(records, None, self.data, LazyImage)
         names = result_names([record.slide for record in records])
         with Progress(transient=True) as bar:
-            for number, record in enumerate(records):
+            for record in records:
                 if self.work.entry(record) is not None:
                     continue
                 try:
-                    batch = slides[Visit(number, 0)]
-                    with opened(batch) as view:
+                    with self.predictor.opened(record) as (batch, view):
                         assert isinstance(view, Image)
-                        image = batch["image"].to(self.model.device)
+                        image = batch["image"]
                         total = len(blocks_of(image.shape[2], image.shape[3], self.options.block))
                         self._write(
                             record, names[record.slide], image, view, bar, bar.add_task(record.slide, total=total)
                         )
                 except SlideError as error:
-                    if self.data.on_error == "stop":
+                    if self.predictor.loaded.data.on_error == "stop":
                         raise
                     self.skipped[record.slide] = error.reason
 
@@ -165,7 +153,8 @@ class Segments:
                 record.slide,
                 "does not say how large its pixels are, which --join needs; fill in the manifest's column mpp",
             )
-        blocks = predicted(self.model, image, self.options.block, self.budget, drawn is not None)
+        question = OneBlock(self.model, probability=drawn is not None)
+        blocks = predicted(self.predictor.network(question, question.probability), image, self.options.block)
         classes, store = self.model.task.classes, self.folder / f"{name}.ome.zarr"
         labels = create_labels(store, (source.shape[2], source.shape[3]), classes, source.place)
         parts, points = _taken(bar.track(blocks, task_id=task), labels, len(classes))
@@ -235,17 +224,16 @@ def segment(words: Sequence[str]) -> int:
         run = run.of_cohort(options.name or name_of(options.slides))
     result = run.result("segment", "test" if options.slides is not None else options.split)
     result.keep(options.overwrite)
-    model, data, config = run.loaded
+    model, _, config = run.loaded
     if not isinstance(model, SlideSegmenter):
         raise UserError(f"{type(model.task).__name__} has one prediction for a slide; segment is for SegmentationTask")
     if options.slides is None:
         records = run.records(options.split)
     else:
         keep_slides(run, records)
-    model.to(device_of(config))
     work = run.work(result, records, chosen, options.overwrite)
     classes = list(model.task.classes)
-    segments = Segments(model, data, result.folder, chosen, budget_of(config, model.device), work)
+    segments = Segments(model, run.predictor, result.folder, chosen, work)
     with at_work(run.path):
         segments.write(records)
     made = {record.slide: made for record in records if (made := work.entry(record)) is not None}

@@ -17,7 +17,7 @@ from hypothesis.extra.numpy import arrays
 from scipy.spatial.distance import cdist
 from skimage.segmentation import find_boundaries
 
-from lightning_plugin import Box, LazyImage, TensorSource
+from lightning_plugin import Box, LazyImage, TensorSource, TiledModule
 from tests.wsi_trainer.small import regions, rows
 from wsi_trainer.cli import main
 from wsi_trainer.data.manifest import read_manifest
@@ -39,7 +39,7 @@ from wsi_trainer.regions.outlines import read_regions
 from wsi_trainer.regions.shapes import joined, pieces
 from wsi_trainer.regions.target import Legend, blocks_of, open_target
 from wsi_trainer.report.contents import RunResults
-from wsi_trainer.segment.predict import predicted
+from wsi_trainer.segment.predict import OneBlock, predicted
 from wsi_trainer.slide.geometry import SlideTransform
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.synthetic import generate
@@ -255,7 +255,8 @@ def test_blocks_are_cut_out_of_the_whole_slide() -> None:
         logits = model(image)[0]
     whole, sure = logits.argmax(0).numpy(), logits.softmax(0).amax(0).numpy()
     found = np.full_like(whole, 99)
-    for one in predicted(model, LazyImage(TensorSource(image)), 100, "64MiB", True):
+    network = TiledModule(OneBlock(model, probability=True), budget="64MiB")
+    for one in predicted(network, LazyImage(TensorSource(image)), 100):
         (top, left), (bottom, right) = one.box.lo, one.box.hi
         found[top:bottom, left:right] = one.classes
         assert one.probability is not None
