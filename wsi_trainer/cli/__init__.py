@@ -96,7 +96,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "export",
-        "write the encoder that a run has trained as a file of weights, LoRA merged into it",
+        "write the model of a run alone, with its model card, or its encoder as a file of weights",
         "wsi_trainer.fit.evaluate:export",
         own_parser=True,
     ),

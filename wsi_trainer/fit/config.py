@@ -29,6 +29,7 @@ from wsi_trainer import models
 from wsi_trainer.cli.parsing import Parser, about_refusal, explain, read_texts_safely, refuse_empty, suggest
 from wsi_trainer.data.dataset import DataConfig
 from wsi_trainer.errors import UserError
+from wsi_trainer.io.untrusted import yaml_of
 from wsi_trainer.models import FrozenFeatures, ModelConfig, PatchEncoder, SegmentationTask, SlideModel
 from wsi_trainer.models.allowed import TRUST, about, check_backbone, denied, is_limited, limited
 from wsi_trainer.models.encoders import is_encoder
@@ -448,7 +449,7 @@ def load(path: Path, checkpoint: Path, overrides: Sequence[str] = (), trust: boo
     """The model of a config with the weights of a checkpoint, in evaluation mode, and the settings.
 
     Args:
-        path: The config of a run.
+        path: The config of a run, or of an exported model.
         checkpoint: The weights.
         overrides: Keys to change, as words of the command line.
         trust: Whether the config may name code beyond this package; within a command its words say so.
@@ -459,6 +460,13 @@ def load(path: Path, checkpoint: Path, overrides: Sequence[str] = (), trust: boo
     load_weights(loaded.model, checkpoint)
     loaded.model.eval()
     return loaded
+
+
+def keys_of(path: Path, overrides: Sequence[str] = (), trust: bool = False) -> dict[str, Any]:
+    """The keys of a config with all defaults, as plain values; the arguments are those of `load`."""
+    with nullcontext() if is_limited() else limited(trust):
+        options = parse(_parser(), [f"--config={path}", f"--out={path.parent}", *overrides])
+        return {key: value for key, value in yaml_of(_parser().dump(options), path).items() if key != "out"}
 
 
 def check_settings(model: SlideModel, data: DataConfig, config: TrainConfig) -> None:

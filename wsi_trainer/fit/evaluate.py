@@ -28,7 +28,7 @@ from wsi_trainer.io.tables import write_table
 from wsi_trainer.metrics import FROC_SCORES, Interval, LesionPredictions, Marks, Predictions, summarise
 from wsi_trainer.models.allowed import limits_imports
 from wsi_trainer.models.tasks import Owners, Task
-from wsi_trainer.models.weights import encoder_of, write_weights
+from wsi_trainer.models.weights import SAFETENSORS, encoder_of, write_weights
 from wsi_trainer.preprocess.inputs import is_table, list_slides
 from wsi_trainer.slide.names import slide_name
 
@@ -100,25 +100,39 @@ def predict(words: Sequence[str]) -> int:
 
 @limits_imports
 def export(words: Sequence[str]) -> int:
-    """Write the weights of the backbone that a run has trained."""
+    """Write a trained model alone, with its model card, or the weights of its backbone."""
     parser = run_parser(
         "export",
-        "Write the weights of the backbone that a run has trained, under the names of the network itself: for "
-        "model.pretrained, for timm or transformers, or for your own code. What was learnt in low rank "
-        "(model.finetune: lora) is merged into the layers, so that the file is one of the plain network.",
+        "Write the model of a run into a folder of its own (--out), with its settings and a model card: for "
+        "Predictor.from_pretrained, without the run, its slides and its patients' names. Or write the weights of the "
+        "backbone (--file), under the names of the network itself: for model.pretrained, for timm or transformers, or "
+        "for your own code. What was learnt in low rank (model.finetune: lora) is merged into the layers there: the "
+        "file is one of the plain network.",
     )
+    parser.add_argument("--out", type=Path, default=None, help="the folder to write: the whole model")
     parser.add_argument(
-        "--file", type=Path, required=True, help="the file to write: NAME.pt for torch.load, or NAME.safetensors"
+        "--file",
+        type=Path,
+        default=None,
+        help="the file to write, of the backbone alone: NAME.pt for torch.load, or NAME.safetensors",
     )
     run, options = open_run(parser, words)
-    file: Path = options.file
-    if file.suffix not in (".pt", ".pth", ".safetensors"):
-        raise UserError(f"--file is {file}; give a name that ends in .pt or .safetensors")
-    if file.exists():
-        raise UserError(f"--file is {file}, which is there already; choose another name")
+    if (options.out is None) == (options.file is None):
+        raise UserError(
+            "export writes the whole model, --out FOLDER, or its backbone, --file NAME.pt; give one of the two"
+        )
+    option, target = ("--out", options.out) if options.file is None else ("--file", options.file)
+    if options.file is not None and target.suffix not in (".pt", ".pth", SAFETENSORS):
+        raise UserError(f"--file is {target}; give a name that ends in .pt or .safetensors")
+    if target.exists():
+        raise UserError(f"{option} is {target}, which is there already; choose another name")
+    if options.file is None:
+        run.predictor.save_pretrained(target)
+        say(Console(), f"the model and its card: {target}")
+        return 0
     weights = encoder_of(run.loaded.model.backbone).state_dict()
-    write_weights(file, weights)
-    say(Console(), f"{len(weights)} tensors: {file}")
+    write_weights(target, weights)
+    say(Console(), f"{len(weights)} tensors: {target}")
     return 0
 
 

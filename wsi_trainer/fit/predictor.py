@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -16,17 +16,18 @@ from torch import Tensor, nn
 
 from lightning_plugin import BudgetError, LazyImage, PixelsError, TiledModule, make_plan
 from lightning_plugin.memory import default_budget
-from wsi_trainer.data.cohort import Seen
 from wsi_trainer.data.datamodule import in_order, opened, views_of
 from wsi_trainer.data.dataset import DataConfig, SlideDataset, Visit, dense, grouped
 from wsi_trainer.data.manifest import FEATURES, SlideRecord
 from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.explain.attribution import Attribution, Method, attribute
 from wsi_trainer.fit.config import AUTO, Loaded, TrainConfig, load
+from wsi_trainer.fit.exported import Exported, write_exported
 from wsi_trainer.fit.folder import RunFolder
 from wsi_trainer.fit.trainer import device_of, engine_options, image_of, precision_of
 from wsi_trainer.models.backbones import FrozenFeatures
 from wsi_trainer.models.encoders import PatchEncoder
+from wsi_trainer.models.hub import folder_of, push
 from wsi_trainer.models.slide_model import SlideBatch, SlideClassifier, SlideModel, forget
 from wsi_trainer.models.tasks import Task
 from wsi_trainer.slide.views import View
@@ -57,17 +58,6 @@ class Prediction:
         return dict(zip(self.names, map(float, self.values), strict=True))
 
 
-class Origin(Protocol):
-    """What a model comes from: a run, or an exported folder."""
-
-    @property
-    def seen(self) -> Seen | None:
-        """The resolution at which the model saw the slides of training; None where slides are shown as they are."""
-
-    def record_of(self, path: Path, name: str) -> SlideRecord:
-        """A slide without label."""
-
-
 OnFailure = Callable[[str, str], None]
 """Told of a slide that cannot be read, and why."""
 
@@ -80,7 +70,7 @@ class Predictor:
     {'probability_normal': 0.03, 'probability_tumour': 0.97}
     """
 
-    def __init__(self, loaded: Loaded, origin: Origin | None = None) -> None:
+    def __init__(self, loaded: Loaded, origin: RunFolder | Exported | None = None) -> None:
         """Move the model to the device and precision that its config names.
 
         Args:
@@ -107,17 +97,61 @@ class Predictor:
                 buffer.data = buffer.data.to(self.device)
 
     @classmethod
-    def open(cls, path: str | Path, checkpoint: str = "best", trust: bool = False) -> Self:
-        """Open the model of a run; a folder that may only be read is enough.
+    def open(
+        cls, path: str | Path, checkpoint: str = "best", overrides: Sequence[str] = (), trust: bool = False
+    ) -> Self:
+        """Open a model; a folder that may only be read is enough.
 
         Args:
-            path: The folder of the run, or a checkpoint in it.
+            path: The folder of a run, a checkpoint in one, or a folder that `save_pretrained` wrote.
             checkpoint: Of a run best, last, or the path of another one.
+            overrides: Keys of the config to change, such as `--train.budget=2GiB`.
             trust: Whether the config may name classes and functions beyond this package.
         """
         path = Path(path)
-        run = RunFolder.of_checkpoint(path) if path.is_file() else RunFolder.open(path, checkpoint)
-        return cls(load(run.config, run.checkpoint(), run.overrides, trust), run)
+        origin: RunFolder | Exported
+        if path.is_file():
+            origin = RunFolder.of_checkpoint(path)._with(overrides=tuple(overrides))
+        elif Exported.is_at(path):
+            origin = Exported(path, tuple(overrides))
+        else:
+            origin = RunFolder.open(path, checkpoint, overrides=overrides)
+        return cls(load(origin.config, origin.checkpoint(), origin.overrides, trust), origin)
+
+    # A folder of the model alone, and Hugging Face's hub.
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write the model into a folder of its own, with its settings and a model card.
+
+        Args:
+            folder: The folder; a model that is there is replaced.
+        """
+        if self.origin is None:
+            raise UserError("the model comes from no run, which says what its card tells")
+        write_exported(Path(folder), self.loaded, self.origin)
+
+    @classmethod
+    def from_pretrained(
+        cls, name: str | Path, *, overrides: Sequence[str] = (), trust: bool = False, **download: Any
+    ) -> Self:
+        """Open a model that `save_pretrained` wrote, or `push_to_hub`.
+
+        Args:
+            name: The folder; or the name on the hub, `user/model`, from where it is downloaded if it is not there.
+            overrides: Keys of the config to change, such as `--train.budget=2GiB`.
+            trust: Whether the config may name classes and functions beyond this package.
+            download: Arguments of `huggingface_hub.snapshot_download`, such as `revision` or `local_files_only`.
+        """
+        return cls.open(folder_of(name, **download), overrides=overrides, trust=trust)
+
+    def push_to_hub(self, name: str, **options: Any) -> str:
+        """Upload the model with its card to Hugging Face's hub; returns the address.
+
+        Args:
+            name: The name there, `user/model`.
+            options: Arguments of `huggingface_hub.ModelHubMixin.push_to_hub`, such as `private` or `token`.
+        """
+        return push(self.save_pretrained, name, **options)
 
     @property
     def model(self) -> SlideModel:

@@ -29,6 +29,7 @@ from wsi_trainer.models.allowed import about, check_backbone, denied, is_limited
 from wsi_trainer.models.backbones import describe, fitted, make_backbone
 from wsi_trainer.models.finetune import FineTune, freeze, parameter_groups, train_only, warmup_cosine
 from wsi_trainer.models.heads import AveragePooling, Pooling
+from wsi_trainer.models.hub import CONFIG, WEIGHTS, folder_of
 from wsi_trainer.models.segmentation import SegmentationTask
 from wsi_trainer.models.tasks import BinaryTask, Owners, Task
 from wsi_trainer.models.tissue_norm import TissueCells, over_tissue
@@ -345,9 +346,29 @@ class SlideModel(pl.LightningModule):
                 f"{path} is of another network than {cls.__name__} with these keys, and in no folder of a run, "
                 "which says what its network is; give the network's config"
             ) from error
+        return cls._of_its_class(model, path).to(map_location or "cpu")
+
+    @classmethod
+    def from_pretrained(cls, name: str | Path, **download: Any) -> Self:
+        """The model of an exported folder, or of a name on Hugging Face's hub, in evaluation mode.
+
+        `Predictor.from_pretrained` also knows how slides are shown to it.
+
+        Args:
+            name: The folder, or the name.
+            download: Arguments of `huggingface_hub.snapshot_download`, such as `revision`.
+        """
+        folder = folder_of(name, **download)
+        model = make_model(_config_in(folder / CONFIG))
+        load_weights(model, folder / WEIGHTS)
+        return cls._of_its_class(model, folder)
+
+    @classmethod
+    def _of_its_class(cls, model: SlideModel, path: Path) -> Self:
         if not isinstance(model, cls):
-            raise UserError(f"{path} is of a {type(model).__name__}: use {type(model).__name__}.load_from_checkpoint")
-        return model.eval().to(map_location or "cpu")
+            kind = type(model).__name__
+            raise UserError(f"{path} is of a {kind}: load it by {kind}, or by Predictor")
+        return model.eval()
 
     @property
     def backbones(self) -> list[nn.Module]:

@@ -104,7 +104,7 @@ def _write(path: Path, values: dict[str, torch.Tensor]) -> None:
 
 
 def _absent(path: Path) -> UserError:
-    return UserError(f"{path} needs safetensors: pip install 'wsi-trainer[encoders]'")
+    return UserError(f"{path} needs safetensors: pip install 'wsi-trainer[hub]'")
 
 
 def _safetensors(path: Path) -> dict[str, torch.Tensor]:
@@ -320,10 +320,14 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 def load_weights(model: nn.Module, checkpoint: Path) -> None:
-    """Put the weights of a checkpoint into the model."""
-    state = read_checkpoint(checkpoint)
+    """Put the weights of a checkpoint, or of the safetensors of an exported model, into the model."""
+    if checkpoint.suffix == SAFETENSORS:
+        weights = read_weights(checkpoint)
+        refuse_nan(checkpoint, weights)
+    else:
+        weights = read_checkpoint(checkpoint)["state_dict"]
     try:
-        model.load_state_dict(state["state_dict"])
+        model.load_state_dict(weights)
     except RuntimeError as error:
         raise UserError(
             f"{checkpoint} holds the weights of another network than the config's; use a checkpoint of this run"
