@@ -26,6 +26,7 @@ PUBLIC = {
         "wsi_trainer.fit.run",
         "wsi_trainer.fit.folder",
         "wsi_trainer.fit.study",
+        "wsi_trainer.fit.predictor",
         "wsi_trainer.slide",
         "wsi_trainer.slide.views",
         "wsi_trainer.models",

@@ -182,7 +182,8 @@ GIVEN = {
         "main(['test', 'runs/first', '--cohort=external.csv', '--data.stores=stores', '--name=external-1']); "
         "shutil.copytree('runs/second', 'runs/five-folds/fold0'); from pathlib import Path; import json; "
         "fold = {'kind': 'folds', 'folders': ['fold0'], 'names': ['fold0'], 'split': 'test'}; "
-        "Path('runs/five-folds/study.json').write_text(json.dumps(fold))"
+        "Path('runs/five-folds/study.json').write_text(json.dumps(fold)); "
+        "main(['export', 'runs/first', '--out=exported'])"
     ),
 }
 #: Pages whose code runs elsewhere, or nowhere.

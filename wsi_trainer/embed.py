@@ -21,7 +21,7 @@ from wsi_trainer.data.manifest import SlideRecord, check_files
 from wsi_trainer.data.patches import PatchConfig, open_bag
 from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.fit.config import Loaded, TrainConfig, check_bags, instantiate, make_parser, parse
-from wsi_trainer.fit.predictor import Predictor
+from wsi_trainer.fit.predictor import BATCH, Predictor
 from wsi_trainer.fit.trainer import at_work, precision_of
 from wsi_trainer.io.arrays import import_h5py
 from wsi_trainer.io.display import say
@@ -150,10 +150,6 @@ def digest(model: nn.Module) -> str:
         dense = value.detach().cpu().flatten().clone(memory_format=torch.contiguous_format)
         found.update(dense.view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
-
-
-BATCH = 64
-"""Patches that are encoded at a time."""
 
 
 @limits_imports

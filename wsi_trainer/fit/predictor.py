@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from functools import cached_property
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,13 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from lightning_plugin import BudgetError, LazyImage, PixelsError, TiledModule, make_plan
+from lightning_plugin import Box, BudgetError, LazyImage, PixelsError, TiledModule, make_plan, materialize
 from lightning_plugin.memory import default_budget
 from wsi_trainer.data.datamodule import in_order, opened, views_of
 from wsi_trainer.data.dataset import DataConfig, SlideDataset, Visit, dense, grouped
+from wsi_trainer.data.features import FeatureSource
 from wsi_trainer.data.manifest import FEATURES, SlideRecord
 from wsi_trainer.errors import SlideError, UserError
-from wsi_trainer.explain.attribution import Attribution, Method, attribute
+from wsi_trainer.explain.attribution import Attribution, Method, attribute, index_of
 from wsi_trainer.fit.config import AUTO, Loaded, TrainConfig, load
 from wsi_trainer.fit.exported import Exported, write_exported
 from wsi_trainer.fit.folder import RunFolder
@@ -30,10 +31,13 @@ from wsi_trainer.models.encoders import PatchEncoder
 from wsi_trainer.models.hub import folder_of, push
 from wsi_trainer.models.slide_model import SlideBatch, SlideClassifier, SlideModel, forget
 from wsi_trainer.models.tasks import Task
-from wsi_trainer.slide.views import View
+from wsi_trainer.slide.places import Places
+from wsi_trainer.slide.views import Bag, Image, View
 
 DTYPES = {"64": torch.float64, "32": torch.float32, "16": torch.float16, "bf16": torch.bfloat16}
 FILES_OF_FEATURES = tuple(Path(kind).suffix for kind in FEATURES)
+BATCH = 64
+"""Patches that are encoded at a time."""
 CPU_BUDGET = "2GiB"
 """The budget of maps on a machine without an accelerator, where none is given."""
 SPARE = 0.2
@@ -43,8 +47,22 @@ WHOLE = 4
 
 
 @dataclass(frozen=True, eq=False)
+class Attention:
+    """The attention of a head, and where on the slide its positions lie."""
+
+    weights: NDArray[np.float32]
+    """Of each position; they add up to 1."""
+    places: Places
+    """Patches, or squares of an image: x and y of each in pixels of level 0 of the original slide, and their side."""
+
+
+Opened = AbstractContextManager[tuple[SlideBatch, View]]
+"""A slide as a batch on the device, whose images are lazy, and its view."""
+
+
+@dataclass(frozen=True, eq=False)
 class Prediction:
-    """The numbers that the model predicts of one slide."""
+    """What the model says of one slide; attention and features are computed when they are asked for."""
 
     slide: str
     """Its name."""
@@ -52,10 +70,28 @@ class Prediction:
     """The names of the numbers, as the columns of `wsi-train predict`."""
     values: NDArray[np.float64]
     """The numbers, in the same order."""
+    _predictor: Predictor = field(repr=False)
+    _opened: Callable[[], Opened] = field(repr=False)
 
     def to_dict(self) -> dict[str, float]:
         """The numbers by their names."""
         return dict(zip(self.names, map(float, self.values), strict=True))
+
+    @cached_property
+    def attention(self) -> Attention:
+        """The attention of the head, for the class that maps are of by default.
+
+        Raises:
+            UserError: The head has none, or nobody knows where its positions lie.
+        """
+        with self._opened() as (batch, view):
+            return self._predictor.attention(batch, view)
+
+    @cached_property
+    def features(self) -> NDArray[np.float32]:
+        """The features that enter the head: (patches, width), or (channels, rows, columns) of a whole image."""
+        with self._opened() as (batch, view):
+            return self._predictor.features(batch, view)
 
 
 OnFailure = Callable[[str, str], None]
@@ -189,13 +225,15 @@ class Predictor:
         """
         record, data = self.record_of(slide), self.loaded.data
         if self._reads_features and Path(slide).suffix in FILES_OF_FEATURES:
-            record, data = self.record_of(Path(slide).with_suffix("")), replace(data, features=Path(slide).parent)
+            file = Path(slide)
+            record = self.record_of(file.with_name(file.name.removesuffix(file.suffix)))
+            data = replace(data, features=file.parent)
         elif self._reads_features and data.features is None:
             raise UserError(f"the model takes features of patches: give the file of a slide's features, not {slide}")
         (case,) = grouped(data, self.as_seen([record]), None)
         batch = self._slides([case], None, data)[Visit(0, 0)]
         try:
-            return self._answer(batch)
+            return self._answer(batch, partial(self.opened, case, data))
         finally:
             for view in views_of(batch):
                 view.close()
@@ -216,9 +254,10 @@ class Predictor:
             failed: Is told of a slide that cannot be read, which is then left out; without it such a slide is an error.
         """
         data = self.loaded.data
-        for batch in in_order(self._slides(grouped(data, records, None), task, data), workers):
+        cases = grouped(data, records, None)
+        for case, batch in zip(cases, in_order(self._slides(cases, task, data), workers), strict=True):
             try:
-                prediction = self._answer(batch)
+                prediction = self._answer(batch, partial(self.opened, case))
             except SlideError as error:
                 if failed is None:
                     raise
@@ -237,14 +276,18 @@ class Predictor:
     # Other questions: maps, and classes of pixels.
 
     @contextmanager
-    def opened(self, record: SlideRecord) -> Iterator[tuple[SlideBatch, View]]:
+    def opened(self, record: SlideRecord, data: DataConfig | None = None) -> Iterator[tuple[SlideBatch, View]]:
         """A slide as a batch on the device, whose images are lazy, and its view, which is closed at the end.
+
+        Args:
+            record: The slide, as seen.
+            data: How it is read, if otherwise than the slides of training.
 
         Raises:
             SlideError: The slide cannot be read.
         """
         stride = self.model.tissue_stride if isinstance(self.model, SlideClassifier) else None
-        batch = SlideDataset([record], None, self.loaded.data, LazyImage, None, stride)[Visit(0, 0)]
+        batch = SlideDataset([record], None, data or self.loaded.data, LazyImage, None, stride)[Visit(0, 0)]
         with opened(batch) as view:
             yield _moved(batch, self.device), view
 
@@ -289,6 +332,30 @@ class Predictor:
             steps=steps, network=self.network,
         )  # fmt: skip
 
+    def attention(self, batch: SlideBatch, view: View, target: str | None = None) -> Attention:
+        """The attention of the head over an opened slide.
+
+        Args:
+            batch: The slide.
+            view: Its view.
+            target: The class, of a head with attention for each; by default the one that maps are of.
+        """
+        places = places_of(view, self.model.stride)
+        found = self.attribute(batch, index_of(self.model.task, target), "attention")
+        return Attention(found.values.float().flatten().cpu().numpy(), places)
+
+    def features(self, batch: SlideBatch, view: View) -> NDArray[np.float32]:
+        """The features of an opened slide that enter the head, at the finest magnification."""
+        if self._reads_features:
+            return dense(view)[0, :, :, 0].t().numpy()
+        if isinstance(self.model.backbone, PatchEncoder):
+            count, _, size, _ = view.shape
+            boxes = (Box((at, 0, 0), (min(at + BATCH, count), size, size)) for at in range(0, count, BATCH))
+            return np.concatenate([self.encode(view.read(box)) for box in boxes])
+        with self._precision(), torch.no_grad():
+            found = materialize(self.network(FeatureMap(self.model))(batch["image"], batch.get("tissue", ())))
+        return found[0].float().cpu().numpy()
+
     def encode(self, patches: Tensor) -> NDArray[np.float32]:
         """The features of some patches, a row for each.
 
@@ -305,13 +372,13 @@ class Predictor:
 
     # How.
 
-    def _answer(self, batch: SlideBatch) -> Prediction:
+    def _answer(self, batch: SlideBatch, again: Callable[[], Opened]) -> Prediction:
         network, image = self._network, batch["image"]
         if self._reads_features and isinstance(image, LazyImage) and self._fits_whole(image.shape[2]):
             network, batch = self._answers, {**batch, "image": dense(image.source)}
         with self._precision(), torch.no_grad():
             values: Tensor = network(_moved(batch, self.device))
-        return Prediction(batch["slide"], self.model.task.names, values[0].double().cpu().numpy())
+        return Prediction(batch["slide"], self.model.task.names, values[0].double().cpu().numpy(), self, again)
 
     def _fits_whole(self, patches: int) -> bool:
         """True for a bag of features of which plain PyTorch needs a small part of the budget.
@@ -357,6 +424,37 @@ class Answer(nn.Module):
 
     def forward(self, batch: SlideBatch) -> Tensor:
         return self.model.predicted(batch)
+
+
+class FeatureMap(nn.Module):
+    """The map of features of an image."""
+
+    def __init__(self, model: SlideModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, image: Tensor, tissue: Sequence[Tensor]) -> Tensor:
+        return self.model._features(image, 0, tissue[0] if tissue else None)
+
+
+def places_of(view: View, stride: int) -> Places:
+    """Where the positions lie that a head sees of a slide.
+
+    Args:
+        view: The slide.
+        stride: Pixels of an image for one position.
+
+    Raises:
+        UserError: They lie on several slides, or a file of features does not say it.
+    """
+    if isinstance(view, Bag | FeatureSource):
+        return view.places
+    if not isinstance(view, Image):
+        raise UserError("attention is of one slide, and data.group is patient; --data.group=slide asks for each slide")
+    rows, columns = (-(-side // stride) for side in view.size)
+    grid = np.stack(np.meshgrid(np.arange(columns), np.arange(rows)), axis=-1).reshape(-1, 2)
+    place = view.place.coarser(stride)
+    return Places(view.slide.path, place.to_slide(grid), side=sum(place.scale) / 2, slide=place.shape)
 
 
 def _tiled(answers: nn.Module, config: TrainConfig, device: torch.device) -> nn.Module:
