@@ -207,4 +207,3 @@ def _versions(about: Mapping[str, Any]) -> Iterator[str]:
     before, now = about.get("trained_with", {}), about.get("exported_with", {})
     for package in dict.fromkeys([*before, *now]):
         yield f"| {package} | {before.get(package, '')} | {now.get(package, '')} |"
-
