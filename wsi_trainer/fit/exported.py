@@ -16,7 +16,7 @@ from typing import Any
 
 from wsi_trainer.data.cohort import Seen
 from wsi_trainer.data.manifest import SlideRecord
-from wsi_trainer.environment import environment
+from wsi_trainer.environment import versions
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.config import PATHS, Loaded, keys_of
 from wsi_trainer.fit.folder import RunFolder
@@ -118,7 +118,7 @@ def about_run(run: RunFolder) -> dict[str, Any]:
         "splits": splits,
         "scores": scores,
         "trained_with": read_json(run.environment).get("packages", {}),
-        "exported_with": environment()["packages"],
+        "exported_with": versions(),
     }
 
 
