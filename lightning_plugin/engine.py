@@ -16,6 +16,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
+from lightning_plugin.capture.transcript import Transcripts
 from lightning_plugin.errors import EngineError
 from lightning_plugin.execute import finite
 from lightning_plugin.execute.frame import Frame, Step
@@ -66,6 +67,7 @@ class Engine:
         ledger: Counts the bytes of the step on the device.
         progress: Calls the listeners of running steps.
         library: Programs of tiles from earlier steps.
+        transcripts: Calls of earlier steps.
         homes: Memory of streamed tensors, on all tiers.
         compiler: Compiles tapes, if the user wants it.
         optimizer_bytes: Bytes of optimizer state for each parameter, by the parameter's ``id``.
@@ -77,6 +79,7 @@ class Engine:
     ledger: Ledger | None = field(default=None, init=False)
     progress: Progress = field(default_factory=Progress, init=False)
     library: Library = field(default_factory=Library, init=False)
+    transcripts: Transcripts = field(default_factory=Transcripts, init=False)
     homes: Homes = field(default_factory=Homes, init=False)
     compiler: Compiler | None = field(default=None, init=False)
     optimizer_bytes: dict[int, int] = field(default_factory=dict, init=False)
@@ -260,5 +263,5 @@ class Engine:
             self._move_to_tiers(plan, rerun, self.ledger)
         step = Step(self.ledger, None, self.options.folder, homes=self.homes, watch=watch)
         with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
-            run_plan(plan, rerun.nodes, Frame(rerun.bindings, known, step))
+            run_plan(plan, rerun, Frame(rerun.bindings, known, step))
         return watch.found()

@@ -134,7 +134,7 @@ class Effect:
 
     Attributes:
         values: The values that it needs.
-        run: Function of their results.
+        run: Function of the tensors that it writes and of the values' results.
         writes: Captured tensors that it writes.
         dormant: True after a run that failed: its values are not computed for its sake any more, and it is applied if
             they are.
@@ -142,6 +142,7 @@ class Effect:
         norm: The BatchNorm of ``block``'s update, which counts its batches.
         results: Results of the values, for backward.
         last_pass: The last backward pass in which it was applied.
+        serial: Serial number, in one order with those of nodes.
     """
 
     values: tuple[Value, ...]
@@ -152,6 +153,7 @@ class Effect:
     norm: BatchNormBase | None = None
     results: Sequence[Tensor] = ()
     last_pass: int = -1
+    serial: int = field(default_factory=next_serial)
 
 
 def ancestors(wanted: Iterable[Value], known: Container[Value] = ()) -> list[Node]:
@@ -305,11 +307,19 @@ class Bindings:
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """Nodes to run, in the order of recording; ``known`` are vectors that earlier runs computed."""
+    """Nodes to run, in the order of recording.
+
+    Attributes:
+        nodes: The nodes.
+        bindings: The images and captured tensors.
+        known: Vectors that earlier runs computed.
+        derived: What was derived from the nodes alone, by whoever derived it; it lives as long as they do.
+    """
 
     nodes: tuple[Node, ...]
     bindings: Bindings
     known: Set[Value] = frozenset()
+    derived: dict[Hashable, Any] = field(default_factory=dict)
 
     @property
     def images(self) -> list[Image]:

@@ -20,7 +20,6 @@ from lightning_plugin.capture.session import ModuleCall
 from lightning_plugin.engine import Engine
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.finite import NonFinite
-from lightning_plugin.graph import next_serial
 from lightning_plugin.kept_calls import KeptCalls
 from lightning_plugin.ops import has_gradients
 from lightning_plugin.options import ModuleOptions, Options
@@ -133,7 +132,7 @@ class TiledModule(nn.Module):
             try:
                 return self.module(*args, **kwargs)
             finally:
-                call.end = next_serial()
+                call.is_open = False
 
         return run_users_code(run, images, compute=is_eager)
 

@@ -136,7 +136,7 @@ class Planner:
     def _plans_for(self, recording: Recording) -> list[Plan]:
         """Return the list of plans for recordings like this one; an unsaved list if each step draws its splits."""
         gradients = self.options.budget is not None and not self.accumulates  # fixed tiles do not depend on them
-        key = digest((recording_key(recording, gradients), background_parts(recording)))
+        key = recording_digest(recording, gradients)
         if self.team is not None:
             self.team.require_equal(key, DIFFERENT_RECORDINGS)
         if has_drawn(recording.nodes):
@@ -370,6 +370,21 @@ def apply_recipes(
             return plan
         recipe.too_large = size
     return None
+
+
+def recording_digest(recording: Recording, gradients: bool) -> str:
+    """Digest a recording with its contents as far as plans depend on them; once for each of the latter.
+
+    Args:
+        recording: The recording.
+        gradients: Include which parameters have a gradient already.
+    """
+    captures = recording.bindings.captures.items()
+    with_grad = frozenset(v for v, c in captures if gradients and c.tensor.is_leaf and c.tensor.grad is not None)
+    key = "digest", gradients, with_grad, background_parts(recording)
+    if key not in recording.derived:
+        recording.derived[key] = digest((recording_key(recording, gradients), key[-1]))
+    return recording.derived[key]  # type: ignore[no-any-return]
 
 
 def structure_digest(recording: Recording) -> str:

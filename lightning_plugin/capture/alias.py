@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_plugin.capture.session import Session, Stale, bind, binding_of
+from lightning_plugin.capture.session import Session, Stale, bind, binding_of, logs
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import has_gradients
@@ -321,9 +321,12 @@ def shares_storage(a: Tensor, b: Tensor) -> bool:
 
 def register_storage(session: Session, fake: Tensor) -> None:
     """Add a fake tensor to those of its storage."""
-    known = session.fakes_by_storage.setdefault(storage_key(fake), [])
+    key = storage_key(fake)
+    known = session.fakes_by_storage.setdefault(key, [])
     if not any(f is fake for f in known):
         known.append(fake)
+        if logs.now is not None:
+            logs.now.stored.append((key, fake))
 
 
 def bind_written(session: Session, fake: Tensor, value: Value, writer: str, recorder: Recorder) -> None:

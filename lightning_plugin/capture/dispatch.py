@@ -9,7 +9,7 @@ gradient would not reach the ordinary tensor. Maps with spatial axes are refused
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +28,8 @@ from lightning_plugin.capture.lazy import (
 )
 from lightning_plugin.capture.record import WritesImage, record, tensor_of_image
 from lightning_plugin.capture.run import count_batch, run_awaited_updates
-from lightning_plugin.capture.session import Session, bind, binding_of, call_label, current_module
+from lightning_plugin.capture.session import Session, bind, binding_of, call_label, current_module, logging_to
+from lightning_plugin.capture.transcript import add_call, begin_log, given_arguments, repeat
 from lightning_plugin.errors import EngineError, RecordingError
 from lightning_plugin.graph import Value, ancestors
 from lightning_plugin.private import (
@@ -85,6 +86,8 @@ INPLACE_DUNDERS = {
 
 #: Functions whose second argument is an index; the gradient of what they write needs the positions of its masks.
 INDEX_PUTS = {torch.index_put, torch.index_put_, Tensor.index_put, Tensor.index_put_}
+#: Functions whose index is brought into its normal form before they are compared or recorded.
+INDEXED = {Tensor.__getitem__, Tensor.__setitem__, *INDEX_PUTS}
 
 
 def writes_to_real(func: Callable[..., Any], args: Any, kwargs: Any) -> bool:
@@ -99,18 +102,32 @@ def writes_to_real(func: Callable[..., Any], args: Any, kwargs: Any) -> bool:
 
 
 def record_call(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """Record a call, or run it if all its tensors are ordinary ones or computed."""
+    """Record a call, unless it was seen, or run it if all its tensors are ordinary ones or computed."""
+    if func not in INDEXED:
+        sessions = {t._session.root() for t in lazy_tensors((args, kwargs))}
+        session = sessions.pop()
+        if not sessions and not session.vectors:
+            found = repeat(func, args, kwargs, session)
+            if found is not NotImplemented:
+                return found
     args, kwargs = tree_map(lambda a: computed_or_same(a, func), (tuple(args), kwargs))
     args = with_positions(func, args)
     lazy = lazy_tensors((args, kwargs))
     if not lazy:
         return func(*args, **kwargs)
+    join_transcripts(lazy)
     session = merge_sessions(lazy)
     if writes_to_real(func, args, kwargs):
         session.copy_before_write(kwargs.get("out", args[0]))
         args, kwargs = tree_map(materialize, (args, kwargs))
         return func(*args, **kwargs)
     run_awaited_updates((args, kwargs), session)
+    found = repeat(func, args, kwargs, session)
+    return record_new(func, args, kwargs, session) if found is NotImplemented else found
+
+
+def record_new(func: Callable[..., Any], args: Any, kwargs: dict[str, Any], session: Session) -> Any:
+    """Record a call that was not seen before."""
     owners: dict[int, Tensor] = {}
 
     def to_fake(a: Any) -> Any:
@@ -125,9 +142,14 @@ def record_call(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> 
         owners[id(fake)] = a
         return fake
 
+    log = begin_log(func, session)
     try:
-        fake_args, fake_kwargs = tree_map(to_fake, (args, kwargs))
-        out = record(session, func, fake_args, fake_kwargs)
+        with logging_to(log):
+            fake_args, fake_kwargs = tree_map(to_fake, (args, kwargs))
+            given = None if log is None else given_arguments(fake_args, fake_kwargs, owners)
+            out = record(session, func, fake_args, fake_kwargs)
+        if log is not None:
+            add_call(func, given, out, log, session)
     except WritesImage:
         return write_image(func, args, kwargs)
     except RuntimeError as error:
@@ -158,6 +180,18 @@ def with_positions(func: Callable[..., Any], args: Any) -> Any:
     if func in INDEX_PUTS and len(args) > 1:
         return args[0], index_to_read(tuple(args[1]), args[0]), *args[2:]
     return args
+
+
+def join_transcripts(lazy: Sequence[LazyTensor]) -> None:
+    """Have the calls of lazy tensors' sessions compared with those of earlier steps, if these are their first."""
+    sessions = [t._session.root() for t in lazy]
+    if all(session.has_calls for session in sessions):
+        return
+    engine = next((session.engine for session in sessions if session.engine is not None), None)
+    for session in dict.fromkeys(sessions):
+        if not session.has_calls and engine is not None and engine.options.splitting is None:
+            engine.transcripts.join(session)
+        session.has_calls = True
 
 
 def is_lazy_mask(a: Any) -> bool:

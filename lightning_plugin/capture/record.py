@@ -16,7 +16,7 @@ tensors that share its memory see [Note: views] in `alias`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -43,7 +43,7 @@ from lightning_plugin.capture.alias import (
     written_tensors,
 )
 from lightning_plugin.capture.run import await_update, count_batch, run
-from lightning_plugin.capture.session import Session, bind, binding_of, current_module, function_name
+from lightning_plugin.capture.session import Session, bind, binding_of, current_module, function_name, logs
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Effect, Node, Value, next_serial
 from lightning_plugin.layout import Layout
@@ -117,10 +117,14 @@ class Recorder:
         with self.session.fake_tensors():
             return torch.empty(tuple(shape), dtype=dtype, device=device)
 
-    def update(
-        self, buffers: Sequence[Value], values: Sequence[Value], run: Callable[[Sequence[Tensor]], None]
-    ) -> None:
-        """Write a module's buffers once the values are known; see [Note: buffers] in `run`."""
+    def update(self, buffers: Sequence[Value], values: Sequence[Value], run: Callable[..., None]) -> None:
+        """Write a module's buffers once the values are known; see [Note: buffers] in `run`.
+
+        Args:
+            buffers: The buffers.
+            values: The values.
+            run: Function of the buffers and of the values' results. It holds no tensors.
+        """
         norm = self.module if isinstance(self.module, BatchNormBase) else None
         if is_recomputing():  # the backward pass updates and counts; see [Note: checkpoint] in `run`
             count_batch(norm, -1)
@@ -128,15 +132,25 @@ class Recorder:
         writes = tuple(map(self.session.captured_tensor, buffers))
         self.effects.append((Effect(tuple(values), run, writes, block=self.block, norm=norm), buffers))
 
-    def then(self, values: Sequence[Value], run: Callable[[Sequence[Tensor]], None]) -> None:
-        """Call a function once the values are known."""
+    def then(self, values: Sequence[Value], run: Callable[[Sequence[Tensor], Sequence[Tensor]], None]) -> None:
+        """Call a function, of no tensors and of the values' results, once they are known."""
         self.effects.append((Effect(tuple(values), run), ()))
 
     def settled(self, values: Iterable[Value]) -> None:
         """Require the data of captured tensors. If the recording has still to write one, it runs, and then the rule is
         applied again."""
+        values = list(values)
         if self.session.has_pending_writes(values):
             raise PendingWrites
+        if logs.now is not None:
+            logs.now.settled += values
+
+    def read(self, value: Value) -> Tensor:
+        """Return a captured tensor whose data decides what is recorded."""
+        self.settled([value])
+        if logs.now is not None:
+            logs.now.is_repeatable = False
+        return self.session.captured_tensor(value)
 
     def commit(self) -> None:
         """Register the effects of the recorded call."""
@@ -144,6 +158,8 @@ class Recorder:
             for v in buffers:
                 await_update(self.session.mark_written(v), self.session)
             self.session.effects.append(effect)
+            if logs.now is not None:
+                logs.now.effects.append((replace(effect, writes=()), buffers))
 
     def emit(
         self,
@@ -172,7 +188,14 @@ class Recorder:
         if op.kind == "window" and self.module is not None and self.module.training:
             self.session.windows_in_training.add(node.serial)
         last = min(self.session.instance_axes, default=None)
-        self.session.extents.update(v.layout.extent[:last] for v in outputs if v.layout is not None)
+        extents = {v.layout.extent[:last] for v in outputs if v.layout is not None}
+        self.session.extents |= extents
+        for call in self.session.calls:
+            if call.is_open:
+                call.serials.add(node.serial)
+        if logs.now is not None:
+            logs.now.serials.append(node.serial)
+            logs.now.extents |= extents
         return outputs
 
     def decompose(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -276,6 +299,8 @@ def record(session: Session, func: Callable[..., Any], args: Any, kwargs: dict[s
     try:
         return try_record(session, func, args, kwargs)
     except PendingWrites:
+        if logs.now is not None:
+            logs.now.is_repeatable = False
         run(session)  # nothing is dropped: a call is being recorded
         return try_record(session, func, args, kwargs)
 
@@ -374,12 +399,12 @@ def update_captured(recorder: Recorder, targets: Sequence[Tensor], before: Mappi
         if own in recorder.session.bindings.captures:
             new = recorder.gather(current_value(f, recorder))
             tensor = recorder.session.captured_tensor(own)
-            recorder.effects.append((Effect((new,), partial(overwrite, tensor), (tensor,)), [own]))
+            recorder.effects.append((Effect((new,), overwrite, (tensor,)), [own]))
 
 
-def overwrite(tensor: Tensor, new: Sequence[Tensor]) -> None:
+def overwrite(tensors: Sequence[Tensor], new: Sequence[Tensor]) -> None:
     with torch.no_grad():
-        tensor.copy_(new[0])
+        tensors[0].copy_(new[0])
 
 
 def restore_gradients(recorder: Recorder, targets: Sequence[Tensor], before: Mapping[int, Value]) -> None:

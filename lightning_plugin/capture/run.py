@@ -35,7 +35,7 @@ from lightning_plugin.capture.session import Engine, Session, drop_module_names
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.frame import Frame, Step
 from lightning_plugin.execute.run import run_plan
-from lightning_plugin.graph import Effect, Node, Recording, Value, ancestors, gather
+from lightning_plugin.graph import Effect, Node, Recording, Value, ancestors
 from lightning_plugin.private import (
     BatchNormBase,
     current_pass,
@@ -96,7 +96,7 @@ def run_awaited_updates(tree: Any, within: Session | None = None) -> None:
 def discard_effects(session: Session, since: int = -1) -> None:
     """Drop the effects that a session has recorded since a serial number: its calls are refused, or only planned."""
     restore_buffers(session.effects)
-    kept = [e for e in session.effects if all(v.node is not None and v.node.serial < since for v in e.values)]
+    kept = [e for e in session.effects if e.serial < since]
     for effect in session.effects:
         if effect not in kept:
             suspend(effect)
@@ -124,7 +124,7 @@ def count_batch(norm: BatchNormBase | None, by: int) -> None:
 def next_part(session: Session, values: Sequence[Value]) -> tuple[Engine | None, Sequence[Value], bool]:
     """Return the engine that runs next, the values that it computes, and True if other values remain; see
     [Note: engines]."""
-    if not session.calls:
+    if all(call.engine is session.engine for call in session.calls):
         return session.engine, values, False
     nodes = ancestors(values, session.vectors)
     engine_by_node: dict[Node, Engine | None] = {}
@@ -187,7 +187,7 @@ def engine_of(node: Node, session: Session, engine_by_node: dict[Node, Engine | 
 def run(session: Session, wanted: Sequence[Value] = ()) -> list[Tensor]:
     """Compute the wanted values, all pending vectors and all effects, under one plan for each of the calls' options;
     see [Note: engines]."""
-    wanted = [v if not v.is_map else gather(v) for v in wanted]
+    wanted = [v if not v.is_map else session.gathered(v) for v in wanted]
     values = [v for v in dict.fromkeys((*pending_vectors(session), *wanted)) if v not in session.vectors]
     values += [v for e in session.effects if not e.dormant for v in e.values]
     restore_buffers(session.effects)
@@ -230,7 +230,7 @@ def apply_effects(session: Session) -> None:
             if effect.dormant:
                 effect.dormant = False
                 count_batch(effect.norm, 1)
-            effect.run(tensors)
+            effect.run(effect.writes, tensors)
             if effect.block is not None:
                 effect.results = [t.detach() for t in tensors]
                 session.recomputed_effects.append(effect)
@@ -259,7 +259,7 @@ def repeat_effects(effects: Sequence[Effect], recomputed: Container[Hashable], g
         if (norm := effect.norm) is not None and norm.num_batches_tracked is not None:
             count = float(norm.num_batches_tracked.add_(1))
             how = {"momentum": 1 / count} if norm.momentum is None else {}
-        effect.run(effect.results, **how)
+        effect.run(effect.writes, effect.results, **how)
 
 
 def run_recording(recording: Recording, session: Session) -> None:
@@ -269,7 +269,7 @@ def run_recording(recording: Recording, session: Session) -> None:
     with profiler_range("plan"):
         plan = fixed_plan(recording.nodes, None) if engine is None else engine.choose(recording)
     step = Step() if engine is None else engine.begin_step(plan, recording)
-    run_plan(plan, recording.nodes, Frame(recording.bindings, session.vectors, step))
+    run_plan(plan, recording, Frame(recording.bindings, session.vectors, step))
 
 
 def check_versions(recording: Recording) -> None:

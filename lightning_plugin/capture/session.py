@@ -28,7 +28,7 @@ from lightning_plugin.graph import (
     Rewriting,
     Value,
     ancestors,
-    next_serial,
+    gather,
 )
 from lightning_plugin.layout import Axis
 from lightning_plugin.ops import Captured, Source, VectorOp
@@ -39,6 +39,7 @@ from lightning_plugin.private import (
     become,
     custom_function,
     refuse_transforms,
+    storage_key,
     version,
     without_torch_function,
 )
@@ -60,6 +61,8 @@ class Engine(Protocol):
 
     @property
     def options(self) -> Options: ...
+    @property
+    def transcripts(self) -> Any: ...
     def choose(self, recording: Recording) -> Plan: ...
     def can_move(self, tensor: Tensor) -> bool: ...
     def begin_step(self, plan: Plan, recording: Recording) -> Step: ...
@@ -72,16 +75,71 @@ class ModuleCall:
 
     Attributes:
         engine: The module's engine.
-        begin: Serial number before those of the nodes that the call records.
-        end: Serial number after them; None during the call.
+        is_open: False after the call.
+        serials: Serial numbers of the nodes that it has recorded.
     """
 
     engine: Engine
-    begin: int = field(default_factory=next_serial)
-    end: int | None = None
+    is_open: bool = True
+    serials: set[int] = field(default_factory=set)
 
     def __contains__(self, node: Node) -> bool:
-        return self.begin < node.serial and (self.end is None or node.serial < self.end)
+        return node.serial in self.serials
+
+
+@dataclass(eq=False)
+class Log:
+    """Changes that recording a call makes to its session; see `transcript`.
+
+    Attributes:
+        axes: Axes that count images: those before the call, then those that it adds.
+        binds: Bindings of fake tensors, in order.
+        stored: Fake tensors by storage.
+        serials: Serial numbers of the nodes.
+        extents: Extents of the maps.
+        captured: The captured tensors.
+        effects: Effects, each with the captured tensors that it writes.
+        settled: Captured tensors that no effect has still to write.
+        is_repeatable: False if the call has to be recorded in each step.
+    """
+
+    axes: frozenset[int]
+    binds: list[tuple[Tensor, Value | Stale]] = field(default_factory=list)
+    stored: list[tuple[int, Tensor]] = field(default_factory=list)
+    serials: list[int] = field(default_factory=list)
+    extents: set[tuple[int, ...]] = field(default_factory=set)
+    captured: set[Value] = field(default_factory=set)
+    effects: list[tuple[Effect, Sequence[Value]]] = field(default_factory=list)
+    settled: list[Value] = field(default_factory=list)
+    is_repeatable: bool = True
+
+
+class _Logs(threading.local):
+    """The log of the call that a thread records, if it has one."""
+
+    now: Log | None = None
+
+
+logs = _Logs()
+
+
+@contextmanager
+def logging_to(log: Log | None) -> Iterator[None]:
+    """Log the recording of a call."""
+    before, logs.now = logs.now, log
+    try:
+        yield
+    finally:
+        logs.now = before
+
+
+class Transcript(Protocol):
+    """The part of `transcript.Transcript` that sessions use."""
+
+    place: Any
+
+    def rewind(self, session: Session) -> None: ...
+    def close(self) -> None: ...
 
 
 @dataclass(eq=False)
@@ -107,6 +165,8 @@ class Session:
         random_calls: Number of random operators so far.
         key: Key of the step's random numbers.
         merged_into: The session that has taken over this one's calls.
+        transcript: The calls of the step, by which they are compared with those of earlier steps; None if they are not.
+        has_calls: True if a call was recorded, or compared.
         fake_mode: Mode in which shapes are propagated; see [Note: threads] in `fakes`.
     """
 
@@ -127,6 +187,8 @@ class Session:
     random_calls: int = field(default=0, init=False)
     key: int | None = field(default=None, init=False)
     merged_into: Session | None = field(default=None, init=False)
+    transcript: Transcript | None = field(default=None, init=False)
+    has_calls: bool = field(default=False, init=False)
     fake_mode: FakeTensorMode = field(default_factory=lambda: MODES.recording, init=False)
 
     @contextmanager
@@ -149,6 +211,11 @@ class Session:
         options = Options() if self.engine is None else self.engine.options
         splitting, chains = splitting or options.splitting, chains or options.chaining
         wanted = list(wanted)
+        place = None if self.transcript is None else self.transcript.place
+        key = (tuple(wanted), frozenset(self.vectors))
+        if place is not None and key in place.recordings:
+            nodes, derived = place.recordings[key]
+            return Recording(nodes, self.bindings, key[1], derived)
         nodes = tuple(ancestors(wanted, self.vectors))
         if splitting is not None:
             space = min(self.instance_axes, default=max(map(len, self.extents), default=0))
@@ -158,7 +225,22 @@ class Session:
             written = {v for v, capture in self.bindings.captures.items() if capture.version is None}
             if replace_by_chains(nodes, wanted, written):
                 nodes = tuple(ancestors(wanted, self.vectors))
-        return Recording(nodes, self.bindings, frozenset(self.vectors))
+            if self.transcript is not None:  # chains replace recorded nodes
+                self.transcript.close()
+                place = None
+        recording = Recording(nodes, self.bindings, key[1])
+        if place is not None:
+            place.recordings[key] = nodes, recording.derived
+        return recording
+
+    def gathered(self, value: Value) -> Value:
+        """Return the value of a map as one tensor."""
+        place = None if self.transcript is None else self.transcript.place
+        if place is None:
+            return gather(value)
+        if value not in place.gathers:
+            place.gathers[value] = gather(value)
+        return place.gathers[value]
 
     def drop_unsound_results(self) -> None:
         """Drop results that a later run must not take over, and computes again.
@@ -184,26 +266,29 @@ class Session:
     def drop_unreachable(self) -> None:
         """Make the computed lazy tensors ordinary ones. Drop nodes, results and bindings that no lazy tensor and no
         effect depends on."""
-        given: set[Value] = set()
+        given = [c.tensor for c in self.bindings.captures.values()] if self.vectors else []
+        users = {storage_key(t) for t in given if t.layout is torch.strided}  # storages to which the user may write
         for t in self.alive:
             value = binding_of(t._fake)
             if isinstance(value, Value) and value in self.vectors:
+                users.add(storage_key(self.vectors[value]))
                 self.replace(t, self.vectors[value])
-                given.add(value)
         fakes = {id(t._fake): t._fake for t in self.alive}
         values = [value for fake in fakes.values() if isinstance(value := binding_of(fake), Value)]
         needed = ancestors([*values, *(v for e in self.effects for v in e.values)], self.vectors)
         reached = {*values, *(v for node in needed for v in (*node.inputs, *node.outputs))}
-        with torch.inference_mode(False), torch.enable_grad():  # the user may write to what recorded nodes will read
-            copies = {v: self.vectors[v].clone() for v in given & reached}
-        self.vectors = {v: copies.get(v, t) for v, t in self.vectors.items() if v in reached}
+        kept = {v: t for v, t in self.vectors.items() if v in reached}
+        with torch.inference_mode(False), torch.enable_grad():  # recorded nodes will read what is there now
+            self.vectors = {v: t.clone() if storage_key(t) in users else t for v, t in kept.items()}
         self.bindings = self.bindings.restrict(reached)
         behind = {v for node in ancestors(values) for v in node.outputs} if self.recomputed_effects else ()
         self.recomputed_effects = [e for e in self.recomputed_effects if e.values[0] in behind]
         self.captured_values.clear()
-        self.calls = [call for call in self.calls if call.end is None or any(node in call for node in needed)]
-        kept = {s: [f for f in known if id(f) in fakes] for s, known in self.fakes_by_storage.items()}
-        self.fakes_by_storage = {s: known for s, known in kept.items() if known}
+        self.calls = [call for call in self.calls if call.is_open or any(node in call for node in needed)]
+        stored = {s: [f for f in known if id(f) in fakes] for s, known in self.fakes_by_storage.items()}
+        self.fakes_by_storage = {s: known for s, known in stored.items() if known}
+        if self.transcript is not None and not self.effects:
+            self.transcript.rewind(self)
 
     def replace(self, lazy: Any, result: Tensor) -> None:
         """Make a lazy tensor the ordinary tensor of its result, which holds no session."""
@@ -237,6 +322,11 @@ class Session:
                 "tensors recorded in two threads were used in one call. Record a step in one thread, or take the value "
                 "of one of them first (.item(), materialize(x))."
             )
+        if other.transcript is not self.transcript:
+            for transcript in (self.transcript, other.transcript):
+                if transcript is not None:
+                    transcript.place = None
+        self.has_calls |= other.has_calls
         self.captured_values.update(other.captured_values)
         self.bindings.update(other.bindings)
         self.vectors.update(other.vectors)
@@ -257,7 +347,7 @@ class Session:
 
     def begin_call(self, call: ModuleCall) -> None:
         """Begin a call, unless it lies within another one, to which its nodes then belong."""
-        if all(other.end is not None for other in self.calls):
+        if not any(other.is_open for other in self.calls):
             self.calls.append(call)
             self.engine = call.engine
 
@@ -265,22 +355,40 @@ class Session:
         """Return the value of a real tensor: one value for the tensor as long as it is unchanged."""
         refuse_transforms(tensor)
         with without_torch_function():
-            now, key = version(tensor), (id(tensor), tensor.requires_grad)
-            known = self.captured_values.get(key)
-            if known is not None and self.bindings.captures[known].version in (now, None):
-                return known
-            # A parameter on the meta device has no data: such a network is only planned, as if on the image's device.
-            # A parameter that the engine streams, or has still to place, is used on the image's device too.
-            moves = self.engine is not None and tensor.device.type == "cpu" and self.engine.can_move(tensor)
-            device = self.device if tensor.is_meta or moves else tensor.device
-            with self.fake_tensors():
-                fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
-            value = Value(fake, None, tensor.requires_grad)
-            Node(Captured(), (), (value,), "tensor")
-            bind(fake, value)
-            self.captured_values[key] = value
-            self.bindings.captures[value] = Capture(tensor, now)
-            return value
+            known = self.known_capture(tensor)
+            if known is None:
+                with self.fake_tensors():
+                    fake = torch.empty_strided(
+                        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=self.device_of(tensor)
+                    )
+                known = Value(fake, None, tensor.requires_grad)
+                Node(Captured(), (), (known,), "tensor")
+                bind(fake, known)
+                self.bind_capture(known, tensor)
+            if logs.now is not None:
+                logs.now.captured.add(known)
+            return known
+
+    def known_capture(self, tensor: Tensor) -> Value | None:
+        """Return the value of a real tensor that was captured before, if it is unchanged."""
+        known = self.captured_values.get((id(tensor), tensor.requires_grad))
+        if known is not None and self.bindings.captures[known].version in (version(tensor), None):
+            return known
+        return None
+
+    def bind_capture(self, value: Value, tensor: Tensor) -> None:
+        """Bind a value to a real tensor."""
+        self.captured_values[id(tensor), tensor.requires_grad] = value
+        self.bindings.captures[value] = Capture(tensor, version(tensor))
+
+    def device_of(self, tensor: Tensor) -> torch.device:
+        """Return the device on which a real tensor is used.
+
+        A parameter on the meta device has no data: such a network is only planned, as if on the image's device. A
+        parameter that the engine streams, or has still to place, is used on the image's device too.
+        """
+        moves = self.engine is not None and tensor.device.type == "cpu" and self.engine.can_move(tensor)
+        return self.device if tensor.is_meta or moves else tensor.device
 
     def bind_image(self, source: TileSource, fake: Tensor, requires_grad: bool = False) -> Value:
         """Bind a fake tensor to the value of an image in its current version; an empty image is a vector."""
@@ -320,11 +428,15 @@ class Session:
 
     def has_pending_writes(self, values: Iterable[Value]) -> bool:
         """True if an effect will write one of these captured tensors; dormant effects do not count."""
+        if not self.effects:
+            return False
         tensors = [self.captured_tensor(v) for v in values if v in self.bindings.captures]
         return any(w is t for e in self.effects if not e.dormant for w in e.writes for t in tensors)
 
     def next_random_key(self) -> tuple[int, int]:
         """Return the step's key, drawn once from PyTorch's generator, and the number of this random call."""
+        if logs.now is not None:
+            logs.now.is_repeatable = False
         if self.key is None:
             self.key = int(torch.randint(2**62, (1,)).item())
         self.random_calls += 1
@@ -333,6 +445,8 @@ class Session:
 
 def bind(fake: Tensor, value: Value | Stale) -> None:
     fake.sft_value = value  # type: ignore[attr-defined]
+    if logs.now is not None:
+        logs.now.binds.append((fake, value))
 
 
 def binding_of(fake: Tensor) -> Value | Stale | None:

@@ -48,7 +48,6 @@ from lightning_plugin.private import (
     write_count,
 )
 from lightning_plugin.program.findings import Owned
-from lightning_plugin.program.program import independent_parts
 from lightning_plugin.program.scan import scan_programs
 from lightning_plugin.progress import profiler_range
 from lightning_plugin.residency.boundary import Boundary
@@ -60,7 +59,7 @@ def run_segment(run: SegmentRun, frame: Frame) -> None:
         for program in scans:
             run_segment(run.of_part(program, frame), frame)
         return
-    programs = independent_parts(run.program)
+    programs = run.program.parts
     ends = run.program.cuts(run.plan.forward)
     for t, at in zip(run.program.targets, ends, strict=True):
         if (v := t.stored) is not None:

@@ -19,7 +19,7 @@ from lightning_plugin.execute.keep import find_batch_norms, run_node, whole_map
 from lightning_plugin.execute.room import Guard, leaf_tensors
 from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.execute.streams import Streams, Use
-from lightning_plugin.graph import Node, Value, ancestors, with_requires_grad
+from lightning_plugin.graph import Node, Recording, Value, ancestors, with_requires_grad
 from lightning_plugin.layout import copy_like
 from lightning_plugin.ledger import watched
 from lightning_plugin.ops import Barrier, Captured, Gather, Spread, VectorOp
@@ -31,35 +31,91 @@ from lightning_plugin.progress import profiler_range
 from lightning_plugin.residency.tiers import Home
 from lightning_plugin.residency.transfer import TransferQueue
 
+#: Plans of one recording that stay prepared.
+MAX_PREPARED = 4
 
-def run_plan(plan: Plan, nodes: Sequence[Node], frame: Frame) -> None:
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A plan prepared for runs of the nodes that it was made for: what depends on nothing else.
+
+    Attributes:
+        nodes: The nodes.
+        stages: The segments.
+        gathers: The nodes that make maps one tensor, by the place of the segment that makes the map.
+        captured: The captured tensors.
+        below: The captured tensors that the plan puts below the device.
+        chains: The plan of each chain, by its node's serial number.
+        background: The last segment that groups identical tiles.
+    """
+
+    nodes: Sequence[Node]
+    stages: Sequence[Stage]
+    gathers: Mapping[int, Sequence[Node]]
+    captured: Sequence[Value]
+    below: Collection[Value] = ()
+    chains: Mapping[int, ChainPlan] = field(default_factory=dict)
+    background: int = 0
+
+    @staticmethod
+    def of(plan: Plan, nodes: Sequence[Node], first: int = 0) -> Prepared:
+        """Prepare a plan, whose segments' places count from ``first``."""
+        stages = prepare_stages(plan, nodes, first)
+        made = {v: stage.place for stage in stages for t in stage.targets for v in t.node.outputs}
+        gathers: dict[int, list[Node]] = {}
+        for node in nodes:
+            if isinstance(node.op, Gather) and node.inputs[0] in made:
+                gathers.setdefault(made[node.inputs[0]], []).append(node)
+        return Prepared(
+            nodes,
+            stages,
+            gathers,
+            [n.outputs[0] for n in nodes if isinstance(n.op, Captured)],
+            {nodes[place].outputs[0] for place in (*plan.on_host, *plan.on_disk)},
+            {nodes[chain.node].serial: chain for chain in plan.chains},
+            max((place for place, s in enumerate(plan.segments, 1) if s.alike), default=0),
+        )
+
+
+def prepare(plan: Plan, recording: Recording) -> Prepared:
+    """Prepare a plan for a recording; once, for as long as its nodes serve further steps."""
+    known: dict[int, tuple[Plan, Prepared]] = recording.derived.setdefault("prepared", {})
+    if id(plan) not in known:
+        if len(known) == MAX_PREPARED:
+            del known[next(iter(known))]
+        known[id(plan)] = plan, Prepared.of(plan, recording.nodes)
+    return known[id(plan)][1]
+
+
+def run_plan(plan: Plan, recording: Recording, frame: Frame) -> None:
     """Run forward, and put every vector into the frame, with a ``grad_fn`` that runs backward under the plan."""
-    stages = prepare_stages(plan, nodes, frame.step)
-    below = {nodes[place].outputs[0] for place in (*plan.on_host, *plan.on_disk)}
-    chains = {nodes[chain.node].serial: chain for chain in plan.chains}
-    streams = make_streams(below, plan.fetched_ahead, nodes, stages, frame)
-    background = max((place for place, s in enumerate(plan.segments, 1) if s.alike), default=0)
-    frame = replace(frame, streams=streams, chains=chains, background_segments=background)
-    run_stages(stages, nodes, frame)
+    prepared, step = prepare(plan, recording), frame.step
+    streams = make_streams(prepared, plan.fetched_ahead, frame)
+    frame = replace(frame, streams=streams, chains=prepared.chains, background_segments=prepared.background)
+    run_stages(prepared, frame, make_queue(plan, step))
 
 
-def run_stages(stages: Sequence[Stage], nodes: Sequence[Node], frame: Frame) -> None:
+def make_queue(plan: Plan, step: Step) -> TransferQueue:
+    """Make the queue of a run's transfers."""
+    make_stand_in = None if step.rehearsal is None else step.rehearsal.make_stand_in
+    return TransferQueue(any(s.ahead for s in plan.segments), step.folder, step.progress, make_stand_in)
+
+
+def run_stages(prepared: Prepared, frame: Frame, queue: TransferQueue) -> None:
     """Run prepared segments, and compute all vectors."""
     rehearsal = frame.step.rehearsal
-    gathers = [n for n in nodes if isinstance(n.op, Gather)]
     try:
-        for stage in stages:
+        for stage in prepared.stages:
             if rehearsal is not None:
                 rehearsal.begin_turn((stage.place, "forward"), False)
             with profiler_range("segment", stage.place, stage.plan.path, "forward"):
-                stage.run(frame)
+                stage.run(frame, queue)
             frame.step.trim_memory()
-            for node in gathers:
-                if any(node.inputs[0] in t.node.outputs for t in stage.targets):
-                    compute_vector(node.outputs[0], frame)
+            for node in prepared.gathers.get(stage.place, ()):
+                compute_vector(node.outputs[0], frame)
             for v in stage.last_maps:
                 frame.release(v)
-        for node in nodes:
+        for node in prepared.nodes:
             for v in node.outputs:
                 if not v.is_map:
                     compute_vector(v, frame)
@@ -71,24 +127,22 @@ def run_stages(stages: Sequence[Stage], nodes: Sequence[Node], frame: Frame) -> 
         frame.clear_maps()
 
 
-def make_streams(
-    below: Collection[Value], ahead: bool, nodes: Sequence[Node], stages: Sequence[Stage], frame: Frame
-) -> Streams | None:
+def make_streams(prepared: Prepared, ahead: bool, frame: Frame) -> Streams | None:
     """Collect the streamed tensors of a run: those that the plan puts below the device, and those that earlier plans
     have put there."""
-    step = frame.step
-    if not below and not step.homes:
+    step, nodes = frame.step, prepared.nodes
+    if not prepared.below and not step.homes:
         return None
     captured: dict[Value, Tensor] = {}
-    for node in nodes:
-        found = frame.bindings.captures.get(node.outputs[0]) if isinstance(node.op, Captured) else None
-        if found is not None and (node.outputs[0] in below or found.tensor in step.homes):
-            captured[node.outputs[0]] = found.tensor
+    for v in prepared.captured:
+        found = frame.bindings.captures.get(v)
+        if found is not None and (v in prepared.below or found.tensor in step.homes):
+            captured[v] = found.tensor
     if not captured:
         return None
     for v in captured:  # on the device in an earlier run of this frame
         frame.vectors.pop(v, None)
-    uses = {use: vectors for stage in stages for use, vectors in stage.uses()}
+    uses = {use: vectors for stage in prepared.stages for use, vectors in stage.uses()}
     uses |= {(-1, n.serial): n.inputs for n in nodes if isinstance(n.op, (VectorOp, Barrier))}
     homes = step.homes if step.rehearsal is None else None
     return Streams(captured, homes, uses, nodes, step.ledger, ahead, step.progress)
@@ -104,7 +158,6 @@ class Stage:
         program: The program of its tiles; None if it is kept.
         fused: The pairs of nodes that run as one BatchNorm; see `keep.find_batch_norms`.
         place: Its number in the plan.
-        queue: Transfers of its maps.
         last_maps: The maps that no later segment reads.
         last_reads: For each node of a kept segment, by its serial number, the maps whose last reader it is.
     """
@@ -114,7 +167,6 @@ class Stage:
     program: Program | None
     fused: Mapping[int, Node]
     place: int
-    queue: TransferQueue
     last_maps: list[Value] = field(default_factory=list)
     last_reads: dict[int, list[Value]] = field(default_factory=dict)
 
@@ -135,14 +187,14 @@ class Stage:
         """Return the vectors that a kept node reads; a fused BatchNorm makes its statistics itself."""
         return node.vectors if node.serial not in self.fused else node.vectors[2:]
 
-    def run(self, frame: Frame) -> None:
+    def run(self, frame: Frame, queue: TransferQueue) -> None:
         if self.program is None:
             with watched(frame.step.ledger):
                 self.run_nodes([t.node for t in self.targets], frame)
         else:
-            self.run_tiles(self.program, frame)
+            self.run_tiles(self.program, frame, queue)
 
-    def run_tiles(self, program: Program, frame: Frame) -> None:
+    def run_tiles(self, program: Program, frame: Frame, queue: TransferQueue) -> None:
         for v in program.vectors:
             compute_vector(v, frame)
         for v in program.reads:
@@ -154,7 +206,7 @@ class Stage:
                 f"segment {self.place} shares halos, so its tiles run in order and cannot be shared among ranks; use "
                 'halo="recompute"'
             )
-        home = Home(self.plan.tier, self.queue)
+        home = Home(self.plan.tier, queue)
         with frame.fetch_streamed((self.place, -1), program.vectors):
             run_segment(SegmentRun(program, frame, self.plan, home, self.place), frame)
 
@@ -186,14 +238,12 @@ class Stage:
                 guard.leaves += leaf_tensors(frame.ordinary_tensors(node.inputs))
 
 
-def prepare_stages(plan: Plan, nodes: Sequence[Node], step: Step, first: int = 0) -> list[Stage]:
+def prepare_stages(plan: Plan, nodes: Sequence[Node], first: int) -> list[Stage]:
     """Prepare the segments of a plan, whose places count from ``first``, and find the last reader of each map."""
     stages = []
-    make_stand_in = None if step.rehearsal is None else step.rehearsal.make_stand_in
-    queue = TransferQueue(any(s.ahead for s in plan.segments), step.folder, step.progress, make_stand_in)
     for place, (segment, targets, program) in enumerate(programs(plan, nodes), first):
         fused = find_batch_norms([t.node for t in targets], nodes) if segment.keep else {}
-        stages.append(Stage(segment, targets, program, fused, place, queue))
+        stages.append(Stage(segment, targets, program, fused, place))
     read_later: set[Value] = set()
     read_by_others = {v for stage in stages if stage.program is not None for v in stage.program.reads}
     read_by_others.update(n.inputs[0] for n in nodes if isinstance(n.op, Gather))
@@ -211,7 +261,7 @@ def prepare_stages(plan: Plan, nodes: Sequence[Node], step: Step, first: int = 0
 
 def compute_vector(value: Value, frame: Frame) -> None:
     """Compute a vector with ordinary autograd, from results of segments that have run."""
-    if value.is_map:
+    if value.is_map or value in frame.vectors:
         return
     ledger = frame.step.ledger
     if frame.has_streamed(value):
@@ -240,16 +290,16 @@ def run_links(node: Node, op: Chain, frame: Frame) -> None:
     """Run a chain; the segments of a link are prepared once."""
     plan = frame.chains.get(node.serial) or kept_chain(op)
     link_plan, step = Plan(plan.segments), frame.step
-    prepared: dict[Body, list[Stage]] = {}
+    queue, prepared = make_queue(link_plan, step), dict[Body, Prepared]()
 
     def run(body: Body, link: Frame) -> None:
-        stages = prepared.get(body)
-        if stages is None:
-            stages = prepare_stages(link_plan, body.nodes, step, FIRST_LINK_PLACE)
+        found = prepared.get(body)
+        if found is None:
+            found = Prepared.of(link_plan, body.nodes, FIRST_LINK_PLACE)
             if body is op.body:
-                prepared[body] = stages
-        streams = make_streams(link.bindings.captures, False, body.nodes, stages, link)
-        run_stages(stages, body.nodes, replace(link, streams=streams))
+                prepared[body] = found
+        found = replace(found, below=link.bindings.captures)
+        run_stages(found, replace(link, streams=make_streams(found, False, link)), queue)
 
     turn = nullcontext() if step.rehearsal is None else step.rehearsal.turn((CHAIN, "forward"))
     with turn, watched(None if step.rehearsal is None else step.ledger):

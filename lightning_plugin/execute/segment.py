@@ -23,7 +23,7 @@ from lightning_plugin.graph import Value, with_requires_grad
 from lightning_plugin.ops import Pieces
 from lightning_plugin.plan import SegmentPlan
 from lightning_plugin.program.pieces import UncutAxis, uncut_axes
-from lightning_plugin.program.program import Program, Target, recallable
+from lightning_plugin.program.program import Program, Target
 from lightning_plugin.program.tape import Inspect
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.residency.tiers import Home
@@ -70,7 +70,7 @@ class SegmentRun:
         self.images = [v for v, image in self.sources.items() if v.requires_grad and image.tensor is not None]
         self.boundaries = [v for v in program.reads if v in frame.boundaries and frame.ordinary_tensor(v) is None]
         self.outputs = [v for t in program.targets if t.stored is None for v in t.node.outputs]
-        self.recalls: Mapping[Target, Sequence[Target]] = recallable(program) if self.plan.recall else {}
+        self.recalls: Mapping[Target, Sequence[Target]] = program.recallable if self.plan.recall else {}
         self.uncut_axes = uncut_axes(program, self.boundaries) if self.plan.pieces > 1 else {}
         self.trains = any(v.requires_grad for v in (*self.outputs, *self.stored))
         self.known_constants = {v: found for v in program.reads if (found := self.find_constants(v, frame)) is not None}

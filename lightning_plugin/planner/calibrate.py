@@ -261,7 +261,7 @@ def call_of_tiles(device: torch.device, rates: Rates) -> float:
 
         def step() -> None:
             frame = Frame(recording.bindings, step=Step(library=library))
-            run_plan(plan, recording.nodes, frame)
+            run_plan(plan, recording, frame)
             frame.vectors[loss].backward()
 
         taken = seconds(step, device)

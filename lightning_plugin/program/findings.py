@@ -1,6 +1,6 @@
 """Cache of tile programs: boxes, kinds and tapes of a program's tiles on a grid, for the next recording.
 
-[Note: findings] Each step is recorded anew, though most steps compute the same. Kinds, boxes and tapes of a step's
+[Note: findings] A step may be recorded anew though it computes what others did. Kinds, boxes and tapes of a step's
 tiles depend on the program's structure and the grid alone, so they are cached by a key of both. The structural key
 (`program.key`) covers every field of operators, layouts and values, with types and flags; a program with a field that
 cannot be compared exactly is not cached. Findings hold no data and no nodes, so they keep no recording alive.

@@ -44,6 +44,22 @@ class Unkeyed(Exception):
     """An object has no exact key."""
 
 
+class HashedKey:
+    """Key that computes its hash once: tuples compute theirs at each use."""
+
+    __slots__ = ("_hash", "key")
+
+    def __init__(self, key: Hashable) -> None:
+        self.key = key
+        self._hash = hash(key)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, HashedKey) and self.key == other.key)
+
+
 def structural_key(thing: Any, sizes: Set[int] | None = None) -> Hashable:
     """Return the key of an operator, or of an object in one, without the fields that a dataclass does not compare (see
     `has_unkeyed_fields`).

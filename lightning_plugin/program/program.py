@@ -23,7 +23,7 @@ recalled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -34,7 +34,7 @@ from lightning_plugin.errors import PlanError
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import ReduceOp, Reduction, Source, Spread, TileOp
 from lightning_plugin.plan import Plan, SegmentPlan
-from lightning_plugin.program.key import Unkeyed, structural_key, value_key
+from lightning_plugin.program.key import HashedKey, Unkeyed, structural_key, value_key
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,10 +152,43 @@ class Program:
         return {v: i for i, v in enumerate(self.vectors)}
 
     def narrow(self, targets: Sequence[Target]) -> Program:
-        """Return the program of some of the targets."""
+        """Return the program of some of the targets; one for equal targets."""
         if len(targets) == len(self.targets):
             return self
-        return Program.build(targets, set(self.reads).__contains__, self.reference)
+        known = self._narrowed.get(tuple(targets))
+        if known is None:
+            known = Program.build(targets, set(self.reads).__contains__, self.reference)
+            self._narrowed[tuple(targets)] = known
+        return known
+
+    @cached_property
+    def _narrowed(self) -> dict[tuple[Target, ...], Program]:
+        return {}
+
+    @cached_property
+    def parts(self) -> Sequence[Program]:
+        """The programs of the segment's parts (see [Note: parts]); of a single part, the program itself."""
+        if len(self.targets) == 1 and self.targets[0].requires_grad:
+            return [self]
+        groups = connected_targets(self)
+        if len(groups) == 1 and len(groups[0]) == len(self.targets):
+            return [self]
+        return [self.narrow(targets) for targets in groups]
+
+    @cached_property
+    def recallable(self) -> Mapping[Target, tuple[Target, ...]]:
+        """The stored maps that can be recalled, each with the reductions that read it; see [Note: recall]."""
+        reductions = {t.node.serial: t for t in self.targets if t.stored is None}
+        readers: dict[Value, list[Node]] = {}
+        for node in self.nodes:
+            for v in node.maps:
+                readers.setdefault(v, []).append(node)
+        found: dict[Target, tuple[Target, ...]] = {}
+        for t in self.targets:
+            nodes = readers.get(t.stored, ()) if t.stored is not None else ()
+            if nodes and t.requires_grad and needs_no_result(t.node) and all(map(is_recallable_reduction, nodes)):
+                found[t] = tuple(reductions[n.serial] for n in nodes)
+        return found
 
     @cached_property
     def prefetched(self) -> list[Value]:
@@ -171,7 +204,7 @@ class Program:
         return grid.ends(self.extents, self.reference)
 
     @cached_property
-    def key(self) -> Hashable | None:
+    def key(self) -> HashedKey | None:
         """The exact key of the program; None if it has none. See `program.key`."""
         slots, vectors, numbers = self.map_slots, self.vector_slots, {n.serial: i for i, n in enumerate(self.nodes)}
         try:
@@ -186,13 +219,15 @@ class Program:
             )
         except Unkeyed:
             return None
-        return (
-            nodes,
-            tuple(map(value_key, self.reads)),
-            tuple(map(value_key, self.vectors)),
-            tuple((numbers[t.node.serial], t.stored is not None) for t in self.targets),
-            frozenset(numbers[serial] for serial in self.in_place),
-            self.reference,
+        return HashedKey(
+            (
+                nodes,
+                tuple(map(value_key, self.reads)),
+                tuple(map(value_key, self.vectors)),
+                tuple((numbers[t.node.serial], t.stored is not None) for t in self.targets),
+                frozenset(numbers[serial] for serial in self.in_place),
+                self.reference,
+            )
         )
 
     @property
@@ -307,31 +342,6 @@ def gradient_path(target: Target, nodes: set[int]) -> set[object]:
     return found
 
 
-def independent_parts(program: Program) -> Sequence[Program]:
-    """Return the programs of a segment's parts (see [Note: parts]); of a single part, the program itself."""
-    if len(program.targets) == 1 and program.targets[0].requires_grad:
-        return [program]
-    groups = connected_targets(program)
-    if len(groups) == 1 and len(groups[0]) == len(program.targets):
-        return [program]
-    return [program.narrow(targets) for targets in groups]
-
-
-def recallable(program: Program) -> Mapping[Target, tuple[Target, ...]]:
-    """Return the stored maps that can be recalled, each with the reductions that read it; see [Note: recall]."""
-    reductions = {t.node.serial: t for t in program.targets if t.stored is None}
-    readers: dict[Value, list[Node]] = {}
-    for node in program.nodes:
-        for v in node.maps:
-            readers.setdefault(v, []).append(node)
-    found: dict[Target, tuple[Target, ...]] = {}
-    for t in program.targets:
-        nodes = readers.get(t.stored, ()) if t.stored is not None else ()
-        if nodes and t.requires_grad and needs_no_result(t.node) and all(map(is_recallable_reduction, nodes)):
-            found[t] = tuple(reductions[n.serial] for n in nodes)
-    return found
-
-
 def is_recallable_reduction(node: Node) -> bool:
     """True for a reduction of one map whose derivative depends on that map's tiles alone."""
     op = node.op
@@ -354,7 +364,7 @@ class BackwardProgram:
 
     @staticmethod
     def of(whole: Program) -> BackwardProgram:
-        reductions = tuple(t for found in recallable(whole).values() for t in found)
+        reductions = tuple(t for found in whole.recallable.values() for t in found)
         return BackwardProgram(whole.narrow([t for t in whole.targets if t not in reductions]), reductions)
 
     @property

@@ -27,7 +27,7 @@ from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.errors import PlanError
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import ReduceOp
-from lightning_plugin.program.program import Program, independent_parts
+from lightning_plugin.program.program import Program
 from lightning_plugin.program.tape import ScanTile
 
 
@@ -56,7 +56,7 @@ def scan_programs(program: Program) -> list[Program]:
     A part has a scan of its own, since backward needs its carried rows. It reads less than all parts together, so it
     may need rows in another order even if the whole program does not.
     """
-    parts = [*independent_parts(program)]
+    parts = [*program.parts]
     done = {t for part in parts for t in part.targets}
     rest = [t for t in program.targets if t not in done]  # they require no grad
     return [*parts, program.narrow(rest)] if rest else parts

@@ -169,6 +169,6 @@ def any_negative(variance: Tensor) -> Tensor:
     return (variance < 0).any()
 
 
-def refuse_negative(found: Sequence[Tensor]) -> None:
+def refuse_negative(_: Sequence[Tensor], found: Sequence[Tensor]) -> None:
     if bool(found[0]):
         raise ValueError("gaussian_nll_loss: var has negative entries")

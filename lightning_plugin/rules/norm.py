@@ -400,12 +400,11 @@ def record_update_of_running(
         new: Computes the batch's statistics from the vectors.
     """
     targets = [v for v in running if v is not None]
-    buffers = [rec.session.captured_tensor(v) for v in targets]
 
-    def write(found: Sequence[Tensor], momentum: float = momentum) -> None:
+    def write(buffers: Sequence[Tensor], found: Sequence[Tensor], momentum: float = momentum) -> None:
         update_running(buffers, new(found), momentum)
 
-    if buffers:
+    if targets:
         rec.update(targets, values, write)
 
 

@@ -72,13 +72,12 @@ def select_along_axis(rec: Recorder, x: Value, dim: int, index: Value, out: Tens
     bytes_picked = out.numel() * out.element_size()
     if bytes_picked < min(FEW_BYTES, FEW_PART * x.bytes):
         return NotImplemented
-    rec.settled([index])
+    given = rec.read(index).tolist()
     line = flatten_dim(rec, x, dim)
     axis = None if line is None else line.space.axis_of(dim)
     if line is None or axis is None:
         return NotImplemented
     size = x.shape[dim]
-    given = rec.session.captured_tensor(index).tolist()
     if not all(-size <= n < size for n in given):
         return NotImplemented  # PyTorch raises the error
     numbers = tuple(n % size for n in given)

@@ -57,11 +57,17 @@ class Entry:
 
 class RuleTable:
     """Rules by function, one for each: an operator, an operator packet for all its overloads, or one of PyTorch's tags
-    for all operators that have it and no rule of their own."""
+    for all operators that have it and no rule of their own.
+
+    Attributes:
+        entries: The rules.
+        changes: Number of times that rules were registered.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.entries: dict[Any, Entry] = {}
+        self.changes = 0
 
     def rule(self, *functions: Any, replace: bool = False, **fields: Any) -> Callable[[Rule], Rule]:
         """Register the decorated rule for functions.
@@ -79,6 +85,7 @@ class RuleTable:
                     raise ValueError(f"{self.name} has a rule for {function} already; pass replace=True to change it")
                 entry = former or Entry(rule, rule.__module__.rsplit(".", 1)[-1])
                 self.entries[function] = dataclasses.replace(entry, rule=rule, **fields)
+            self.changes += 1
             return rule
 
         return add

@@ -124,27 +124,32 @@ def freed_between(module: nn.Module, x: Tensor) -> None:
 
 
 class Written(nn.Module):
-    """Writes to a small result whose value was asked for, after a map was computed from it."""
+    """Writes to a small result whose value was asked for, also through a view, after a map was computed from it."""
 
-    def __init__(self, grad: bool) -> None:
+    def __init__(self, grad: bool, by_view: bool) -> None:
         super().__init__()
-        self.first, self.second, self.grad = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1), grad
+        self.first, self.second = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.grad, self.by_view = grad, by_view
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.first(x)
         with torch.set_grad_enabled(self.grad):
             level = y.mean((2, 3))
-        y = self.second(y) + level[:, :, None, None]
-        float(level.detach().sum())
+        view = level[:, :, None, None]
+        y = self.second(y) + view
+        asked = (view if self.by_view else level).detach().sum()
+        del view
+        float(asked)
         level.mul_(3)
         return y.mean((2, 3)) + level
 
 
+@pytest.mark.parametrize("by_view", [True, False])
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize("options", list(OPTIONS))
-def test_a_result_written_to_after_its_value_was_asked_for(options: str, grad: bool) -> None:
+def test_a_result_written_to_after_its_value_was_asked_for(options: str, grad: bool, by_view: bool) -> None:
     torch.manual_seed(0)
-    plain = Written(grad).double()
+    plain = Written(grad, by_view).double()
     tiled = copy.deepcopy(plain)
     expected, found = plain(images()), TiledModule(tiled, **OPTIONS[options])(images())
     assert difference(found, expected) < TOLERANCE

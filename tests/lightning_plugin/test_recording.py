@@ -15,7 +15,7 @@ from lightning_plugin import Grid, LazyImage, TensorSource
 from lightning_plugin.capture import alias
 from lightning_plugin.execute.frame import Frame, Step
 from lightning_plugin.execute.run import run_plan
-from lightning_plugin.graph import Bindings, Capture, Image, Node, Value
+from lightning_plugin.graph import Bindings, Capture, Image, Node, Recording, Value
 from lightning_plugin.program.findings import Library
 from lightning_plugin.program.fixed import fixed_plan
 from tests.exactness import TOLERANCE, difference
@@ -61,8 +61,9 @@ def test_a_recording_runs_on_other_images_and_parameters_in_several_threads() ->
     def step(net: nn.Module, x: Tensor) -> Tensor:
         tensors = {**dict(net.named_parameters()), **dict(net.named_buffers())}
         captures = {v: Capture(tensors[name], None) for name, v in names.items()}
-        frame = Frame(Bindings({source: Image.of(TensorSource(x), CPU)}, captures), {}, Step(library=library))
-        run_plan(plan, nodes, frame)
+        bindings = Bindings({source: Image.of(TensorSource(x), CPU)}, captures)
+        frame = Frame(bindings, {}, Step(library=library))
+        run_plan(plan, Recording(nodes, bindings), frame)
         found = frame.vectors[result]
         found.square().sum().backward()
         return found.detach()

@@ -232,7 +232,7 @@ def run_on_fakes(plan: Plan, network: Network) -> RehearsedMemory:
         with ledger.watcher:
             ledger.begin()
             with torch.set_grad_enabled(network.trains):
-                run_plan(plan, network.nodes, frame)
+                run_plan(plan, network.recording, frame)
             results = results_of(network.nodes, frame)
             del frame
             ledger.graph_is_made()

@@ -144,9 +144,9 @@ def test_vectors_have_the_shapes_that_were_recorded(
     frames: list[Frame] = []
     ran = running.run_stages
 
-    def run(stages: Any, nodes: Any, frame: Frame) -> None:
+    def run(prepared: Any, frame: Frame, queue: Any) -> None:
         frames.append(frame)
-        ran(stages, nodes, frame)
+        ran(prepared, frame, queue)
 
     monkeypatch.setattr(running, "run_stages", run)
     TiledModule(After(function).double(), tiles=(2, 2))(torch.randn(images, *SHAPE[1:], dtype=torch.float64))
