@@ -88,8 +88,11 @@ def in_accumulation_dtype(x: Tensor, *vectors: Tensor | None) -> list[Any]:
     return [None if v is None else v.to(accumulation_dtype(x.dtype)) for v in vectors]
 
 
-def with_layout_of_input(grad: Tensor, last: bool) -> Tensor:
-    """Make a gradient contiguous, with channels last if ``last``, and with the strides that PyTorch would give it."""
+def with_layout_of_input(grad: Tensor | None, last: bool) -> Tensor | None:
+    """Make a gradient contiguous, with channels last if ``last``, and with the strides that PyTorch would give it; a
+    pass may reach the result without one."""
+    if grad is None:
+        return None
     if last and grad.dim() in CHANNELS_LAST:
         return plain_strides(grad.contiguous(memory_format=CHANNELS_LAST[grad.dim()]))
     return plain_strides(grad.contiguous())
