@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from lightning_plugin import LazyImage, TiledModule
 from lightning_plugin.capture.lazy import LazyTensor
 from lightning_plugin.capture.session import Session
-from lightning_plugin.graph import Capture, Image, Node, Value
+from lightning_plugin.graph import Capture, Image
 from lightning_plugin.residency.boundary import Boundary
 from tests.exactness import TOLERANCE, difference
 from tests.zoo import ZOO, fill
@@ -278,7 +278,7 @@ def test_frozen_parameters_get_no_gradient() -> None:
 
 
 @pytest.fixture
-def left() -> Callable[..., list[str]]:
+def left() -> Callable[[], list[str]]:
     """What the engine has left in memory since the test began: the traceback of an earlier test may hold on to more.
 
     What was recorded stays with the module, and holds no data.
@@ -286,27 +286,25 @@ def left() -> Callable[..., list[str]]:
     gc.collect()
     gc.freeze()  # and `get_objects` does not find them
 
-    def alive(*recorded: type) -> list[str]:
+    def alive() -> list[str]:
         for _ in range(3):  # a tensor that holds Python objects goes in one pass, what it held in the next
             gc.collect()
-        kinds = (LazyTensor, Boundary, Session, Capture, Image, *recorded)
+        kinds = (LazyTensor, Boundary, Session, Capture, Image)
         return sorted({type(o).__name__ for o in gc.get_objects() if issubclass(type(o), kinds)})
 
     return alive
 
 
-def test_no_state_survives_a_step(left: Callable[..., list[str]]) -> None:
+def test_no_state_survives_a_step(left: Callable[[], list[str]]) -> None:
     _, tiled = make()
     for x in images():
         loss = tiled(x).sum()
         loss.backward()
         del loss
         assert left() == []
-    del tiled
-    assert left(Value, Node) == []
 
 
-def test_no_state_survives_a_step_that_is_abandoned(left: Callable[..., list[str]]) -> None:
+def test_no_state_survives_a_step_that_is_abandoned(left: Callable[[], list[str]]) -> None:
     """A result that is dropped before backward, and a recording that is never run, leave nothing either."""
     net, tiled = make()
     tiled(images()[0])
