@@ -7,145 +7,35 @@ those of TCGA and CLAM, and names with spaces, umlauts and dots.
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import shutil
 import unicodedata
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-import h5py
-import numpy as np
 import pytest
-import torch
 
+from tests.wsi_trainer.forms import FROZEN, NAMES, SPLITS, UNSEEN, Form, Forms, table, write_table
 from tests.wsi_trainer.small import QUICK, VGG, rows
 from wsi_trainer.cli import main
-from wsi_trainer.data.manifest import SlideRecord, read_manifest
+from wsi_trainer.data.manifest import read_manifest
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.run import Run
 from wsi_trainer.metrics import read_predictions
-from wsi_trainer.models import ResNet
 from wsi_trainer.slide.identity import hash_of_1_0
 from wsi_trainer.slide.names import file_about, same_patient, slide_name
 from wsi_trainer.store import manifest as store_manifest
 from wsi_trainer.synthetic import SlideSpec, write_slide
 
-NAMES = (
-    "TCGA-05-4244-01Z-00-DX1.d4ff32cd-b4a8.svs", "a.ome.tif", "Müller_01.tif", "case 03 #1.tiff", "x.v2.tif",
-    "日本 (02).tif", "s07.tif", "s8.ndpi.tif", "Fall.10.tif", "s10.svs",
-)  # fmt: skip
-SPLITS = ("train", "train", "train", "train", "val", "val", "test", "test", "", "")
-"""Splits of the run's slides; the run does not know the last two."""
-TRAINED = {slide_name(name) for name, split in zip(NAMES, SPLITS) if split in ("train", "val")}
-UNSEEN = {slide_name(name) for name in NAMES} - TRAINED
-SIZE = 32
-BAG = [
-    "--model.backbone=wsi_trainer.models.PatchEncoder", f"--model.backbone.size={SIZE}",
-    "--model.backbone.network=wsi_trainer.models.ResNet", "--model.backbone.network.widths=[4,8]",
-    "--model.backbone.network.norm=group", f"--data.patches.size={SIZE}", "--data.patches.over=slide",
-    "--train.precision=32-true", "--train.accelerator=cpu",
-]  # fmt: skip
-FROZEN = ["--model.backbone=wsi_trainer.models.FrozenFeatures", "--model.backbone.width=8"]
-
-
-def write_table(path: Path, lines: list[dict[str, str]]) -> Path:
-    with path.open("w", newline="") as file:
-        table = csv.DictWriter(file, list(lines[0]))
-        table.writeheader()
-        table.writerows(lines)
-    return path
-
-
-def table(path: Path, called: Callable[[str], str], only: str = "") -> Path:
-    """A manifest of all slides, or of the run's with their splits."""
-    lines = [
-        {"slide": called(name), "label": str(number % 2), "patient": f"patient {number}", "split": split}
-        for number, (name, split) in enumerate(zip(NAMES, SPLITS))
-        if split or not only
-    ]
-    return write_table(path, lines if only else [{**line, "split": ""} for line in lines])
-
-
-def other(name: str) -> str:
-    """Another name of a slide, the same each time."""
-    return f"kopie {NAMES.index(name)}.x.tif"
-
-
-@dataclass(frozen=True)
-class Form:
-    """One form of the ten slides.
-
-    Attributes:
-        table: The manifest of all of them.
-        stores: The folder of their stores.
-        features: The folder of their features.
-        called: What it calls each.
-    """
-
-    table: Path
-    stores: Path | None = None
-    features: Path | None = None
-    called: Callable[[str], str] = str
-
-    @property
-    def words(self) -> list[str]:
-        said = [f"--data.features={self.features}"] if self.features else []
-        return said if self.features else [f"--data.stores={self.stores or 'null'}"]
-
-    def records(self) -> list[SlideRecord]:
-        return read_manifest(self.table, stores=self.stores)
-
-    def names(self, records: list[SlideRecord]) -> set[str]:
-        own = {self.called(name): slide_name(name) for name in NAMES}
-        return {own[record.slide] for record in records}
-
 
 @pytest.fixture(scope="module")
-def forms(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Form]:
+def forms(tmp_path_factory: pytest.TempPathFactory) -> Forms:
     """All forms of the slides."""
-    here = tmp_path_factory.mktemp("identity")
-    slides, copies = here / "slides", here / "copies"
-    others = ("absent", "features of others", "features renamed", "of others renamed")
-    for folder in (slides, copies, *(here / name for name in others)):
-        folder.mkdir()
-    for number, name in enumerate(NAMES):
-        write_slide(slides / name, SlideSpec(100 + 4 * number, 96, seed=3, slide=number, patient=number, positive=True))
-        shutil.copyfile(slides / name, copies / other(name))
-    files = table(slides / "slides.csv", str)
-    for out, words in (("stores", []), ("coarse", ["--mpp", "1"])):
-        words = ["preprocess", str(files), str(here / out), *words, "--tissue=none", "--workers=1", "--stall-minutes=0"]
-        assert main(words) == 0
-    torch.manual_seed(1)
-    torch.save(ResNet((4, 8), norm="group").state_dict(), here / "encoder.pt")
-    embed = ["embed", *BAG, f"--model.pretrained={here / 'encoder.pt'}"]
-    assert main([*embed, f"--data.manifest={files}", f"--out={here / 'features'}"]) == 0
-    for number, name in enumerate(NAMES):
-        own, renamed = f"{slide_name(name)}.h5", f"{slide_name(other(name))}.h5"
-        with h5py.File(here / "features of others" / own, "w") as file:
-            file["features"] = np.random.default_rng(number).normal(size=(5, 8)).astype(np.float32)
-        shutil.copyfile(here / "features" / own, here / "features renamed" / renamed)
-        shutil.copyfile(here / "features of others" / own, here / "of others renamed" / renamed)
-    bare, renames = table(here / "absent" / "bare.csv", slide_name), table(here / "absent" / "renamed.csv", other)
-    return {
-        "files": Form(files),
-        "without endings": Form(table(slides / "clam.csv", slide_name), called=slide_name),
-        "copies": Form(table(copies / "slides.csv", other), called=other),
-        "stores": Form(files, here / "stores"),
-        "coarse stores": Form(files, here / "coarse"),
-        "features, slides": Form(files, features=here / "features"),
-        "features": Form(bare, features=here / "features", called=slide_name),
-        "features renamed": Form(renames, features=here / "features renamed", called=other),
-        "features of others": Form(bare, features=here / "features of others", called=slide_name),
-        "of others, slides": Form(files, features=here / "features of others"),
-        "of others, renamed": Form(renames, features=here / "of others renamed", called=other),
-    }  # fmt: skip
+    return Forms(tmp_path_factory.mktemp("identity"))
 
 
 @pytest.fixture(scope="module")
-def runs(forms: dict[str, Form], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def runs(forms: Forms, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A run on the first eight slides in each form that can be trained on."""
     made = {}
     for name in ("files", "stores", "coarse stores", "features, slides", "features", "features of others"):
@@ -172,7 +62,7 @@ SAMPLE = [
 
 @pytest.mark.parametrize(("run", "cohort"), TABLE)
 def test_slides_that_a_run_was_trained_on_are_known_again(
-    run: str, cohort: str, runs: dict[str, Path], forms: dict[str, Form]
+    run: str, cohort: str, runs: dict[str, Path], forms: Forms
 ) -> None:
     form = forms[cohort]
     assert form.names(Run(runs[run]).unseen(form.records(), form.features)) == UNSEEN
@@ -180,7 +70,7 @@ def test_slides_that_a_run_was_trained_on_are_known_again(
 
 @pytest.mark.parametrize(("run", "cohort"), SAMPLE)
 def test_no_slide_that_was_trained_on_is_scored(
-    run: str, cohort: str, runs: dict[str, Path], forms: dict[str, Form], tmp_path: Path,
+    run: str, cohort: str, runs: dict[str, Path], forms: Forms, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """The same through the command line, with the pages that show it."""
@@ -224,9 +114,7 @@ def run_of_1_0(run: Path, folder: Path) -> Run:
     return Run(folder)
 
 
-def test_runs_and_stores_of_1_0_are_compared_by_all_bytes(
-    runs: dict[str, Path], forms: dict[str, Form], tmp_path: Path
-) -> None:
+def test_runs_and_stores_of_1_0_are_compared_by_all_bytes(runs: dict[str, Path], forms: Forms, tmp_path: Path) -> None:
     stores = shutil.copytree(forms["stores"].stores, tmp_path / "stores")
     for record in forms["stores"].records():
         in_form_of_1_0(stores / record.path.name, forms["files"].table.parent / record.slide)
@@ -250,7 +138,7 @@ def test_runs_and_stores_of_1_0_are_compared_by_all_bytes(
 
 
 def test_a_slide_of_another_content_under_the_same_name_is_another_slide(
-    runs: dict[str, Path], forms: dict[str, Form], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runs: dict[str, Path], forms: Forms, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Hashes decide where they can be compared: the slides of two hospitals may be called alike."""
     for number, name in enumerate(NAMES):
@@ -266,7 +154,7 @@ def test_a_slide_of_another_content_under_the_same_name_is_another_slide(
 
 @pytest.mark.parametrize("form", ["files", "features of others"])
 def test_what_a_run_or_its_cohort_reads_is_not_replaced(
-    form: str, runs: dict[str, Path], forms: dict[str, Form], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    form: str, runs: dict[str, Path], forms: Forms, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mine = forms[form]
     where = shutil.copytree(mine.features or mine.table.parent, tmp_path / "data")
@@ -290,7 +178,7 @@ def test_what_a_run_or_its_cohort_reads_is_not_replaced(
 
 
 def test_one_file_of_features_in_two_splits_is_refused(
-    forms: dict[str, Form], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    forms: Forms, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     form = forms["features of others"]
     folder = shutil.copytree(form.features, tmp_path / "features")
@@ -331,7 +219,7 @@ def test_files_about_a_slide_are_found_by_its_cell_and_its_path(tmp_path: Path) 
         file_about(tmp_path, ("a.svs",))
 
 
-def test_a_name_without_ending_finds_its_slide(forms: dict[str, Form], tmp_path: Path) -> None:
+def test_a_name_without_ending_finds_its_slide(forms: Forms, tmp_path: Path) -> None:
     slides = forms["files"].table.parent
     manifest = table(slides / "names.csv", slide_name)
     assert {record.path.name for record in read_manifest(manifest)} == set(NAMES)
@@ -366,7 +254,7 @@ def test_drawn_regions_are_found_by_names_of_tcga(runs: dict[str, Path], tmp_pat
 
 
 def test_one_patient_in_two_spellings_is_refused_in_two_given_splits(
-    forms: dict[str, Form], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    forms: Forms, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = rows(table(tmp_path / "m.csv", str, only="run"))
     for line, patient in ((lines[0], "P3"), (lines[6], "p3")):
