@@ -157,7 +157,7 @@ class Use:
             return
         for split in ("test", "val"):
             self.of_run("segment", f"--split={split}", "--overwrite")
-            found = read_json(self.run.segments_of(split) / "segments.json")["slides"]
+            found = read_json(self.run.result("segment", split).file)["slides"]
             assert set(found) == {record.slide for record in self.run.kept() if record.split == split}
 
     def report(self) -> None:
