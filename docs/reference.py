@@ -64,6 +64,8 @@ def write_notebooks(folder: Path) -> None:
 def output_of(output: dict[str, Any], picture: Path) -> str:
     """An output of a cell as Markdown; what is a picture is written into a file."""
     data = output.get("data", {})
+    if "text/html" in data:
+        return f"```{{raw}} html\n{''.join(data['text/html'])}\n```"
     if "image/png" not in data:
         said = "".join(output.get("text", data.get("text/plain", ""))).strip("\n")
         return f"```text\n{said}\n```" if said.strip() else ""

@@ -29,11 +29,14 @@ if TYPE_CHECKING:
 
     from wsi_trainer.data.manifest import SlideRecord
     from wsi_trainer.fit.run import Run
+    from wsi_trainer.fit.study import Study
     from wsi_trainer.metrics import Predictions
     from wsi_trainer.slide.slide import Slide
 
 THUMBNAIL = 240
 """Longest side of the picture on a card."""
+LONGEST = 4.0
+"""Longest side of a plot in inches."""
 MOST_LABELS = 8
 """Different labels beyond which a card does not count each."""
 
@@ -63,7 +66,7 @@ class SlideCard:
     def html(self) -> str:
         """The card with a picture of the slide."""
         try:
-            picture = f'<img alt="" src="{png(Image.fromarray(self.slide.thumbnail(THUMBNAIL)))}">'
+            picture = f'<img alt="" src="{jpeg(Image.fromarray(self.slide.thumbnail(THUMBNAIL)))}">'
         except SlideError as error:  # what is said of the slide stays true
             picture = f"<em>{escape(error.reason)}</em>"
         return card(self.title, picture + rows(self.facts))
@@ -80,7 +83,10 @@ class RunCard:
         scores = run.scores
         classes: list[str] = next((one["classes"] for one in scores.values() if one.get("classes")), [])
         self.title = clean(run.name)
-        self.task = _class_name(model.get("task")) + (f" ({', '.join(map(clean, classes))})" if classes else "")
+        task = next((str(one["task"]) for one in scores.values() if one.get("task")), "") or model.get("task")
+        self.task = " ".join(
+            filter(None, (_class_name(task), f"({', '.join(map(clean, classes))})" if classes else ""))
+        )
         self.network = " and ".join(filter(None, (_class_name(model.get(part)) for part in ("backbone", "head"))))
         self.splits = run.by_split
         self.best = _best_epoch(run, str(train.get("monitor") or "val_loss"))
@@ -151,6 +157,19 @@ def _best_epoch(run: Run, monitor: str) -> str:
     return f"{clean(monitor)} {values[best]:.3g} in epoch {best + 1} of {len(values)}"
 
 
+def study_card(study: Study) -> str:
+    """A card of a study: its kind, its split, its scores."""
+    columns = _scores_of(study)
+    cells = [[cell if isinstance(cell, str) else _number(cell) for cell in line] for line in zip(*columns.values())]
+    facts = {"kind": study.kind, "split": study.split or "", "folder": clean(study.path)}
+    facts["runs"] = clean(", ".join(study.names))
+    return card(clean(study.path.resolve().name), rows(facts), grid(list(columns), cells))
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None or math.isnan(value) else f"{value:z.3f}"
+
+
 # HTML.
 
 
@@ -176,11 +195,11 @@ def grid(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return f"<table><tr>{top}</tr>{body}</table>"
 
 
-def png(picture: Image.Image) -> str:
+def jpeg(picture: Image.Image) -> str:
     """A picture as an address that needs no file."""
     buffer = io.BytesIO()
-    picture.save(buffer, format="PNG")
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    picture.save(buffer, format="JPEG", quality=85)
+    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 # Pictures.
@@ -197,15 +216,15 @@ def plot(slide: Slide, axes: Axes | None, tissue: bool, side: int) -> Axes:
     """
     from matplotlib import pyplot
 
-    if axes is None:
-        _, axes = pyplot.subplots(layout="constrained")
     height, width = slide.shape
+    if axes is None:
+        inch = LONGEST / max(height, width)
+        _, axes = pyplot.subplots(figsize=(max(1.5, inch * width), max(1.5, inch * height)), layout="constrained")
     (left, top), (right, bottom) = slide.transform.to_slide([(0, 0), (width, height)]).tolist()
     axes.imshow(slide.thumbnail(side), extent=(left, right, bottom, top))
     if tissue:
         mask = slide.tissue()
-        rows_, columns = mask.mask.shape
-        x, y = (np.arange(count) * mask.scale + mask.scale / 2 for count in (columns, rows_))
+        x, y = (np.arange(count) * mask.scale + mask.scale / 2 for count in mask.mask.shape[::-1])
         places = slide.transform.to_slide(np.stack(np.meshgrid(x, y), axis=-1))
         axes.contour(places[..., 0], places[..., 1], mask.mask.astype(float), levels=[0.5], colors="#0a8a3a")
         axes.set_xlim(left, right)
@@ -274,6 +293,18 @@ def predicted(run: Run, slides: Sequence[str | Path] | DataFrame) -> DataFrame:
     return frame(columns | {name: [float(one.values[place]) for one in found] for place, name in enumerate(names)})
 
 
+def tested(run: Run, cohort: str | Path | DataFrame, name: str, overwrite: bool) -> Run:
+    """Score a run on the slides of a manifest or a table."""
+    from jsonargparse import Namespace
+
+    from wsi_trainer.fit.evaluate import test_split, with_cohort
+
+    given = Path(cohort) if isinstance(cohort, str) else cohort
+    of_cohort = with_cohort(run, Namespace(cohort=given, name=name, overwrite=overwrite))
+    test_split(of_cohort, "test")
+    return of_cohort
+
+
 def compared(run: Run, other: Run, split: str) -> DataFrame:
     """A row for each score of two runs on the slides that both have predicted, and their difference."""
     from wsi_trainer.metrics import paired_difference, read_predictions
@@ -300,6 +331,40 @@ def compared(run: Run, other: Run, split: str) -> DataFrame:
         },
         index="score",
     )
+
+
+def study_of(study: Study) -> DataFrame:
+    """A row for each score of a study."""
+    if not (columns := _scores_of(study)):
+        raise UserError(f"{study.path} has no {study.results.name} yet: its runs are not finished")
+    return frame(columns, index="score")
+
+
+def _scores_of(study: Study) -> dict[str, list[Any]]:
+    """The columns of the table of a study; none before its runs are finished."""
+    facts = study.scores
+    if not facts:
+        return {}
+    columns: dict[str, Mapping[str, float]]
+    with as_written(study.results):
+        if study.kind == "folds":
+            intervals = facts["pooled"]
+            columns = {name: fold["slide"] for name, fold in zip(study.names, facts["folds"], strict=True)}
+            columns |= {"mean": facts["mean"], "sd": facts["sd"]}
+            columns["pooled"] = {score: one["value"] for score, one in intervals.items()}
+        else:
+            scores = facts["scores"]
+            intervals = {score: one["difference"] for score, one in scores.items()}
+            columns = {
+                name: {score: one["values"][place] for score, one in scores.items()}
+                for place, name in enumerate(study.names)
+            }
+            columns["difference"] = {score: one["value"] for score, one in intervals.items()}
+        columns |= {end: {score: one[end] for score, one in intervals.items()} for end in ("low", "high")}
+        return {
+            "score": list(intervals),
+            **{name: [one[score] for score in intervals] for name, one in columns.items()},
+        }
 
 
 def encoders() -> DataFrame:

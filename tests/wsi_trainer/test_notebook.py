@@ -21,8 +21,9 @@ from tests.wsi_trainer.view.conftest import LABELS, POSITIVE, SHAPES, Made, make
 from wsi_trainer.cli import main
 from wsi_trainer.data.manifest import read_manifest, write_manifest
 from wsi_trainer.errors import UserError
+from wsi_trainer.fit.study import Study
 from wsi_trainer.io.files import write_json
-from wsi_trainer.metrics import SCORES, summarise
+from wsi_trainer.metrics import SCORES, ClassPredictions, summarise
 from wsi_trainer.models.encoders import ENCODERS
 from wsi_trainer.synthetic import generate
 
@@ -86,7 +87,7 @@ def test_a_slide_says_what_it_is(tmp_path: Path) -> None:
         assert repr(slide).startswith("Slide a <b>.tif: 1\u202f200 × 300 px (width × height), 0.5 µm/px, 1 level, ")
         html = slide._repr_html_()
         assert "a &lt;b&gt;.tif" in html and "<b>" not in html and "0.5 µm/px" in html
-        (picture,) = re.findall(r'src="data:image/png;base64,([^"]+)"', html)
+        (picture,) = re.findall(r'src="data:image/jpeg;base64,([^"]+)"', html)
         assert picture
     plain = tmp_path / "plain.png"
     Image.fromarray(pixels).save(plain)
@@ -167,6 +168,33 @@ def test_two_runs_are_compared_on_the_slides_that_both_have(made: Made, tmp_path
     assert made.folder.compare(other.folder).loc["auc", "second"] == 1
 
 
+def test_a_study_is_a_table_of_its_runs(tmp_path: Path) -> None:
+    folds = ("fold0", "fold1")
+    study = Study(tmp_path / "study", "folds", folds, folds, "test")
+    for number, name in enumerate(folds):
+        chance, labels = np.random.default_rng(number), np.arange(12) % 2
+        positive = (chance.random(12) + labels) / 2
+        slides = tuple(f"s{number} {row}" for row in range(12))
+        said = np.stack([1 - positive, positive], axis=1)
+        ClassPredictions(slides, slides, ("a", "b"), labels, said).write(study.runs[name].predictions_file("test"))
+    study.write()
+    opened = wt.Study.open(study.path)
+    assert "folds" in opened._repr_html_()
+    with pytest.raises(UserError, match=r"no cross_validation.json yet"):
+        opened.table()
+    facts = study.cross_validate(SCORES, 20, 0, "patient")
+    table = opened.table()
+    assert table.columns.tolist() == [*folds, "mean", "sd", "pooled", "low", "high"]
+    assert table.loc["auc", "mean"] == facts["mean"]["auc"] and table.loc["auc", "low"] == facts["pooled"]["auc"]["low"]
+    assert f"{facts['pooled']['auc']['value']:.3f}" in opened._repr_html_()
+    pair = Study(tmp_path / "study", "comparison", folds, folds, "test")
+    for row, name in enumerate(folds):
+        said = np.stack([1 - labels, labels], axis=1) if row else np.full((12, 2), 0.5)
+        ClassPredictions(slides, slides, ("a", "b"), labels, said).write(pair.runs[name].predictions_file("test"))
+    write_json(pair.results, pair.compare(SCORES, 20, 0))
+    assert pair.table().loc["auc"][["fold0", "fold1", "difference"]].tolist() == [0.5, 1, -0.5]
+
+
 def test_a_table_of_a_notebook_is_a_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     cells: dict[str, list[Any]] = {
@@ -205,9 +233,9 @@ def test_encoders_are_a_table() -> None:
     assert len(found) == len(ENCODERS) and found.loc["uni", "width"] == 1024
 
 
-def test_several_slides_are_predicted_as_a_table(tmp_path: Path) -> None:
+def test_several_slides_and_a_cohort_are_predicted_as_tables(tmp_path: Path) -> None:
     manifest = generate(tmp_path / "slides", slides=12, side=96, seed=1)
-    words = [f"--out={tmp_path / 'run'}", f"--data.manifest={manifest}", *VGG, *QUICK]
+    words = [f"--out={tmp_path / 'run'}", f"--data.manifest={manifest}", *VGG, *QUICK, "--model.head=abmil"]
     assert main(["fit", *words]) == 0
     run = wt.Run.open(tmp_path / "run")
     test = run.slides[run.slides["split"] == "test"]
@@ -218,3 +246,9 @@ def test_several_slides_are_predicted_as_a_table(tmp_path: Path) -> None:
         assert found["probability_1"].tolist() == tested["probability_1"].tolist()
     assert by_table["patient"].tolist() == test["patient"].tolist()
     assert run.predict(test["path"].iloc[0]) == by_path.iloc[0][["probability_0", "probability_1"]].to_dict()
+    cohort = run.test(run.slides, name="all")
+    assert cohort.predictions()["slide"].tolist() == test["slide"].tolist(), "slides of training are left out"
+    assert cohort.predictions()["probability_1"].tolist() == tested["probability_1"].tolist()
+    assert repr(cohort).startswith("Run run, all: ")
+    with pytest.raises(UserError, match="--overwrite"):
+        run.test(run.slides, name="all")

@@ -125,6 +125,18 @@ class Run(RunFolder):
 
         return predictions_of(read_predictions(self.predictions_file(split)))
 
+    def test(self, cohort: str | Path | DataFrame, name: str, overwrite: bool = False) -> Run:
+        """Score a cohort as `wsi-train test --cohort` does, without slides of training; the run with its results.
+
+        Args:
+            cohort: A manifest, or a table with its columns.
+            name: What the cohort is called: its results are in `cohorts/NAME`.
+            overwrite: Whether to replace results that are there.
+        """
+        from wsi_trainer.notebook import tested
+
+        return tested(self, cohort, name, overwrite)
+
     def compare(self, other: Run, split: str = "test") -> DataFrame:
         """The scores of both runs on the slides that both have predicted, their differences and 95 % intervals."""
         from wsi_trainer.notebook import compared

@@ -12,6 +12,8 @@ from wsi_trainer.fit.run import Run
 from wsi_trainer.io.files import as_written, read_json, write_json
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from wsi_trainer.metrics import Predictions, Score
 
 FILE = "study.json"
@@ -148,6 +150,22 @@ class Study:
                 for name, score in scores.items()
             },
         }
+
+    def _repr_html_(self) -> str:
+        from wsi_trainer.notebook import study_card
+
+        return study_card(self)
+
+    def table(self) -> DataFrame:
+        """The scores as a table, a row for each: of folds with their mean, spread and pooled scores, of two runs with
+        their difference.
+
+        Raises:
+            UserError: Not all runs are finished.
+        """
+        from wsi_trainer.notebook import study_of
+
+        return study_of(self)
 
     def refuse(self) -> UserError:
         """The error of a command that needs one run."""
