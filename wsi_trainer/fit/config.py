@@ -1,4 +1,4 @@
-"""The config of a run: its keys, what is built of them, keys under `train`, former keys and short names."""
+"""The config of a run: its keys, what is built of them, keys under `train`, short names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import logging
 import math
 import re
-import sys
 from argparse import ArgumentError
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -30,64 +29,27 @@ from wsi_trainer.cli.parsing import Parser, about_refusal, explain, read_texts_s
 from wsi_trainer.data.dataset import DataConfig
 from wsi_trainer.errors import UserError
 from wsi_trainer.io.untrusted import yaml_of
-from wsi_trainer.models import FrozenFeatures, ModelConfig, PatchEncoder, SegmentationTask, SlideModel
+from wsi_trainer.models import FrozenFeatures, ModelConfig, PatchEncoder, SlideModel
 from wsi_trainer.models.allowed import TRUST, about, check_backbone, denied, is_limited, limited
 from wsi_trainer.models.encoders import is_encoder
 from wsi_trainer.models.weights import load_weights
 
 KEYS = {
-    "model.levels": "magnifications",
-    "model.share_levels": "share_backbone",
-    "model.trained": "finetune",
-    "model.statistics": "batchnorm_over",
-    "model.task.beside": "auxiliary",
-    "model.task.beside_weight": "auxiliary_weight",
-    "model.task.init_args.beside": "auxiliary",
-    "model.task.init_args.beside_weight": "auxiliary_weight",
-    "data.context": "extra_downsamples",
-    "data.turn": "flip_rotate",
-    "data.patches.turn": "flip_rotate",
-    "train.splits": "split_grid",
+    "model.levels": "magnifications", "model.share_levels": "share_backbone", "model.trained": "finetune",
+    "model.statistics": "batchnorm_over", "model.task.init_args.beside": "auxiliary",
+    "model.task.init_args.beside_weight": "auxiliary_weight", "data.context": "extra_downsamples",
+    "data.turn": "flip_rotate", "data.patches.turn": "flip_rotate", "train.splits": "split_grid",
     "train.wobble": "split_jitter",
-}
-"""The last part of the present name of each former key."""
+}  # fmt: skip
+"""Keys of version 0.1, whose runs and configs are read, and what they are called since."""
 
 
-def present_key(key: str) -> str:
-    """The present name of a key, which may go on behind a former one: `model.task.beside.classes`."""
-    for old, new in KEYS.items():
-        if key == old or key.startswith(f"{old}."):
-            return f"{old.rpartition('.')[0]}.{new}{key[len(old) :]}"
-    return key
-
-
-def present_keys(content: Any, path: str = "", told: dict[str, str] | None = None) -> Any:
-    """A config, or the part of one at a path, with present keys.
-
-    Args:
-        content: What was read.
-        path: The keys that lead to it, with a dot at the end.
-        told: Is given the former keys that were found, with their present names.
-    """
+def present_keys(content: Any, path: str = "") -> Any:
+    """A config, or the part of one at a path that ends with a dot, with present keys."""
     if not isinstance(content, Mapping):
         return content
-    found = {}
-    for key, value in content.items():
-        written = f"{path}{key}"
-        name = present_key(written)
-        if name != written:
-            key = name.removeprefix(path)
-            if told is not None:
-                told[written] = name
-        found[key] = present_keys(value, f"{name}.", told)
-    return found
-
-
-def tell(told: Mapping[str, str]) -> None:
-    """Print which former keys were read."""
-    if told:
-        listed = ", ".join(f"{old} is now {new.rpartition('.')[2]}" for old, new in told.items())
-        print(f"wsi-train: keys of an earlier version: {listed}", file=sys.stderr)
+    present = {KEYS.get(f"{path}{key}", key): value for key, value in content.items()}
+    return {key: present_keys(value, f"{path}{key}.") for key, value in present.items()}
 
 
 AUTO = "auto"
@@ -291,13 +253,8 @@ def spelled_out_word(option: str, part: str, word: str) -> str:
 
 def config_of(content: Any) -> Any:
     """A config with present keys, and with the classes that it names in short spelled out."""
-    if not isinstance(content, Mapping):
-        return content
-    told: dict[str, str] = {}
-    of_task = str(content.get("class_path", "")).endswith(SegmentationTask.__name__)  # the value of --model.task
-    content = present_keys(content, "model.task." if of_task else "", told)
-    tell(told)
-    if isinstance(content.get("model"), Mapping):
+    content = present_keys(content)
+    if isinstance(content, Mapping) and isinstance(content.get("model"), Mapping):
         model = content["model"]
         return {**content, "model": {k: spelled_out(k, v) if k in SHORT else v for k, v in model.items()}}
     return content
@@ -356,7 +313,7 @@ def parse(parser: ArgumentParser, words: Sequence[str]) -> Namespace:
     """The options, not yet instantiated; what the parser refuses becomes one clear line."""
     refuse_empty(words)
     try:
-        options = parser.parse_args(list(_present(words)))
+        options = parser.parse_args(list(_spelled_out(words)))
     except (ArgumentError, UnicodeDecodeError) as error:
         if path := denied(error):
             key = next((key for key in CLASSES if f'"{key}' in str(error)), "the config")
@@ -368,14 +325,11 @@ def parse(parser: ArgumentParser, words: Sequence[str]) -> Namespace:
     return options
 
 
-def _present(words: Sequence[str]) -> Iterator[str]:
-    """The words with present keys, and with the classes that they name in short spelled out."""
-    before, told = "", dict[str, str]()
+def _spelled_out(words: Sequence[str]) -> Iterator[str]:
+    """The words with the classes that they name in short spelled out."""
+    before = ""
     for word in words:
         name, equals, value = word.partition("=")
-        if name.startswith("--") and (key := present_key(name[2:])) != name[2:]:
-            told[name[2:]] = key
-            name, word = f"--{key}", f"--{key}{equals}{value}"
         option = name if equals else before
         of_model = OF_MODEL.fullmatch(option)
         if of_model is None:
@@ -385,7 +339,6 @@ def _present(words: Sequence[str]) -> Iterator[str]:
         else:
             yield spelled_out_word(option, of_model[1], word)
         before = word
-    tell(told)
 
 
 def instantiate(parser: ArgumentParser, options: Namespace) -> Loaded:

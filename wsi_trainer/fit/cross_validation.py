@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +21,6 @@ from wsi_trainer.io.display import cell
 from wsi_trainer.io.files import write_text
 from wsi_trainer.metrics import Interval
 from wsi_trainer.models import Task
-from wsi_trainer.models.allowed import trust_words
 
 
 def fit_folds(config: Config, count: int, by: Literal["patient", "site"], resume: str | None) -> Study:
@@ -50,10 +47,14 @@ def fit_folds(config: Config, count: int, by: Literal["patient", "site"], resume
         console.rule(f"{fold.name} of {count}", align="left")
         if not fold.result("test", split).whole:
             mine = config.changed(fold.path, {"data.manifest": manifest, "data.root": None, "data.stores": None})
-            if settings.devices > 1:
-                run_apart(mine, manifest.with_suffix(".yaml"), resume, split)
-            else:
-                run_fit(mine, resume, split=split)
+            if settings.devices > 1:  # a process forms one group with others, and not one for each fold
+                write_text(manifest.with_suffix(".yaml"), mine.text)
+                raise UserError(
+                    f"train.devices is {settings.devices}, and --folds trains one fold after the other in one process, "
+                    f"on one device. Train {fold.name} by `wsi-train fit --config {manifest.with_suffix('.yaml')} "
+                    f"--out {fold.path} --test-on {split}`, and go on by this command with --resume last"
+                )
+            run_fit(mine, resume, split=split)
     show(study.cross_validate(dict(model.task.scores), settings.resamples, settings.seed, by), console)
     return study
 
@@ -80,31 +81,6 @@ def held_out(folds: Sequence[Path]) -> str:
     """The split that a fold holds out: val where the manifest had a test split, which is then that of all folds."""
     first, second = ({one.slide for one in read_splits(path) if one.split == "test"} for path in folds[:2])
     return "val" if first == second else "test"
-
-
-def run_apart(config: Config, path: Path, resume: str | None, split: str) -> None:
-    """One fold's run as a process of its own, which may start others: one process forms such a group once.
-
-    Args:
-        config: That of the fold.
-        path: Where to write it.
-        resume: Whether to go on from "last".
-        split: What the run is tested on.
-    """
-    write_text(path, config.text)
-    words = [
-        "fit",
-        *trust_words(),
-        f"--config={path}",
-        f"--out={config.out}",
-        f"--test_on={split}",
-        *([f"--resume={resume}"] if resume else []),
-    ]
-    code = subprocess.run([sys.executable, "-m", "wsi_trainer", *words], check=False).returncode
-    if code:
-        raise UserError(
-            f"{config.out} ended with exit code {code}, its message is above; mend it and continue with --resume last"
-        )
 
 
 def show(facts: dict[str, Any], console: Console) -> None:

@@ -79,11 +79,6 @@ def limits_imports(command: Command) -> Command:
     return limited_command
 
 
-def trust_words() -> list[str]:
-    """The flag, where it was given: for a command that starts another."""
-    return [FLAG] if _trusted.get() else []
-
-
 def check_backbone(named: Any) -> None:
     """Refuse a backbone, or a network in one, that is given as the import path of something else than a class of this
     package.

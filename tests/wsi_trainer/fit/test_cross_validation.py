@@ -68,6 +68,17 @@ def test_folds_are_runs_and_their_summary(
     assert main(["test", str(out.path / "fold1"), "--overwrite"]) == 0
 
 
+def test_folds_on_several_devices_are_trained_by_commands_of_their_own(
+    words: list[str], unsplit: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [*words, f"--data.manifest={unsplit}", "--train.devices=2", "--train.budget=1GiB"]
+    assert main(["fit", *options, "--folds=2"]) == 2
+    said = capsys.readouterr().err
+    config = tmp_path / "run" / "folds" / "fold0.yaml"
+    assert f"Train fold0 by `wsi-train fit --config {config} --out {tmp_path / 'run' / 'fold0'} --test-on test`" in said
+    assert config.is_file()
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
