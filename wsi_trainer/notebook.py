@@ -84,9 +84,10 @@ class RunCard:
         classes: list[str] = next((one["classes"] for one in scores.values() if one.get("classes")), [])
         self.title = clean(run.name)
         task = next((str(one["task"]) for one in scores.values() if one.get("task")), "") or model.get("task")
-        self.task = " ".join(
-            filter(None, (_class_name(task), f"({', '.join(map(clean, classes))})" if classes else ""))
-        )
+        targets = dict(model.get("targets") or {})
+        several = ", ".join(f"{clean(name)}: {_class_name(one)}" for name, one in targets.items())
+        one = filter(None, (_class_name(task), f"({', '.join(map(clean, classes))})" if classes else ""))
+        self.task = several or " ".join(one)
         self.network = " and ".join(filter(None, (_class_name(model.get(part)) for part in ("backbone", "head"))))
         self.splits = run.by_split
         self.best = _best_epoch(run, str(train.get("monitor") or "val_loss"))
@@ -147,12 +148,12 @@ def _labels(records: Sequence[SlideRecord]) -> str:
 
 def _best_epoch(run: Run, monitor: str) -> str:
     """The best value of what chose the checkpoint; empty before the first epoch has ended."""
-    from wsi_trainer.metrics import LOWER_IS_BETTER
+    from wsi_trainer.metrics import is_lower_better
 
     values = np.asarray(run.curves.get(monitor, ()), dtype=float)
     if not np.isfinite(values).any():
         return ""
-    lower = monitor.removeprefix("val_") in LOWER_IS_BETTER
+    lower = is_lower_better(monitor.removeprefix("val_"))
     best = int(np.nanargmin(values) if lower else np.nanargmax(values))
     return f"{clean(monitor)} {values[best]:.3g} in epoch {best + 1} of {len(values)}"
 
@@ -307,17 +308,20 @@ def tested(run: Run, cohort: str | Path | DataFrame, name: str, overwrite: bool)
 
 def compared(run: Run, other: Run, split: str) -> DataFrame:
     """A row for each score of two runs on the slides that both have predicted, and their difference."""
-    from wsi_trainer.metrics import paired_difference, read_predictions
+    from wsi_trainer.metrics import kinds_of, paired_difference, read_predictions, scores_by_target
 
     first, second = (read_predictions(one.predictions_file(split)) for one in (run, other))
-    if type(first) is not type(second):
+    if kinds_of(first) != kinds_of(second):
         raise UserError(f"{other.path} predicts something else than {run.path}; compare runs of one task")
     both = [slide for slide in first.slides if slide in set(second.slides)]
     if not both:
         raise UserError(f"{run.path} and {other.path} have predicted no slide of the split {split} in common")
     first, second = first.aligned(both), second.aligned(both)
     names = (run.name, other.name) if run.name != other.name else (str(run.path), str(other.path))
-    scores = type(first).SCORES
+    targets = first.by_target
+    scores = (
+        scores_by_target({name: part.SCORES for name, part in targets.items()}) if len(targets) > 1 else first.SCORES
+    )
     found = [paired_difference(first, second, score) for score in scores.values()]
     return frame(
         {

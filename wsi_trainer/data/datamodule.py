@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from lightning_plugin import LazyImage
-from wsi_trainer.data.dataset import DataConfig, SlideDataset, ToImage, Visit, dense, grouped, target_of
+from wsi_trainer.data.dataset import DataConfig, SlideDataset, ToImage, Visit, dense, grouped, targets_of
 from wsi_trainer.data.features import check_one_each
 from wsi_trainer.data.manifest import SlideRecord, check_files
 from wsi_trainer.data.splits import apply_splits, complete_splits
@@ -53,13 +54,13 @@ class SlideData(pl.LightningDataModule):
         """
         super().__init__()
         self.config = config
-        self.task = task if isinstance(task, Task) else MultiClassTask(task)
+        self.task = task.whole if isinstance(task, Task) else MultiClassTask(task)
         self.seed = seed
         self.to_image = to_image
         self.tissue_stride = tissue_stride
         self.kept = kept
         records = kept or config.records(columns=self.task.columns, filled=not self.task.may_be_empty)
-        targets = [target_of(self.task, record) for record in records]
+        targets = [targets_of(self.task, record) for record in records]
         if config.features is None:
             check_files(records)
         else:
@@ -67,7 +68,8 @@ class SlideData(pl.LightningDataModule):
         self.records = list(kept) if kept else self.split(records)
         self._loader: TrainLoader | None = None
         self._place: dict[str, Any] | None = None
-        self.targets = {record.slide: target for record, target in zip(records, targets)}
+        self.targets = {record.slide: own for record, own in zip(records, targets)}
+        """By slide (and patient) the targets that are known, by name."""
         self.cases = grouped(config, self.records, self.task)
         """What batches are of, with their splits: `records`, or their patients."""
         self.targets |= {case.slide: self.targets[case.parts[0].slide] for case in self.cases if case.parts}
@@ -76,11 +78,9 @@ class SlideData(pl.LightningDataModule):
         """The records with a split for each, in the same order."""
         if self.config.splits is not None:
             records = apply_splits(records, self.config.splits, self.config.fold)
-        strata = [
-            replace(record, label=self.task.stratum(record.cells), marks=self.task.marks(record.cells))
-            for record in records
-        ]
-        done = complete_splits(strata, self.config.validation, self.config.test, self.seed, self.config.split_by)
+        done = complete_splits(
+            stratified(self.task, records), self.config.validation, self.config.test, self.seed, self.config.split_by
+        )
         return [replace(record, split=other.split) for record, other in zip(records, done)]
 
     def state_dict(self) -> dict[str, Any]:
@@ -96,13 +96,27 @@ class SlideData(pl.LightningDataModule):
         """The slides (or patients, by `data.group`) of a split, in the order of the manifest."""
         return [case for case in self.cases if case.split == split]
 
-    def targets_of(self, split: str) -> Tensor:
-        """The targets of the slides of a split, one row for each."""
-        return torch.cat([self.targets[record.slide] for record in self.of(split)])
+    def targets_of(self, split: str) -> dict[str, Tensor]:
+        """The targets of the slides of a split by name, one row for each slide of which it is known."""
+        slides = [self.targets[record.slide] for record in self.of(split)]
+        known = {name: [own[name] for own in slides if name in own] for name in self.task.by_target}
+        return {name: torch.cat(rows) for name, rows in known.items() if rows}
+
+    def rows_of(self, records: Sequence[SlideRecord]) -> NDArray[np.float64]:
+        """The targets of slides as the task's `predictions` takes them, one row for each slide."""
+        return torch.cat([self.task.row(self.targets[record.slide]).double() for record in records]).numpy()
+
+    def unknown(self) -> list[str]:
+        """A line for each target that is not known of some slides."""
+        count = {name: sum(name not in self.targets[one.slide] for one in self.cases) for name in self.task.by_target}
+        return [
+            f"the target {name} is not known of {number} of {len(self.cases)} slides"
+            for name, number in count.items() if number
+        ]  # fmt: skip
 
     def warn_of_lack(self, split: str) -> None:
         """Warn where scores that compare classes are not defined on a split."""
-        if self.of(split) and (lack := self.task.lack(self.targets_of(split))):
+        if self.of(split) and (lack := self.task.lacking(self.targets_of(split))):
             log.warning("the split %s has %s: scores that compare slides are not defined there", split, lack)
 
     def train_dataloader(self) -> DataLoader[SlideBatch]:
@@ -126,11 +140,18 @@ class SlideData(pl.LightningDataModule):
         return in_order(self._dataset(self.of(split)), self.config.workers)
 
     def _dataset(self, records: Sequence[SlideRecord], augmenter: Augmenter | None = None) -> SlideDataset:
-        return SlideDataset(records, self.task, self.config, self.to_image, augmenter, self.tissue_stride)
+        return SlideDataset(
+            records, self.targets, self.config, self.to_image, augmenter, self.tissue_stride, self.task.legends
+        )
 
     def _rank(self) -> tuple[int, int]:
         """Rank of this process, and number of processes."""
         return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
+
+
+def stratified(task: Task, records: Sequence[SlideRecord]) -> list[SlideRecord]:
+    """The records with the strata of their targets as labels, which splits and folds keep in proportion."""
+    return [replace(one, label=task.stratum(one.cells), marks=task.marks(one.cells)) for one in records]
 
 
 class EpochSampler(Sampler[Visit]):
@@ -247,7 +268,7 @@ class TrainLoader(DataLoader[SlideBatch]):
 
 def views_of(batch: SlideBatch) -> list[View]:
     """The views of slides in a batch."""
-    images = [batch["image"], *batch.get("context", []), batch["label"]]
+    images = [batch["image"], *batch.get("context", []), *batch["targets"].values()]
     sources = (image.source for image in images if isinstance(image, LazyImage))
     return [source for source in sources if isinstance(source, View)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -27,7 +27,7 @@ from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.models.segmentation import SegmentationTask
 from wsi_trainer.models.slide_model import SlideBatch
 from wsi_trainer.models.tasks import Task
-from wsi_trainer.regions.target import counted, open_target
+from wsi_trainer.regions.target import Legend, counted, open_target
 from wsi_trainer.slide.augment import AS_IT_IS, Augmentation, Augmented, Augmenter
 from wsi_trainer.slide.formats.base import FILL
 from wsi_trainer.slide.tissue import TissueMask
@@ -315,24 +315,27 @@ class SlideDataset(Dataset[SlideBatch]):
     def __init__(
         self,
         records: Sequence[SlideRecord],
-        task: Task | None,
+        targets: Mapping[str, Mapping[str, Tensor]] | None,
         config: DataConfig,
         to_image: ToImage,
         augmenter: Augmenter | None = None,
         tissue_stride: int | None = None,
+        legends: Mapping[str, Legend] | None = None,
     ) -> None:
         """Keep what is needed to open a slide.
 
         Args:
             records: The slides.
-            task: Makes the target; None where slides have no label, which is then -1.
+            targets: By slide its targets, by name; None where slides have none.
             config: How slides are read.
             to_image: Makes the image of the batch from a source.
             augmenter: Draws how a slide is shown in an epoch; without it slides are shown as they are.
             tissue_stride: Pixels for one position of the map of tissue; without it a batch has none.
+            legends: Classes of drawn regions, by the names of targets of pixels.
         """
         self.records = list(records)
-        self.task = task
+        self.targets = targets or {}
+        self.legends = legends or {}
         self.config = config
         self.to_image = to_image
         self.augmenter = augmenter
@@ -345,8 +348,7 @@ class SlideDataset(Dataset[SlideBatch]):
 
     def __getitem__(self, visit: Visit) -> SlideBatch:
         record = self.records[visit.slide]
-        label = torch.tensor([-1]) if self.task is None else target_of(self.task, record)
-        batch = SlideBatch(image=torch.empty(0), label=label, slide=record.slide)
+        batch = SlideBatch(image=torch.empty(0), targets=dict(self.targets.get(record.slide, {})), slide=record.slide)
         try:
             if self.config.patches is None and self.config.features is None:
                 self._open(batch, record, visit)
@@ -369,11 +371,9 @@ class SlideDataset(Dataset[SlideBatch]):
         batch["image"], *context = [
             self._image(image if how == AS_IT_IS else Augmented(image, how)) for image, how in zip(images, shown)
         ]
-        if isinstance(self.task, SegmentationTask):
-            drawn = Augmented(drawn_on(record, images[0], self.task), replace(shown[0], stain=None), name=record.slide)
-            if self.task.auxiliary is not None:
-                batch["auxiliary"] = batch["label"]
-            batch["label"] = self._image(drawn)
+        for name, legend in self.legends.items():
+            drawn = Augmented(drawn_on(record, images[0], legend), replace(shown[0], stain=None), name=record.slide)
+            batch["targets"][name] = self._image(drawn)
         if context:
             batch["context"] = context
         if self.tissue_stride is not None:
@@ -417,10 +417,10 @@ class SlideDataset(Dataset[SlideBatch]):
         return self._masks[key]
 
 
-def drawn_on(record: SlideRecord, image: Image, task: SegmentationTask) -> TileSource:
+def drawn_on(record: SlideRecord, image: Image, legend: Legend) -> TileSource:
     """The class of each pixel of a slide's image, as it was drawn."""
     path = Path(drawn) if (drawn := record.others.get("regions")) else None
-    return open_target(path, task.legend, record.path, (image.shape[2], image.shape[3]), image.place)
+    return open_target(path, legend, record.path, (image.shape[2], image.shape[3]), image.place)
 
 
 def _coarser(how: Augmentation, times: float) -> Augmentation:
@@ -436,10 +436,10 @@ def grouped(config: DataConfig, records: Sequence[SlideRecord], task: Task | Non
     return by_patient(records, () if task is None else task.columns)
 
 
-def target_of(task: Task, record: SlideRecord) -> Tensor:
-    """The target of a slide; an error names the slide and the cell."""
+def targets_of(task: Task, record: SlideRecord) -> dict[str, Tensor]:
+    """The targets of a slide that are known, by name; an error names the slide and the cell."""
     try:
-        return task.target(record.cells)
+        return task.read(record.cells)
     except UserError as error:
         raise UserError(f"slide {record.slide} {error}") from error
 
@@ -477,6 +477,6 @@ def _parts(record: SlideRecord, task: SegmentationTask, config: DataConfig) -> I
     """Box by box its share of the slide, and its pixels of each class."""
     with Image(record.open(), factor=config.downsample) as image:
         whole = image.shape[2] * image.shape[3]
-        with Augmented(drawn_on(record, image, task), name=record.slide) as drawn:
+        with Augmented(drawn_on(record, image, task.legend), name=record.slide) as drawn:
             for pixels, part in counted(drawn, task.outputs):
                 yield pixels / whole, part

@@ -22,20 +22,48 @@ from lightning_plugin import TiledModule, materialize
 from wsi_trainer.errors import UserError
 from wsi_trainer.models import SlideClassifier
 from wsi_trainer.models.slide_model import at_positions
-from wsi_trainer.models.tasks import BinaryTask, Task
+from wsi_trainer.models.tasks import Cells, SlidePart, Task
 from wsi_trainer.slide.formats.base import FILL
 
 
 def targets_of(task: Task) -> tuple[str, ...]:
-    """Targets of a map: the classes, or else the one number that is predicted."""
+    """Targets of a map: the classes, or else the one number that is predicted, those of further targets behind."""
+    return tuple(name if not place else f"{of} {name}" for place, of, name in _all_of(task))
+
+
+def _all_of(task: Task) -> Iterator[tuple[int, str, str]]:
+    for place, part in enumerate(task.slide_parts):
+        for name in named_of(part.task):
+            yield place, part.name, name
+
+
+def named_of(task: Task) -> tuple[str, ...]:
+    """The classes of one target, or else the one number that is predicted."""
     return task.classes or task.names[:1]
+
+
+def part_of(task: Task, target: int) -> tuple[SlidePart, int]:
+    """The target of slides that a target of a map is one of, and its place among those of it."""
+    for part in task.slide_parts:
+        if target < (count := len(named_of(part.task))):
+            return part, target
+        target -= count
+    raise IndexError(f"there is no target {target} more")
+
+
+def label_of(task: Task, target: int, cells: Cells) -> str:
+    """The label of a slide as targets of maps are called."""
+    part, _ = part_of(task, target)
+    label = cells.get(part.task.columns[0], "")
+    return label if part.name == task.slide_parts[0].name else f"{part.name} {label}"
 
 
 def index_of(task: Task, name: str | None) -> int:
     """The place of a target; without a name the second class of two, the last of an order, or the first of others."""
-    names = targets_of(task)
+    names, first = targets_of(task), task.slide_parts[0].task
     if name is None:
-        return 0 if len(names) == task.outputs else len(names) - 1
+        own = named_of(first)
+        return 0 if len(own) == first.outputs else len(own) - 1
     if name not in names:
         raise UserError(f"--target is {name!r}; this model has {', '.join(names)}")
     return names.index(name)
@@ -50,18 +78,9 @@ def folder_of(task: Task, method: str, target: str | None) -> str:
 
 
 def score(task: Task, logits: Tensor, target: int) -> Tensor:
-    """The score of one slide's target, from its (1, outputs) logits.
-
-    The logit of a class; of the negative class of two the negated one; of a class of an order the logarithm of its
-    probability; of a task without classes the number it predicts.
-    """
-    if isinstance(task, BinaryTask):
-        return logits[0, 0] if target == 1 else -logits[0, 0]
-    if not task.classes:
-        return task.predict(logits)[0, 0]
-    if len(task.classes) == task.outputs:
-        return logits[0, target]
-    return task.predict(logits)[0, target].log()
+    """The score of one slide's target, from its (1, outputs) logits: `Task.explained` of the target of slides."""
+    part, place = part_of(task, target)
+    return part.task.explained(logits[:, part.logits], place)
 
 
 class GatedFeatures(nn.Module):
@@ -267,7 +286,9 @@ def _attention(
     probe = network(AttentionScores(model), target)
     with torch.no_grad():
         scores = materialize(probe(image, tissue))[0]
-        scores = scores[target if model.head.branches > 1 else 0]
+        part, place = part_of(model.task, target)
+        branch = part.logits.start + min(place, part.task.outputs - 1)  # two classes have one output
+        scores = scores[branch if model.head.branches > 1 else 0]
         return Attribution(torch.softmax(scores.flatten(), 0).view_as(scores), model.stride, _peak(probe))
 
 

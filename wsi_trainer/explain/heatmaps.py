@@ -14,7 +14,7 @@ from rich.progress import track
 
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.errors import SlideError, UserError
-from wsi_trainer.explain.attribution import folder_of, index_of, receptive_field, targets_of
+from wsi_trainer.explain.attribution import folder_of, index_of, label_of, receptive_field, targets_of
 from wsi_trainer.explain.dicom import need_highdicom, results_as_dicom
 from wsi_trainer.explain.outputs import sentence_on_regions, write_script
 from wsi_trainer.explain.slide_map import MapFiles, MapOptions, SlideMap, painted
@@ -95,7 +95,10 @@ def write_heatmaps(
     originals = Originals(options.originals)
     target = index_of(model.task, options.target)
     shown_as = PathClass.of(targets_of(model.task)[target], target)
-    records = run.records(split, model.task.columns)
+    records = [
+        replace(record, label=label_of(model.task, target, record.cells))
+        for record in run.records(split, model.task.columns)
+    ]
     result = result_of(run, model, options, split)
     work = run.work(result, records, {**asdict(options), "regions": regions}, overwrite)
     folder = result.folder
@@ -122,7 +125,7 @@ def write_heatmaps(
             skipped[record.slide] = error.reason
             continue
         drawn = one.in_image(_regions_of(record, regions, one.place.shape))
-        known = regions is not None and is_known(record, drawn, shown_as.name, model.task.classes)
+        known = regions is not None and is_known(record, drawn, shown_as.name, targets_of(model.task))
         marks = marks_of(files.outlines, drawn, one.stride) if known else None
         peak = {"peak_bytes": attribution.peak_bytes}
         work.add(record, {

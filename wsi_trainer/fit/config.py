@@ -29,6 +29,7 @@ from wsi_trainer.cli.parsing import Parser, about_refusal, explain, read_texts_s
 from wsi_trainer.data.dataset import DataConfig
 from wsi_trainer.errors import UserError
 from wsi_trainer.io.untrusted import yaml_of
+from wsi_trainer.metrics.decision import MOST_PROBABLE, check_rule
 from wsi_trainer.models import FrozenFeatures, ModelConfig, PatchEncoder, SlideModel
 from wsi_trainer.models.allowed import TRUST, about, check_backbone, denied, is_limited, limited
 from wsi_trainer.models.encoders import is_encoder
@@ -110,11 +111,17 @@ class TrainConfig:
     """Where curves go: csv, tensorboard, wandb, mlflow; the last two are extras to be installed."""
     resamples: int = 1000
     """Resamples of the patients from which the intervals of scores are taken."""
+    decision: str = MOST_PROBABLE
+    """How a probability becomes a class: argmax takes the most probable one. With two classes, and for each of several
+    labels, balanced_accuracy and f1 take the threshold with the highest score on the validation slides,
+    sensitivity:0.95 and specificity:0.95 the one that reaches this share of them, and a number is the threshold itself.
+    """
 
     def __post_init__(self) -> None:
         for name in ("epochs", "accumulate", "devices", "resamples"):
             if getattr(self, name) < 1:
                 raise UserError(f"train.{name} is {getattr(self, name)}; it must be 1 or more")
+        check_rule(self.decision)
         if not 0 <= self.clip < float("inf"):
             raise UserError(f"train.clip is {self.clip}; it must be 0 (off) or positive")
         if not 0 <= self.seed < 2**32:
@@ -157,7 +164,9 @@ CLASSES: dict[str, tuple[type[nn.Module], ...]] = {
     "model.task": (models.Task,),
 }
 """Of what kind the classes are that a key may name."""
-ABSTRACT = (models.Backbone, models.Pooling, models.Task, models.ClassTask, models.SurvivalTask)
+ABSTRACT = (
+    models.Backbone, models.Pooling, models.Task, models.ClassTask, models.SurvivalTask, models.MultiTargetTask,
+)  # fmt: skip
 KEPT = ("out", "model", "data", "train")
 PATHS = ("data.manifest", "data.root", "data.stores", "data.splits", "data.features", "model.pretrained")
 """Keys with paths, which a run keeps as absolute ones."""
@@ -182,6 +191,8 @@ SHORT = {
     },
 }  # fmt: skip
 """Names of classes as the field says them; the names of the classes themselves serve too, in any case."""
+TARGETS = "targets"
+"""The key with several tasks."""
 NESTED = {"network": "backbone", "auxiliary": "task"}
 """Arguments that are parts of a model themselves, and whose short names they take."""
 
@@ -189,8 +200,10 @@ NESTED = {"network": "backbone", "auxiliary": "task"}
 def spelled_out(part: str, value: Any) -> Any:
     """The class that a short name under `model` means: `abmil`, or `{name: abmil, hidden: 128}`, nested ones too.
 
-    Any other name of a backbone is a network of timm.
+    Any other name of a backbone is a network of timm. `targets` has a task by each name.
     """
+    if part == TARGETS:
+        return {name: spelled_out("task", one) for name, one in value.items()} if isinstance(value, Mapping) else value
     if not isinstance(value, Mapping):
         return class_named(part, value) if isinstance(value, str) else value
     if "name" in value:
@@ -237,14 +250,14 @@ def class_named(part: str, name: str) -> str:
     raise UserError(f"{place_of(part)}: there is no {name!r}; {suggest(name.lower(), sorted(SHORT[kind]))}")
 
 
-OF_MODEL = re.compile(rf"--model\.(?:[\w.]+\.)?({'|'.join([*SHORT, *NESTED])})")
+OF_MODEL = re.compile(rf"--model\.(?:[\w.]+\.)?({'|'.join([*SHORT, *NESTED, TARGETS])})")
 """Options whose values are names of classes."""
 
 
 def spelled_out_word(option: str, part: str, word: str) -> str:
     """The value of an option, which may be a mapping: `{name: abmil, hidden: 128}`."""
     if not word.lstrip().startswith("{"):
-        return class_named(part, word)
+        return word if part == TARGETS else class_named(part, word)
     try:
         return json.dumps(spelled_out(part, get_loader("yaml")(word)))
     except yaml.YAMLError as error:
@@ -256,7 +269,7 @@ def config_of(content: Any) -> Any:
     content = present_keys(content)
     if isinstance(content, Mapping) and isinstance(content.get("model"), Mapping):
         model = content["model"]
-        return {**content, "model": {k: spelled_out(k, v) if k in SHORT else v for k, v in model.items()}}
+        return {**content, "model": {k: spelled_out(k, v) if k in (*SHORT, TARGETS) else v for k, v in model.items()}}
     return content
 
 
@@ -433,6 +446,11 @@ def check_settings(model: SlideModel, data: DataConfig, config: TrainConfig) -> 
         raise UserError(
             f"data.extra_downsamples has {whole - 1} further magnifications and model.magnifications is "
             f"{model.magnifications}; set it to {whole}"
+        )
+    if config.decision != MOST_PROBABLE and not any(part.task.has_threshold for part in model.task.slide_parts):
+        raise UserError(
+            f"train.decision is {config.decision}, a threshold for two classes or for several labels, and "
+            f"{type(model.task).__name__} has none of these; set it to {MOST_PROBABLE}"
         )
     check_bags(model, data)
     if config.devices > 1 and data.on_error == "skip":

@@ -10,7 +10,8 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.table import Table
 
-from wsi_trainer.data.dataset import DataConfig, target_of
+from wsi_trainer.data.datamodule import stratified
+from wsi_trainer.data.dataset import DataConfig, targets_of
 from wsi_trainer.data.splits import folds, read_splits, write_folds
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.config import Config
@@ -70,9 +71,8 @@ def divide(
         return there
     records = data.records(columns=task.columns, filled=not task.may_be_empty)
     for record in records:
-        target_of(task, record)
-    strata = [replace(record, label=task.stratum(record.cells), marks=task.marks(record.cells)) for record in records]
-    divided = folds(strata, count, seed=seed, validation=data.validation, by=by)
+        targets_of(task, record)
+    divided = folds(stratified(task, records), count, seed=seed, validation=data.validation, by=by)
     labelled = [[replace(one, label=record.label) for one, record in zip(fold, records)] for fold in divided]
     return write_folds(out / "folds", labelled)
 

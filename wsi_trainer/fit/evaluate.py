@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jsonargparse import ArgumentParser, Namespace
@@ -23,17 +24,26 @@ from wsi_trainer.fit.result import LESIONS, Work
 from wsi_trainer.fit.run import Run
 from wsi_trainer.fit.trainer import at_work, image_of, logged_to
 from wsi_trainer.io.display import say
-from wsi_trainer.io.files import write_json
+from wsi_trainer.io.files import as_written, read_json, write_json
 from wsi_trainer.io.tables import write_table
-from wsi_trainer.metrics import FROC_SCORES, Interval, LesionPredictions, Marks, Predictions, summarise
+from wsi_trainer.metrics import (
+    FROC_SCORES,
+    Decision,
+    Interval,
+    LesionPredictions,
+    Marks,
+    Predictions,
+    summarise,
+    write_predictions,
+)
+from wsi_trainer.metrics.decision import EVEN, MOST_PROBABLE, fixed
 from wsi_trainer.models.allowed import limits_imports
 from wsi_trainer.models.tasks import Owners, Task
 from wsi_trainer.models.weights import SAFETENSORS, encoder_of, write_weights
 from wsi_trainer.preprocess.inputs import is_table, list_slides
 from wsi_trainer.slide.names import slide_name
 
-if TYPE_CHECKING:
-    pass
+log = logging.getLogger("wsi_trainer")
 
 # The commands.
 
@@ -91,8 +101,15 @@ def predict(words: Sequence[str]) -> int:
     with at_work(cohort.path), logged_to(cohort.log):
         said = predicted(cohort, cases, work, Failures(cohort))
     kept = [case for case in cases if case.slide in said]
-    rows = ([case.slide, case.patient, *(float(value) for value in said[case.slide])] for case in kept)
-    write_table(result.file, ["slide", "patient", *model.task.names], rows)
+    numbers = np.array([said[case.slide] for case in kept]).reshape(len(kept), len(model.task.names))
+    decided = model.task.decided(numbers, decisions_of(cohort))
+    several = len(model.task.by_target) > 1
+    names = [f"decision_{name}" if several else "decision" for name in decided]
+    rows = (
+        [case.slide, case.patient, *map(float, numbers[row]), *(words[row] for words in decided.values())]
+        for row, case in enumerate(kept)
+    )
+    write_table(result.file, ["slide", "patient", *model.task.names, *names], rows)
     cohort.finish(work)
     say(Console(), f"predictions: {result.file}")
     return 0
@@ -187,7 +204,7 @@ def records_of(run: Run, slides: str) -> list[SlideRecord]:
 
 
 def test_split(run: Run, split: str, progress: bool = True, overwrite: bool = True) -> dict[str, Any]:
-    """Predict a split of the run, or of its cohort, and write predictions and scores.
+    """Predict a split of the run, or of its cohort, decide as the run does, and write predictions and scores.
 
     Args:
         run: The run.
@@ -195,31 +212,83 @@ def test_split(run: Run, split: str, progress: bool = True, overwrite: bool = Tr
         progress: Whether to show a progress bar.
         overwrite: Whether to replace what an earlier command wrote.
     """
+    task, config, failures = run.loaded.model.task, run.loaded.train, Failures(run)
+    slides = slides_of(run, split)
+    work = run.work(run.result("test", split), slides.of(split), overwrite=overwrite)
+    predictions = predictions_of(run, slides, split, failures, work, progress)
+    decisions = decisions_of(run, predictions if split == "val" else None, progress)
+    predictions = predictions.with_decisions(decisions)
+    write_predictions(run.predictions_file(split), predictions)
+    scores: dict[str, Any] = {"split": split, "checkpoint": run.checkpoint_name, "task": type(task).__name__}
+    scores |= {} if run.cohort is None else {"cohort": run.cohort}
+    scores |= summarise(predictions, dict(task.scores), config.resamples, 0)
+    if decisions:
+        scores["decisions"] = [
+            line for name, one in decisions.items() for line in one.sentences(task.by_target[name].classes)
+        ]
+    scores["skipped"] = failures.slides
+    write_json(run.evaluation(split), scores)
+    run.finish(work)
+    return scores
+
+
+def slides_of(run: Run, split: str) -> SlideData:
+    """The slides of a split of the run, or of its cohort, with their labels."""
     model, data, config = run.loaded
     task = model.task
     run.tell_changes(data, task.columns)
     records = run.records(split, task.columns, not task.may_be_empty, data.features)
-    slides = SlideData(data, task, config.seed, image_of(config), model.tissue_stride, records)
-    failures, cases = Failures(run), slides.of(split)
-    work = run.work(run.result("test", split), cases, overwrite=overwrite)
+    return SlideData(data, task, config.seed, image_of(config), model.tissue_stride, records)
+
+
+def predictions_of(
+    run: Run, slides: SlideData, split: str, failures: Failures, work: Work | None = None, progress: bool = True
+) -> Predictions:
+    """The predictions of the slides of a split; see `predicted`."""
+    task, cases = run.loaded.model.task, slides.of(split)
     with at_work(run.path), logged_to(run.log):
         said = predicted(run, cases, work, failures, task, progress)
         slides.warn_of_lack(split)
     kept = [record for record in cases if record.slide in said]
     if not kept:
-        raise UserError(f"none of the {len(records)} slides of the split {split} can be read; see {run.failures}")
-    targets = np.concatenate([slides.targets[record.slide].double().numpy() for record in kept])
-    predictions: Predictions = task.predictions(
-        owners_of(kept), targets, np.stack([said[record.slide] for record in kept])
-    )
-    predictions.write(run.predictions_file(split))
-    scores: dict[str, Any] = {"split": split, "checkpoint": run.checkpoint_name, "task": type(task).__name__}
-    scores |= {} if run.cohort is None else {"cohort": run.cohort}
-    scores |= summarise(predictions, dict(task.scores), config.resamples, 0)
-    scores["skipped"] = failures.slides
-    write_json(run.evaluation(split), scores)
-    run.finish(work)
-    return scores
+        raise UserError(f"none of the {len(cases)} slides of the split {split} can be read; see {run.failures}")
+    numbers = np.stack([said[record.slide] for record in kept])
+    return task.predictions(owners_of(kept), slides.rows_of(kept), numbers)
+
+
+def decisions_of(run: Run, validated: Predictions | None = None, progress: bool = True) -> dict[str, Decision]:
+    """The decision of each target that has a threshold; chosen on the validation slides, if that was not done yet.
+
+    Args:
+        run: The run, or one of its cohorts, for which it decides alike.
+        validated: Predictions of the run's validation slides, where they are at hand.
+        progress: Whether to show a progress bar.
+    """
+    rule = run.loaded.train.decision
+    parts = [part for part in run.loaded.model.task.slide_parts if part.task.has_threshold]
+    if rule == MOST_PROBABLE:
+        return {}
+    if (given := fixed(rule)) is not None:
+        return {part.name: Decision((given,) * part.task.entries, rule) for part in parts}
+    kept = read_json(run.decisions)
+    with as_written(run.decisions):
+        if (one := kept.get(run.checkpoint_name)) and one["rule"] == rule:
+            return {name: Decision.read(decision) for name, decision in one["targets"].items()}
+    if validated is None or run.cohort is not None:
+        own = run.without_cohort
+        validated = predictions_of(own, slides_of(own, "val"), "val", Failures(own), progress=progress)
+    found = {}
+    for part in parts:
+        if (decision := validated.by_target[part.name].chosen(rule)) is not None:
+            found[part.name] = decision
+            if EVEN in decision.thresholds:
+                log.warning(
+                    "the split val has no slides with and without %s: what is more probable is decided for, as there "
+                    "is no threshold to choose", part.name,
+                )  # fmt: skip
+    targets = {name: decision.record() for name, decision in found.items()}
+    write_json(run.decisions, kept | {run.checkpoint_name: {"rule": rule, "targets": targets}})
+    return found
 
 
 class Failures:
@@ -239,7 +308,7 @@ class Failures:
 def predicted(
     run: Run,
     cases: Sequence[SlideRecord],
-    work: Work,
+    work: Work | None,
     failures: Failures,
     task: Task | None = None,
     progress: bool = True,
@@ -250,21 +319,23 @@ def predicted(
     Args:
         run: The run.
         cases: The slides or patients.
-        work: Has those that are finished.
+        work: Has those that are finished; None keeps none.
         failures: Is told of slides that cannot be read.
         task: Makes targets, where a prediction is compared with them pixel by pixel.
         progress: Whether to show a bar with the time left.
     """
-    left = {case.slide: case for case in cases if work.entry(case) is None}
+    said = {} if work is None else {case.slide: done for case in cases if (done := work.entry(case)) is not None}
+    left = {case.slide: case for case in cases if case.slide not in said}
     if left:
         found = run.predictor.predict_all(list(left.values()), task, run.loaded.data.workers, failures.noted)
         with Progress(transient=True, disable=not progress) as bar:
             row = bar.add_task("predicting", total=len(left))
             for number, prediction in enumerate(found, start=1):
-                work.add(left[prediction.slide], prediction.values.tolist())
+                values = prediction.values.tolist()
+                case = left[prediction.slide]
+                said[case.slide] = values if work is None else work.add(case, values)
                 bar.update(row, completed=number + len(failures.slides))
-    said = {case.slide: work.entry(case) for case in cases}
-    return {slide: np.array(values) for slide, values in said.items() if values is not None}
+    return {case.slide: np.array(said[case.slide]) for case in cases if case.slide in said}
 
 
 def owners_of(records: Sequence[SlideRecord]) -> Owners:
@@ -281,6 +352,8 @@ def show(scores: dict[str, Any], run: Run) -> None:
     width = max(len(name) for name in scores["slide"])
     for name, interval in scores["slide"].items():
         say(console, f"  {name:{width}} {Interval.of(interval)}")
+    for line in scores.get("decisions", ()):
+        say(console, line)
     if scores["skipped"]:
         say(console, f"left out, since they cannot be read: {first_names(scores['skipped'])}; see {run.failures}")
 

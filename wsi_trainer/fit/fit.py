@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from wsi_trainer.fit.trainer import Bar, at_work, check_trackers, image_of, logg
 from wsi_trainer.io.display import say
 from wsi_trainer.io.files import as_written, write_json, write_text
 from wsi_trainer.io.untrusted import read_yaml, yaml_of
-from wsi_trainer.metrics import LOWER_IS_BETTER
+from wsi_trainer.metrics import is_lower_better
 from wsi_trainer.models import SegmentationTask, SlideModel
 from wsi_trainer.models.weights import load_weights
 from wsi_trainer.signals import GRACE
@@ -40,6 +41,10 @@ from wsi_trainer.signals import GRACE
 SERVICES = {"wandb", "mlflow"}
 MOMENT = 3.0
 """Seconds for loggers that are services to send what they have when a signal ends a run."""
+DEFAULTS = {
+    f"train.{one.name}": one.default for one in fields(TrainConfig) if isinstance(one.default, str | int | float)
+}
+"""Values of keys that the config of an earlier version may not have."""
 FREE = ("model.pretrained",)
 """Keys of the model that say nothing to a run that goes on."""
 
@@ -72,6 +77,7 @@ def run_fit(config: Config, resume: str | None = None, progress: bool = True, sp
             watchers: list[Callback] = [] if status is None else [Progress(status)]
             if not train(run, loaded, resume, progress, watchers):
                 return run
+            run.decisions.unlink(missing_ok=True)  # of weights that were trained on since
             trained = run.holding(loaded)
             scores = test_split(trained, split, progress)
     show(scores, trained)
@@ -94,14 +100,16 @@ def train(
     check_settings(model, data, config)
     check_trackers(config)
     slides = make_data(run, loaded, resume)
-    if lack := model.task.lack(slides.targets_of("train")):
+    for line in slides.unknown() if is_first() else ():
+        say(Console(), line)
+    if lack := model.task.lacking(slides.targets_of("train")):
         raise UserError(f"the split train has {lack}: nothing can be learnt; look at the labels, or divide them anew")
     slides.warn_of_lack("val")
-    model.task.prepare(slides.targets_of("train"))
+    model.task.prepare_from(slides.targets_of("train"))
     checkpoint = None if resume is None else start_of(run, model, resume)
-    if isinstance(model.task, SegmentationTask) and model.task.weights.balanced and checkpoint is None:
+    if isinstance(pixels := model.task.pixels, SegmentationTask) and pixels.weights.balanced and checkpoint is None:
         # What a checkpoint holds needs no counting.
-        model.task.prepare_pixels(pixels_of(slides.of("train"), model.task, data, progress and is_first()))
+        pixels.prepare_pixels(pixels_of(slides.of("train"), pixels, data, progress and is_first()))
     if checkpoint is None and (match := model.load_pretrained()):
         for line in str(match).splitlines():
             say(Console(), line)
@@ -139,8 +147,7 @@ def make_data(run: Run, loaded: Loaded, resume: str | None) -> SlideData:
 
 def callbacks_of(run: Run, config: TrainConfig, model: SlideModel, slides: SlideData, progress: bool) -> list[Callback]:
     """The callbacks that a run needs besides those that look on."""
-    score = config.monitor.removeprefix("val_").removeprefix("label_")
-    mode = "min" if score in LOWER_IS_BETTER else "max"
+    mode = "min" if is_lower_better(config.monitor.removeprefix("val_")) else "max"
     keep: dict[str, Any] = {"dirpath": run.checkpoints, "enable_version_counter": False}
     callbacks: list[Callback] = [
         *([FailureLog(run.failures)] if slides.config.on_error == "skip" else []),
@@ -193,7 +200,7 @@ def changed(path: Path, asked: Mapping[str, Any]) -> list[str]:
         UserError: The network is another one, or trained otherwise, whose weights and optimizer a checkpoint holds.
     """
     with as_written(path):
-        before, now = flat(present_keys(read_yaml(path))), flat(asked)
+        before, now = DEFAULTS | flat(present_keys(read_yaml(path))), flat(asked)
     keys = [key for key in dict.fromkeys([*before, *now]) if before.get(key) != now.get(key) and key != "out"]
     fixed = [key for key in keys if key.startswith("model.") and key not in FREE]
     if fixed:

@@ -136,6 +136,8 @@ class RunFolder:
     memory = _File("memory.json")
     plan = _File("plan.json")
     estimate = _File("estimate.json")
+    decisions = _File("decisions.json")
+    """The thresholds that were chosen for each checkpoint on the validation slides."""
     pretrained = _File("pretrained.json")
     cost = _File("cost.json")
     metrics = _File("metrics")
@@ -444,6 +446,11 @@ class RunFolder:
     def cohorts(self) -> list[str]:
         """The names of the cohorts that were tested or predicted."""
         return sorted(path.name for path in (self.path / "cohorts").glob("*") if path.is_dir())
+
+    @property
+    def without_cohort(self) -> Self:
+        """The run with the results on its own slides."""
+        return self if self.cohort is None else self._with(cohort=None, data_root=None)
 
     def of_cohort(self, name: str) -> Self:
         """The run with the results on another cohort."""

@@ -296,8 +296,8 @@ class Step(nn.Module):
         if not isinstance(self.model, SlideSegmenter):
             return self.model(image, context, tissue)
         logits, vector = self.model.at_pixels_and_pooled(image, tissue[0] if tissue else None)
-        loss = self.model.task.loss(logits, blank(1, 1, height, width))  # a step needs no more of pixels
-        return loss if vector is None else torch.cat([loss[None], self.model.forward_auxiliary(vector)[0]])
+        loss = self.model.pixels.loss(logits, blank(1, 1, height, width))  # a step needs no more of pixels
+        return loss if vector is None else torch.cat([loss[None], self.model.forward_head(vector)[0]])
 
 
 def plan_shape(

@@ -249,7 +249,8 @@ class Predictor:
 
         Args:
             records: The slides, as seen.
-            task: Makes targets, where a prediction is compared with them pixel by pixel; without it none are read.
+            task: Has the classes of drawn regions that a prediction is compared with pixel by pixel; without it none
+                are read.
             workers: Processes that open slides ahead.
             failed: Is told of a slide that cannot be read, which is then left out; without it such a slide is an error.
         """
@@ -271,7 +272,8 @@ class Predictor:
         return isinstance(self.model.backbone, FrozenFeatures)
 
     def _slides(self, cases: Sequence[SlideRecord], task: Task | None, data: DataConfig) -> SlideDataset:
-        return SlideDataset(cases, task, data, image_of(self.loaded.train), None, self.model.tissue_stride)
+        legends = {} if task is None else task.legends
+        return SlideDataset(cases, None, data, image_of(self.loaded.train), None, self.model.tissue_stride, legends)
 
     # Other questions: maps, and classes of pixels.
 
@@ -469,12 +471,9 @@ def _tiled(answers: nn.Module, config: TrainConfig, device: torch.device) -> nn.
 
 
 def _moved(batch: SlideBatch, device: torch.device) -> SlideBatch:
-    moved = {
-        key: [one.to(device) for one in value] if isinstance(value, list) else value.to(device)
-        for key, value in batch.items()
-        if isinstance(value, list | Tensor)
-    }
-    return {**batch, **moved}  # type: ignore[typeddict-item]
+    moved = {key: [one.to(device) for one in value] for key, value in batch.items() if isinstance(value, list)}
+    targets = {name: target.to(device) for name, target in batch["targets"].items()}
+    return {**batch, **moved, "image": batch["image"].to(device), "targets": targets}  # type: ignore[typeddict-item]
 
 
 def _dtypes(precision: str) -> tuple[torch.dtype, torch.dtype | None]:

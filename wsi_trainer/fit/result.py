@@ -32,7 +32,7 @@ SPEED = frozenset(
     f"overrides.{key}"
     for key in (
         "data.workers", "data.ahead", "data.on_error", "train.budget", "train.compile", "train.trim",
-        "train.accelerator", "train.devices", "train.loggers", "train.resamples",
+        "train.accelerator", "train.devices", "train.loggers", "train.resamples", "train.decision",
     )
 )  # fmt: skip
 """Overrides with which an unfinished result may go on: a slide has the same numbers with and without."""

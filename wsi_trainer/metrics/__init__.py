@@ -2,14 +2,15 @@
 
 A kind of predictions is a frozen dataclass, one file of CSV, and knows its scores, words, errors and figures:
 `ClassPredictions` (exclusive classes, ordered ones too), `MultiLabelPredictions`, `ValuePredictions` (a number),
-`RiskPredictions` (survival), `AreaPredictions` (a class for each pixel), `JointPredictions` (pixels, and a target of
-the slide). Two more judge the regions that `wsi-train segment` finds: `BorderPredictions` and `LesionPredictions`.
+`RiskPredictions` (survival), `AreaPredictions` (a class for each pixel). `MultiTargetPredictions` has one of these for
+each target that a network predicts; `by_target` of all of them is the predictions of each target by its name. Two more
+judge the regions that `wsi-train segment` finds: `BorderPredictions` and `LesionPredictions`. A `Decision` says from
+which probability on a class is decided for.
 
-`read_predictions` reads a file of any kind, `summarise` computes all scores as JSON, `score_intervals` those asked for,
-`paired_difference` compares two models, `cross_validation` joins folds. A new kind is a file here and a row of `KINDS`.
+`read_predictions` reads a file of any kind and `write_predictions` writes it, `summarise` computes all scores as JSON,
+`score_intervals` those asked for, `paired_difference` compares two models, `cross_validation` joins folds. A new kind
+is a class here and a row of `KINDS`.
 """
-
-from pathlib import Path
 
 from wsi_trainer.metrics.classes import (
     MULTI_LABEL_SCORES,
@@ -19,6 +20,7 @@ from wsi_trainer.metrics.classes import (
     MultiLabelPredictions,
     auc,
 )
+from wsi_trainer.metrics.decision import Decision
 from wsi_trainer.metrics.intervals import (
     Interval,
     cross_validation,
@@ -33,10 +35,17 @@ from wsi_trainer.metrics.pixels import (
     BORDER_SCORES,
     AreaPredictions,
     BorderPredictions,
-    JointPredictions,
-    joint_scores,
 )
-from wsi_trainer.metrics.table import Predictions, PredictionsError, Score, Table, Words
+from wsi_trainer.metrics.table import Predictions, PredictionsError, Score, Words
+from wsi_trainer.metrics.targets import (
+    KINDS,
+    MultiTargetPredictions,
+    kinds_of,
+    prefixes,
+    read_predictions,
+    scores_by_target,
+    write_predictions,
+)
 from wsi_trainer.metrics.values import (
     RISK_SCORES,
     VALUE_SCORES,
@@ -44,27 +53,13 @@ from wsi_trainer.metrics.values import (
     ValuePredictions,
 )
 
-KINDS: tuple[type[Predictions], ...] = (RiskPredictions, ValuePredictions, ClassPredictions, MultiLabelPredictions)
-"""Kinds of predictions of slides; a file may hold `AreaPredictions` beside one of them."""
-
 LOWER_IS_BETTER = frozenset({"loss", "brier", "calibration_error", "mean_absolute_error", "root_mean_squared_error"})
 """Of all other scores the higher value is the better one."""
 
 
-def read_predictions(path: Path) -> Predictions:
-    """The predictions of a file that any task wrote, told apart by its columns."""
-    table = Table.read(path)
-    labels = next((kind for kind in KINDS if kind.claims(table.columns)), None)
-    areas = AreaPredictions.claims(table.columns)
-    if labels is None and not areas:
-        raise PredictionsError(f"{path} has none of the columns label, label_<class>, value, risk and drawn_<class>")
-    try:
-        if labels is None:
-            return AreaPredictions.of_table(table)
-        said = labels.of_table(table)
-        return JointPredictions.of(AreaPredictions.of_table(table), said) if areas else said
-    except PredictionsError as error:  # of values that do not go together, which are checked without the file's name
-        raise error if str(path) in str(error) else PredictionsError(f"{path}: {error}") from error
+def is_lower_better(score: str) -> bool:
+    """True for a loss or an error, also of a target that is not the first, whose name stands before."""
+    return any(score == name or score.endswith(f"_{name}") for name in LOWER_IS_BETTER)
 
 
 __all__ = [
@@ -82,11 +77,12 @@ __all__ = [
     "AreaPredictions",
     "BorderPredictions",
     "ClassPredictions",
+    "Decision",
     "Interval",
-    "JointPredictions",
     "LesionPredictions",
     "Marks",
     "MultiLabelPredictions",
+    "MultiTargetPredictions",
     "Predictions",
     "PredictionsError",
     "RiskPredictions",
@@ -95,10 +91,14 @@ __all__ = [
     "Words",
     "auc",
     "cross_validation",
+    "is_lower_better",
     "joined_folds",
-    "joint_scores",
+    "kinds_of",
     "paired_difference",
+    "prefixes",
     "read_predictions",
     "score_intervals",
+    "scores_by_target",
     "summarise",
+    "write_predictions",
 ]

@@ -5,14 +5,15 @@ Scores are written with NumPy: a bootstrap asks for each a thousand times, and c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from wsi_trainer.metrics.decision import EVEN, Decision, decide, threshold
 from wsi_trainer.metrics.table import Predictions, PredictionsError, Score, Table, Words
 
 CURVES = ("roc", "precision_recall", "calibration")
@@ -119,17 +120,16 @@ def calibration_error(predictions: ClassPredictions, bins: int = 10) -> float:
         said, happened = predictions.probabilities[:, 1], predictions.labels == 1
     else:
         said = predictions.probabilities.max(axis=1)
-        happened = predictions.probabilities.argmax(axis=1) == predictions.labels
+        happened = predictions.decided == predictions.labels
     place = np.minimum((said * bins).astype(int), bins - 1)
     gaps = np.bincount(place, said - happened, bins)
     return float(np.abs(gaps).sum() / len(said))
 
 
 def confusion(predictions: ClassPredictions) -> NDArray[np.int64]:
-    """(classes, classes) counts of slides: the label gives the row, the predicted class the column."""
+    """(classes, classes) counts of slides: the label gives the row, the class decided for the column."""
     size = len(predictions.classes)
-    predicted = predictions.probabilities.argmax(axis=1)
-    return np.bincount(predictions.labels * size + predicted, minlength=size * size).reshape(size, size)
+    return np.bincount(predictions.labels * size + predictions.decided, minlength=size * size).reshape(size, size)
 
 
 SCORES: Mapping[str, Score] = {
@@ -149,20 +149,25 @@ ORDINAL_SCORES: Mapping[str, Score] = {"quadratic_kappa": quadratic_kappa, **SCO
 class ClassPredictions(Predictions):
     """Labels and predicted probabilities, which sum to one, of classes that exclude each other."""
 
+    KIND = "classes"
     COLUMNS: ClassVar = {"labels": "label", "probabilities": "probability_"}
-    MARK = "label"
     SCORES = SCORES
     ERROR = "one minus the probability of the true class"
     FIGURES = (*CURVES, "confusion")
+    NAMED = True
 
     slides: tuple[str, ...]
     patients: tuple[str, ...]
     classes: tuple[str, ...]
     labels: NDArray[np.int64]
-    """Index into `classes` of each row."""
+    """Index into `classes` of each row; -1 where the label is not known."""
     probabilities: NDArray[np.float64]
     """(rows, classes), each in 0..1."""
     sites: tuple[str, ...] = ()
+    thresholds: NDArray[np.float64] | None = None
+    """(rows,) probability of the second of two classes from which on it is decided for; None for the most probable
+    class.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -183,13 +188,39 @@ class ClassPredictions(Predictions):
             raise PredictionsError(f"the slides of patient {patient} have different labels; use slide-level metrics")
         return {"labels": labels[0], "probabilities": probabilities.mean(axis=0)}
 
+    @property
+    def known(self) -> NDArray[np.bool_]:
+        return self.labels >= 0
+
+    @property
+    def decided(self) -> NDArray[np.int64]:
+        """(rows,) the class that is decided for, as an index into `classes`."""
+        return decide(self.probabilities, self.thresholds)
+
+    def decided_by(self, decision: Decision) -> Self:
+        given = np.full(len(self), decision.thresholds[0]) if decision.thresholds else None
+        return replace(self, thresholds=given)
+
+    def chosen(self, rule: str) -> Decision | None:
+        if len(self.classes) != 2:
+            return None
+        found = threshold(self.labels == 1, self.probabilities[:, 1], rule)
+        return Decision((EVEN if np.isnan(found) else found,), rule)
+
+    def declaration(self) -> dict[str, Any]:
+        (own,) = super().declaration().values()
+        return {self.TARGET: own | ({} if self.thresholds is None else {"thresholds": _same(self.thresholds[:, None])})}
+
     def errors(self) -> NDArray[np.float64]:
-        return 1 - self.probabilities[np.arange(len(self)), self.labels]
+        return np.where(self.known, 1 - self.probabilities[np.arange(len(self)), self.labels], np.nan)
 
     def words(self, row: int) -> Words:
-        label, found = int(self.labels[row]), int(self.probabilities[row].argmax())
+        label, found = int(self.labels[row]), int(self.decided[row])
         said = float(self.probabilities[row, found])
-        return Words(self.classes[label], self.classes[found], said, label != found)
+        return Words(self._name(label), self.classes[found], said, label not in (found, -1))
+
+    def _name(self, label: int) -> str:
+        return "" if label < 0 else self.classes[label]
 
     def groups(self) -> list[NDArray[np.bool_]]:
         return [self.labels == index for index in range(len(self.classes))]
@@ -201,30 +232,42 @@ class ClassPredictions(Predictions):
     def of(self, name: str) -> ClassPredictions:
         """One class against the rest, as predictions of two classes."""
         index = self.classes.index(name)
-        p, labels = self.probabilities[:, index], (self.labels == index).astype(np.int64)
-        both = np.stack([1 - p, p], axis=1)
+        labels, both = (self.labels == index).astype(np.int64), _both(self.probabilities[:, index])
         return ClassPredictions(self.slides, self.patients, (f"not {name}", name), labels, both, self.sites)
 
     def by_class(self, scores: Mapping[str, Score]) -> dict[str, dict[str, tuple[Predictions, dict[str, Score]]]]:
         return {"per_class": {name: (self, class_scores(index)) for index, name in enumerate(self.classes)}}
 
     def columns(self) -> dict[str, list[Any]]:
-        return super().columns() | {"label": [self.classes[label] for label in self.labels]}
+        return super().columns() | {"label": [self._name(label) for label in self.labels]}
 
     @classmethod
-    def of_table(cls, table: Table) -> Self:
-        classes = table.classes("probability_")
+    def of_table(cls, table: Table, classes: Sequence[str] = ()) -> Self:
+        classes = tuple(classes) or table.classes("probability_")
         table.need("label")
-        unknown = next((label for label in table.texts("label") if label not in classes), None)
+        places = {name: place for place, name in enumerate(classes)} | {"": -1}
+        unknown = next((label for label in table.texts("label") if label not in places), None)
         if unknown is not None:
             raise PredictionsError(f"{table.path} has the label {unknown!r}, which is none of its {list(classes)}")
-        labels = np.array([classes.index(label) for label in table.texts("label")], dtype=np.int64)
+        labels = np.array([places[label] for label in table.texts("label")], dtype=np.int64)
         numbers = table.numbers([f"probability_{name}" for name in classes])
         return cls(*table.owners, classes, labels, numbers, table.sites)
 
 
+def _both(probability: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(rows, 2) probabilities of two classes, from that of the second."""
+    return np.stack([1 - probability, probability], axis=1)
+
+
+def _same(thresholds: NDArray[np.float64]) -> list[float]:
+    """The thresholds that all rows have; an error where folds were joined, each of which has its own."""
+    if len(np.unique(thresholds, axis=0)) > 1:
+        raise PredictionsError("rows of several runs are decided by several thresholds, of which a file has one")
+    return [float(one) for one in thresholds[0]] if len(thresholds) else []
+
+
 def class_scores(index: int) -> dict[str, Score]:
-    """The scores of one class against the rest; a slide counts as predicted to be of its most probable class."""
+    """The scores of one class against the rest; recall and precision are of the class that is decided for."""
 
     def against_rest(predictions: ClassPredictions, score: Callable[..., float]) -> float:
         return score(predictions.labels == index, predictions.probabilities[:, index])
@@ -254,11 +297,12 @@ MULTI_LABEL_SCORES: Mapping[str, Score] = {name: partial(macro, score=score) for
 class MultiLabelPredictions(Predictions):
     """Labels of which several may apply, each with its predicted probability."""
 
+    KIND = "labels"
     COLUMNS: ClassVar = {"labels": "label_", "probabilities": "probability_"}
-    MARK = "label_"
     SCORES = MULTI_LABEL_SCORES
     ERROR = "mean distance of the probabilities from the labels that are known"
     FIGURES = CURVES
+    NAMED = True
 
     slides: tuple[str, ...]
     patients: tuple[str, ...]
@@ -267,14 +311,39 @@ class MultiLabelPredictions(Predictions):
     """(rows, classes): 1 where it applies, 0 where not, NaN where that is not known."""
     probabilities: NDArray[np.float64]
     sites: tuple[str, ...] = ()
+    thresholds: NDArray[np.float64] | None = None
+    """(rows, classes) probability from which on a label is decided for; None for those above 0.5."""
+
+    @property
+    def known(self) -> NDArray[np.bool_]:
+        return np.asarray(~np.isnan(self.labels).all(axis=1))
+
+    @property
+    def decided(self) -> NDArray[np.bool_]:
+        """(rows, classes): whether a label is decided for."""
+        cut = [None] * len(self.classes) if self.thresholds is None else self.thresholds.T
+        each = zip(self.probabilities.T, cut, strict=True)
+        return np.array([decide(_both(p), at) == 1 for p, at in each], dtype=bool).T
+
+    def decided_by(self, decision: Decision) -> Self:
+        given = np.tile(np.array(decision.thresholds), (len(self), 1)) if decision.thresholds else None
+        return replace(self, thresholds=given)
+
+    def chosen(self, rule: str) -> Decision | None:
+        found = [self.of(name).chosen(rule) for name in self.classes]
+        return Decision(tuple(one.thresholds[0] for one in found if one is not None), rule)
+
+    def declaration(self) -> dict[str, Any]:
+        (own,) = super().declaration().values()
+        return {self.TARGET: own | ({} if self.thresholds is None else {"thresholds": _same(self.thresholds)})}
 
     def of(self, name: str) -> ClassPredictions:
         """One label against its absence, as predictions of two classes: the slides where it is known."""
         place = self.classes.index(name)
         one = self.take(np.flatnonzero(~np.isnan(self.labels[:, place])))
-        p, labels = one.probabilities[:, place], one.labels[:, place].astype(np.int64)
-        both = np.stack([1 - p, p], axis=1)
-        return ClassPredictions(one.slides, one.patients, (f"not {name}", name), labels, both, one.sites)
+        labels, both = one.labels[:, place].astype(np.int64), _both(one.probabilities[:, place])
+        cut = None if one.thresholds is None else one.thresholds[:, place]
+        return ClassPredictions(one.slides, one.patients, (f"not {name}", name), labels, both, one.sites, cut)
 
     def of_patient(self, rows: NDArray[np.int64]) -> dict[str, Any]:
         """A label applies where it does on any slide, with its highest probability."""
@@ -285,10 +354,11 @@ class MultiLabelPredictions(Predictions):
         return np.asarray(np.nansum(distance, axis=1) / np.maximum((~np.isnan(distance)).sum(axis=1), 1))
 
     def words(self, row: int) -> Words:
-        labels, applied = self.labels[row], self.probabilities[row] >= 0.5
+        labels, applied = self.labels[row], self.decided[row]
         known = ~np.isnan(labels)
         wrong = bool((applied[known] != (labels[known] == 1)).any())
-        return Words(self._names(labels == 1), self._names(applied), wrong=wrong)
+        label = self._names(labels == 1) if known.any() else ""
+        return Words(label, self._names(applied), wrong=wrong)
 
     def _names(self, applied: NDArray[np.bool_]) -> str:
         return ", ".join(name for name, does in zip(self.classes, applied, strict=True) if does) or "none"

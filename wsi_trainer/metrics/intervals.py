@@ -99,7 +99,17 @@ def resamples(patients: Sequence[str], count: int, seed: int) -> Iterator[NDArra
 def score_intervals(
     predictions: Predictions, scores: Mapping[str, Score], count: int = 1000, seed: int = 0
 ) -> dict[str, Interval]:
-    """Each score of predictions of any kind with its 95 % interval, all from the same resamples."""
+    """Each score of predictions of any kind with its 95 % interval, those of a target from the same resamples."""
+    found: dict[str, Interval] = {}
+    for part, own in predictions.scored(scores):
+        found |= _intervals(part, own, count, seed)
+    return {name: found[name] for name in scores}
+
+
+def _intervals(predictions: Predictions, scores: Mapping[str, Score], count: int, seed: int) -> dict[str, Interval]:
+    if not len(predictions):
+        nan = float("nan")
+        return {name: Interval(nan, nan, nan, 0, absent="no interval: no slide has this label") for name in scores}
     values = {name: score(predictions) for name, score in scores.items()}
     sample = _Sample.of(predictions)
     if sample.absent:
@@ -286,10 +296,11 @@ def summarise(
 
     Returns:
         `slides` and `patients` (how many); `classes` (names, where there are classes); `slide` and `patient`
-        (`Interval.to_dict` by score, of the rows and of the patients; `patient_absent` says why where patients cannot
-        be scored); `per_class` (the same of each class against the rest, by class; `label_per_class` are those of the
-        slide's target where pixels have classes too); `per_site` (by site, where the manifest names at least two:
-        `slides`, `patients` and `slide`).
+        (`Interval.to_dict` by score, of the rows and of the patients; `patient_absent` says why where those of a target
+        cannot be scored); `per_class` (the same of each class against the rest, by class); `per_site` (by site, where
+        the manifest names at least two: `slides`, `patients` and `slide`). Of several targets, names of scores and
+        `per_class` have the target's name and `_` before them, but for those of the first, and `targets` has the
+        `slides` and `patients` that have a label of each.
     """
 
     def intervals(rows: Predictions, wanted: Mapping[str, Score]) -> dict[str, dict[str, Any]]:
@@ -301,10 +312,18 @@ def summarise(
         "classes": list(getattr(predictions, "classes", ())),
         "slide": intervals(predictions, scores),
     }
-    try:
-        result["patient"] = intervals(predictions.by_patient(), scores)
-    except PredictionsError as error:
-        result["patient_absent"] = str(error)
+    patients: dict[str, dict[str, Any]] = {}
+    for part, own in predictions.scored(scores):
+        try:
+            patients |= intervals(part.by_patient(), own)
+        except PredictionsError as error:
+            result["patient_absent"] = str(error)
+    if patients:
+        result["patient"] = patients
+    if len(targets := predictions.by_target) > 1:
+        result["targets"] = {
+            name: {"slides": len(part), "patients": len(set(part.patients))} for name, part in targets.items()
+        }
     for heading, parts in predictions.by_class(scores).items():
         result[heading] = {name: intervals(*part) for name, part in parts.items()}
     sites = np.array(predictions.sites)

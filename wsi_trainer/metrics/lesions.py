@@ -131,8 +131,8 @@ class LesionPredictions(Predictions):
         return lesions | false
 
     @classmethod
-    def of_table(cls, table: Table) -> LesionPredictions:
-        classes = table.classes(_LESIONS)
+    def of_table(cls, table: Table, classes: Sequence[str] = ()) -> LesionPredictions:
+        classes = tuple(classes) or table.classes(_LESIONS)
         table.need(*(_FALSE + name for name in classes))
         marks = []
         for line, row in enumerate(table.rows, start=2):

@@ -1,9 +1,9 @@
-"""Predictions of a class for each pixel: areas, borders, and areas beside a target of the slide."""
+"""Predictions of a class for each pixel: areas and borders."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Self
 
@@ -11,9 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wsi_trainer.metrics.table import Predictions, PredictionsError, Score, Table, Words
-
-LABEL = "label_"
-"""Before the scores of the target of the slide."""
 
 
 def mean(values: NDArray[np.float64]) -> float:
@@ -32,7 +29,8 @@ def _share(
 class PixelPredictions(Predictions):
     """Numbers of pixels of each class, one row for each slide (or each patient); ignored pixels are left out."""
 
-    MARK = "drawn_"
+    TARGET = "regions"
+    OF_PIXELS = True
     KINDS: ClassVar[tuple[str, ...]]
     """Counts of each class."""
     RATIOS: ClassVar[tuple[str, ...]]
@@ -86,8 +84,8 @@ class PixelPredictions(Predictions):
         return dict(zip(names, self.pixels.reshape(len(self), -1).T.tolist(), strict=True))
 
     @classmethod
-    def of_table(cls, table: Table) -> Self:
-        classes = table.classes(f"{cls.KINDS[0]}_")
+    def of_table(cls, table: Table, classes: Sequence[str] = ()) -> Self:
+        classes = tuple(classes) or table.classes(f"{cls.KINDS[0]}_")
         numbers = table.numbers([f"{kind}_{name}" for kind in cls.KINDS for name in classes])
         return cls(*table.owners, classes, numbers.reshape(len(table.rows), len(cls.KINDS), len(classes)), table.sites)
 
@@ -123,6 +121,7 @@ BORDER_SCORES: Mapping[str, Score] = {
 class AreaPredictions(PixelPredictions):
     """Pixels that are rightly predicted to be of each class, that are predicted to be of it, that are."""
 
+    KIND = "areas"
     KINDS = ("right", "predicted", "drawn")
     RATIOS = ("dice", "iou", "recall", "precision")
     SCORES = AREA_SCORES
@@ -168,76 +167,3 @@ class BorderPredictions(PixelPredictions):
             precision, recall = np.nan_to_num(precision), np.nan_to_num(recall)
             return np.where(known, _share(2 * precision * recall, precision + recall, 0.0), np.nan)
         return {"border_precision": precision, "border_recall": recall}[kind]
-
-
-def joint_scores(areas: Mapping[str, Score], labels: Mapping[str, Score]) -> dict[str, Score]:
-    """The scores of both, those of the slide's target with a prefix."""
-    scores: dict[str, Score] = {name: partial(_of_areas, score=score) for name, score in areas.items()}
-    scores |= {LABEL + name: partial(_of_labels, score=score) for name, score in labels.items()}
-    return scores
-
-
-def _of_areas(predictions: JointPredictions, score: Score) -> float:
-    return score(predictions.areas)
-
-
-def _of_labels(predictions: JointPredictions, score: Score) -> float:
-    return score(predictions.labels)
-
-
-@dataclass(frozen=True)
-class JointPredictions(Predictions):
-    """A class for each pixel and a target of the slide, predicted by one network, of the same slides row by row."""
-
-    SCORES = joint_scores(AREA_SCORES, {})
-
-    slides: tuple[str, ...]
-    patients: tuple[str, ...]
-    areas: AreaPredictions
-    labels: Predictions
-    sites: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.areas.slides != self.labels.slides:
-            raise PredictionsError("the areas and the labels are of different slides, or in another order")
-
-    @staticmethod
-    def of(areas: AreaPredictions, labels: Predictions) -> JointPredictions:
-        """Both predictions of the same slides."""
-        return JointPredictions(areas.slides, areas.patients, areas, labels, areas.sites)
-
-    @property
-    def classes(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The classes of pixels."""
-        return self.areas.classes
-
-    @property
-    def of_slide(self) -> Predictions:
-        return self.labels
-
-    @property
-    def truth(self) -> NDArray[np.float64]:
-        """The pixels that are drawn, then the target of the slide."""
-        return np.column_stack([self.areas.truth, self.labels.truth.astype(np.float64)])
-
-    def by_patient(self) -> JointPredictions:
-        """One row for each patient, of each kind as it joins the slides of a patient."""
-        return JointPredictions.of(self.areas.by_patient(), self.labels.by_patient())
-
-    def errors(self) -> NDArray[np.float64]:
-        return self.labels.errors()
-
-    def words(self, row: int) -> Words:
-        slide, pixels = self.labels.words(row), self.areas.words(row)
-        label, predicted = f"{slide.label}; {pixels.label}", f"{slide.predicted}; {pixels.predicted}"
-        return replace(slide, label=label, predicted=predicted)
-
-    def groups(self) -> list[NDArray[np.bool_]]:
-        return [*self.areas.groups(), *self.labels.groups()]
-
-    def by_class(self, scores: Mapping[str, Score]) -> dict[str, dict[str, tuple[Predictions, dict[str, Score]]]]:
-        both = self.areas.by_class(scores)
-        return both | {LABEL + heading: parts for heading, parts in self.labels.by_class(scores).items()}
-
-    def columns(self) -> dict[str, list[Any]]:
-        return self.areas.columns() | self.labels.columns()

@@ -1,4 +1,4 @@
-"""Base of all kinds of predictions: one row for each slide, and the CSV file that holds them."""
+"""Base of all kinds of predictions of a target: one row for each slide, and the CSV file that holds them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from numpy.typing import NDArray
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.io.tables import read_table, unescape_formula, write_table
+from wsi_trainer.metrics.decision import Decision
 
 Score = Callable[[Any], float]
 """From predictions of one kind to a number; NaN where they do not define it."""
 Owner = tuple[str, ...]
 FIXED = ("classes",)
 """Fields that are the same for all rows."""
+OWNERS = ("slide", "patient", "site")
+"""Columns of the file that are of the slide."""
 
 
 class PredictionsError(UserError):
@@ -37,22 +40,29 @@ class Words:
 
 
 class Predictions:
-    """Rows of one kind. A kind is a frozen dataclass with `slides`, `patients`, its arrays, and `sites` last.
+    """Rows of one kind. A kind is a frozen dataclass with `slides`, `patients`, its arrays, and `sites`.
 
     A new kind defines these constants and the methods that raise `NotImplementedError`, and joins `KINDS` in
-    `wsi_trainer.metrics`; files, patients, intervals, reports and folds follow from that.
+    `wsi_trainer.metrics`; files, patients, intervals, reports and folds follow from that. `MultiTargetPredictions` has
+    one of them for each target.
     """
 
+    KIND: ClassVar[str]
+    """Name of the kind in the file that says what a table is of."""
+    TARGET: ClassVar[str] = "label"
+    """Name of the target, where it is the only one."""
     COLUMNS: ClassVar[Mapping[str, str]] = {}
     """Columns of the file by field; `name_` stands for a column of each class."""
-    MARK: ClassVar[str]
-    """The column that tells the kind's files from others."""
     SCORES: ClassVar[Mapping[str, Score]]
     """The scores of the kind by name; the first stands for all."""
     ERROR: ClassVar[str]
     """Meaning of `errors`, for readers."""
     FIGURES: ClassVar[tuple[str, ...]] = ()
     """Names of the figures of a report."""
+    NAMED: ClassVar[bool] = False
+    """Whether the words of a label are a name that a reader may look for, not a number."""
+    OF_PIXELS: ClassVar[bool] = False
+    """Whether the target is of pixels, which are drawn, instead of the slide."""
     slides: Owner
     patients: Owner
     classes: Owner
@@ -71,22 +81,20 @@ class Predictions:
                 raise PredictionsError(f"{rows} slides have {name} of shape {found}, not {shape}")
 
     @classmethod
-    def claims(cls, columns: Sequence[str]) -> bool:
-        """True for the columns of a file of this kind."""
-        return any(name == cls.MARK or (cls.MARK.endswith("_") and name.startswith(cls.MARK)) for name in columns)
+    def of_table(cls, table: Table, classes: Sequence[str] = ()) -> Self:
+        """The predictions of a file.
 
-    @classmethod
-    def of_table(cls, table: Table) -> Self:
-        """The predictions of a file."""
+        Args:
+            table: The file.
+            classes: The names of its classes; by default those of its columns.
+        """
         prefixes = [column for column in cls.COLUMNS.values() if column.endswith("_")]
-        classes = [table.classes(prefix) for prefix in prefixes[-1:]]
+        names = [tuple(classes) or table.classes(prefix) for prefix in prefixes[-1:]]
         arrays = [
-            table.numbers([column + its for its in classes[0]])
-            if column.endswith("_")
-            else table.numbers([column])[:, 0]
+            table.numbers([column + its for its in names[0]]) if column.endswith("_") else table.numbers([column])[:, 0]
             for column in cls.COLUMNS.values()
         ]
-        return cls(*table.owners, *classes, *arrays, table.sites)  # type: ignore[call-arg]
+        return cls(*table.owners, *names, *arrays, table.sites)  # type: ignore[call-arg]
 
     def columns(self) -> dict[str, list[Any]]:
         """The columns of the file that are of this kind."""
@@ -134,9 +142,48 @@ class Predictions:
         return {}
 
     @property
-    def of_slide(self) -> Predictions:
-        """The part that is about slides, not about pixels."""
+    def known(self) -> NDArray[np.bool_]:
+        """The rows that have a label."""
+        return np.ones(len(self), dtype=bool)
+
+    @property
+    def labelled(self) -> Self:
+        """The rows that have a label: those that scores are of."""
+        return self if (known := self.known).all() else self.take(np.flatnonzero(known))
+
+    @property
+    def by_target(self) -> Mapping[str, Predictions]:
+        """The predictions of each target, of the slides of which it is known; the first one is the main one."""
+        return {self.TARGET: self.labelled}
+
+    @property
+    def error_means(self) -> str:
+        """Meaning of `errors`, for readers."""
+        return self.ERROR
+
+    def scored(self, scores: Mapping[str, Score]) -> list[tuple[Predictions, Mapping[str, Score]]]:
+        """The predictions of each target with the scores that are of it."""
+        return [(self.labelled, scores)]
+
+    def with_decisions(self, decisions: Mapping[str, Decision]) -> Self:
+        """The same predictions, decided otherwise.
+
+        Args:
+            decisions: By target; a target without one is decided by what is most probable.
+        """
+        return self if self.TARGET not in decisions else self.decided_by(decisions[self.TARGET])
+
+    def decided_by(self, decision: Decision) -> Self:
+        """The same predictions of one target, decided otherwise; those without classes have nothing to decide."""
         return self
+
+    def chosen(self, rule: str) -> Decision | None:
+        """The decision that a rule takes on these rows; None where a threshold decides nothing."""
+        return None
+
+    def declaration(self) -> dict[str, Any]:
+        """Everything that the columns of the file do not say of each target, for JSON."""
+        return {self.TARGET: {"kind": self.KIND, "classes": list(getattr(self, "classes", ())), "prefix": ""}}
 
     def __len__(self) -> int:
         return len(self.slides)
@@ -147,9 +194,12 @@ class Predictions:
 
     def by_patient(self) -> Self:
         """One row for each patient."""
-        rows = rows_of_patients(self.patients)
-        first = self.take(np.array([index[0] for index in rows.values()]))
-        found = [self.of_patient(index) for index in rows.values()]
+        if not len(self):
+            return self
+        known = self.known
+        every = rows_of_patients(self.patients).values()
+        rows = [index[known[index]] if known[index].any() else index for index in every]
+        first, found = self.take(np.array([index[0] for index in rows])), [self.of_patient(index) for index in rows]
         made = {}
         for name in found[0]:
             like, rows_of = getattr(self, name), [one[name] for one in found]
@@ -196,16 +246,18 @@ def _each(predictions: Predictions) -> Iterator[tuple[str, Any]]:
 
 
 def _taken(value: Any, rows: NDArray[np.int64]) -> Any:
-    if isinstance(value, Predictions):
-        return value.take(rows)
+    if isinstance(value, Mapping):
+        return {name: part.take(rows) for name, part in value.items()}
     if isinstance(value, tuple):
         return tuple(value[row] for row in rows) if value else ()
-    return value[rows]
+    return None if value is None else value[rows]
 
 
 def _joined(values: Sequence[Any]) -> Any:
-    if isinstance(values[0], Predictions):
-        return join(values)
+    if isinstance(values[0], Mapping):
+        return {name: join([value[name] for value in values]) for name in values[0]}
+    if values[0] is None:
+        return None
     return np.concatenate(values) if isinstance(values[0], np.ndarray) else tuple(x for value in values for x in value)
 
 
@@ -234,6 +286,15 @@ class Table:
         Table(path, table.columns, []).need("slide", "patient")
         rows = [{name: unescape_formula(cell) for name, cell in row.items()} for _, row in table.rows]
         return Table(path, table.columns, rows)
+
+    def part(self, prefix: str) -> Table:
+        """The columns of the slide, and those that begin with a prefix, without it."""
+        if not prefix:
+            return self
+        names = {name: name for name in OWNERS if name in self.columns}
+        names |= {name.removeprefix(prefix): name for name in self.columns if name.startswith(prefix)}
+        rows = [{short: row[name] for short, name in names.items()} for row in self.rows]
+        return Table(self.path, tuple(names), rows)
 
     def need(self, *columns: str) -> None:
         """Refuse a table without these columns."""

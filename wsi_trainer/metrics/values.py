@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -61,8 +61,8 @@ VALUE_SCORES: Mapping[str, Score] = {
 class ValuePredictions(Predictions):
     """A number and its prediction, one row for each slide (or each patient)."""
 
+    KIND = "number"
     COLUMNS: ClassVar = {"targets": "target", "values": "value"}
-    MARK = "value"
     SCORES = VALUE_SCORES
     ERROR = "distance of the predicted number from the true one"
     FIGURES = ("scatter",)
@@ -75,6 +75,10 @@ class ValuePredictions(Predictions):
     """(rows,) numbers of the model."""
     sites: tuple[str, ...] = ()
 
+    @property
+    def known(self) -> NDArray[np.bool_]:
+        return ~np.isnan(self.targets)
+
     def of_patient(self, rows: NDArray[np.int64]) -> dict[str, Any]:
         """The means over the slides."""
         return {"targets": self.targets[rows].mean(), "values": self.values[rows].mean()}
@@ -83,7 +87,7 @@ class ValuePredictions(Predictions):
         return np.abs(self.values - self.targets)
 
     def words(self, row: int) -> Words:
-        return Words(f"{self.targets[row]:.4g}", f"{self.values[row]:.4g}")
+        return Words(f"{self.targets[row]:.4g}" if self.known[row] else "", f"{self.values[row]:.4g}")
 
 
 def c_index(predictions: RiskPredictions) -> float:
@@ -110,8 +114,8 @@ RISK_SCORES: Mapping[str, Score] = {"c_index": c_index}
 class RiskPredictions(Predictions):
     """Time, event and predicted risk, one row for each slide (or each patient)."""
 
+    KIND = "risk"
     COLUMNS: ClassVar = {"times": "time", "events": "event", "risks": "risk"}
-    MARK = "risk"
     SCORES = RISK_SCORES
     ERROR = "share of the slides it can be compared with that are ordered wrongly"
     FIGURES = ("survival",)
@@ -131,6 +135,10 @@ class RiskPredictions(Predictions):
         """Times and events."""
         return np.stack([self.times, self.events], axis=1)
 
+    @property
+    def known(self) -> NDArray[np.bool_]:
+        return ~np.isnan(self.times)
+
     def of_patient(self, rows: NDArray[np.int64]) -> dict[str, Any]:
         """The highest risk of the slides, which have to agree on time and event."""
         if len(set(zip(self.times[rows].tolist(), self.events[rows].tolist(), strict=True))) > 1:
@@ -145,7 +153,8 @@ class RiskPredictions(Predictions):
 
     def words(self, row: int) -> Words:
         happened = "event at" if self.events[row] else "no event until"
-        return Words(f"{happened} {self.times[row]:g}", f"risk {self.risks[row]:.3g}")
+        label = f"{happened} {self.times[row]:g}" if self.known[row] else ""
+        return Words(label, f"risk {self.risks[row]:.3g}")
 
     def groups(self) -> list[NDArray[np.bool_]]:
         return [self.events]
@@ -155,9 +164,9 @@ class RiskPredictions(Predictions):
         return self.events
 
     @classmethod
-    def of_table(cls, table: Table) -> Self:
-        found = super().of_table(table)
-        return replace(found, events=found.events.astype(bool))
+    def of_table(cls, table: Table, classes: Sequence[str] = ()) -> Self:
+        found = super().of_table(table, classes)
+        return replace(found, events=found.events == 1)
 
 
 def kaplan_meier(times: NDArray[np.float64], events: NDArray[np.bool_]) -> tuple[Any, Any]:

@@ -24,6 +24,7 @@ from wsi_trainer.models.slide_model import (
     SlideSegmenter,
     make_model,
 )
+from wsi_trainer.models.targets import MultiTargetTask
 from wsi_trainer.models.tasks import (
     BinaryTask,
     ClassTask,
@@ -55,6 +56,7 @@ __all__ = [
     "ModelConfig",
     "MultiClassTask",
     "MultiLabelTask",
+    "MultiTargetTask",
     "OrdinalTask",
     "PatchEncoder",
     "Pooling",

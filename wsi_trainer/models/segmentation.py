@@ -6,6 +6,7 @@ the loss of a slide that is nowhere whole, and its gradient, are those of plain 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,8 +20,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.metrics import AREA_SCORES, AreaPredictions, JointPredictions, joint_scores
-from wsi_trainer.models.tasks import Cells, ClassWeights, Owners, Task, Weights, check_classes
+from wsi_trainer.metrics import AREA_SCORES, AreaPredictions
+from wsi_trainer.models.targets import MultiTargetTask
+from wsi_trainer.models.tasks import Cells, ClassWeights, Owners, Targets, Task, Weights, check_classes
 from wsi_trainer.regions.target import IGNORED, Legend
 
 SPACE = (2, 3)
@@ -110,6 +112,8 @@ class SegmentationTask(Task):
     """
 
     dense = True
+    legend: Legend
+    target_name = COLUMN
     scores = AREA_SCORES
     columns: tuple[str, ...] = (COLUMN,)
     may_be_empty = True
@@ -139,49 +143,49 @@ class SegmentationTask(Task):
             class_weights: Weight of each class in every term; balanced weighs by how rare its pixels are among those
                 of the training slides, which are counted before the first step.
             focus: Exponent of the focal loss; 0 makes it the cross-entropy, else it is 1 or more.
-            auxiliary: A task with one target for the slide, learnt by the same network: `model.head` pools the map of
-                features, and a last layer of its own follows.
-            auxiliary_weight: Weight of its loss, which is added to that of the pixels.
+            auxiliary: Deprecated, of 1.0: the task of a second target, `label`; name both in `model.targets`.
+            auxiliary_weight: Deprecated, of 1.0: its weight; `model.target_weights` has those of all.
         """
         super().__init__()
-        if auxiliary is not None and auxiliary.dense:
-            raise ValueError(
-                f"auxiliary is {type(auxiliary).__name__}; it must be a task with one target for the slide"
-            )
-        if not (isfinite(auxiliary_weight) and auxiliary_weight > 0):
-            raise ValueError(f"auxiliary_weight is {auxiliary_weight}; it must be positive")
-        self.auxiliary, self.auxiliary_weight = auxiliary, auxiliary_weight
+        self._second_of_1_0 = None if auxiliary is None else (auxiliary, auxiliary_weight)
+        if auxiliary is not None:
+            warnings.warn(
+                "auxiliary of SegmentationTask is now a target of its own: model.targets names both, and "
+                "model.target_weights its weight; version 2 removes it", DeprecationWarning, stacklevel=2,
+            )  # fmt: skip
         self.classes = check_classes(classes)
         self.legend = Legend.of(self.classes, drawn, unmarked)
         self.outputs = len(self.classes)
         self.names = tuple(f"share_{name}" for name in self.classes)
-        if auxiliary is not None:
-            self.names += auxiliary.names
-            self.columns = (COLUMN, *auxiliary.columns)
-            self.scores = joint_scores(AREA_SCORES, auxiliary.scores)
         self.losses = _check_losses(losses or {"cross_entropy": 1.0, "dice": 1.0})
         self.weights = ClassWeights(class_weights, self.outputs)
         if not (focus == 0 or 1 <= focus < float("inf")):  # between them its slope has no bound
             raise ValueError(f"focus is {focus}; it must be 0, or 1 or more")
         self.focus = focus
 
+    @property
+    def whole(self) -> Task:
+        if self._second_of_1_0 is None:
+            return self
+        second, weight = self._second_of_1_0
+        return MultiTargetTask({COLUMN: self, Task.target_name: second}, {Task.target_name: weight})
+
+    @property
+    def pixels(self) -> SegmentationTask:
+        return self
+
     def target(self, cells: Cells) -> Tensor:
-        """The slide's target, or else whether anything is drawn. That of pixels is cut from the file tile by tile."""
+        """One number: 1 where anything is drawn. The target of pixels is cut from the file tile by tile."""
         path = cells.get(COLUMN, "")
         if path and not Path(path).exists():
             raise UserError(f"has {COLUMN} {path!r}, which does not exist; leave it empty where nothing is drawn")
-        return torch.tensor([float(bool(path))]) if self.auxiliary is None else self.auxiliary.target(cells)
+        return torch.tensor([float(bool(path))])
+
+    def row(self, targets: Targets) -> Tensor:
+        return torch.zeros(1)  # predictions of pixels are counted with what is drawn
 
     def stratum(self, cells: Cells) -> str:
-        drawn = "drawn" if cells.get(COLUMN, "") else "not drawn"
-        return drawn if self.auxiliary is None else f"{self.auxiliary.stratum(cells)}, {drawn}"
-
-    def marks(self, cells: Cells) -> tuple[str, ...]:
-        return () if self.auxiliary is None else self.auxiliary.marks(cells)
-
-    def prepare(self, targets: Tensor) -> None:
-        if self.auxiliary is not None:
-            self.auxiliary.prepare(targets)
+        return "drawn" if cells.get(COLUMN, "") else "not drawn"
 
     def prepare_pixels(self, counts: Tensor) -> None:
         """Learn how many pixels of the training slides each class has."""
@@ -207,14 +211,9 @@ class SegmentationTask(Task):
 
     def predictions(
         self, owners: Owners, targets: NDArray[np.float64], predicted: NDArray[np.float64]
-    ) -> AreaPredictions | JointPredictions:
-        counted = 3 * self.outputs
-        counts = predicted[:, :counted].reshape(len(predicted), 3, self.outputs)
-        areas = AreaPredictions(owners.slides, owners.patients, self.classes, counts, owners.sites)
-        if self.auxiliary is None:
-            return areas
-        labels = self.auxiliary.predictions(owners, targets, predicted[:, counted:])
-        return JointPredictions.of(areas, labels)
+    ) -> AreaPredictions:
+        counts = predicted.reshape(len(predicted), 3, self.outputs)
+        return AreaPredictions(owners.slides, owners.patients, self.classes, counts, owners.sites)
 
 
 def _check_losses(losses: Mapping[str, float]) -> dict[str, float]:

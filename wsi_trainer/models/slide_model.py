@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NotRequired, Self, TypedDict
+from typing import Any, Literal, NotRequired, Self, TypedDict, cast
 
 import pytorch_lightning as pl
 import torch
@@ -31,9 +31,10 @@ from wsi_trainer.models.finetune import FineTune, freeze, parameter_groups, trai
 from wsi_trainer.models.heads import AveragePooling, Pooling
 from wsi_trainer.models.hub import CONFIG, WEIGHTS, folder_of
 from wsi_trainer.models.segmentation import SegmentationTask
+from wsi_trainer.models.targets import MultiTargetTask
 from wsi_trainer.models.tasks import BinaryTask, Owners, Task
 from wsi_trainer.models.tissue_norm import TissueCells, over_tissue
-from wsi_trainer.models.weights import Match, load_pretrained, load_weights
+from wsi_trainer.models.weights import Match, load_pretrained, load_weights, present_weights
 
 COLOURS = (0.8, 0.7, 0.8), (0.2, 0.2, 0.2)
 """Mean and standard deviation of each colour of stained tissue and background, about."""
@@ -53,6 +54,12 @@ class ModelConfig:
     """
     task: Task | None = None
     """The target, the loss and the predictions; two classes, 0 and 1, by default."""
+    targets: dict[str, Task] | None = None
+    """Several targets by name, instead of `task`, learnt together; the first is the main one. A slide needs a label of
+    one of them. Scores of the others have their name and _ before them.
+    """
+    target_weights: dict[str, float] | None = None
+    """Factor of the loss of each of `targets`; 1 of those that are not named."""
     learning_rate: float = 1e-3
     """Peak learning rate of AdamW."""
     weight_decay: float = 1e-4
@@ -111,6 +118,18 @@ class ModelConfig:
             )
         if self.lora_rank < 1 or self.lora_alpha <= 0:
             raise ValueError("model.lora_rank must be 1 or more, and model.lora_alpha above 0")
+        if self.targets is not None and (self.task is not None or not self.targets):
+            raise ValueError("model.targets and model.task both say what is learnt; give one of them, with a target")
+        if self.target_weights is not None and self.targets is None:
+            raise ValueError("model.target_weights is for model.targets, which is not given")
+
+    def whole_task(self) -> Task:
+        """The task of all targets."""
+        if self.targets is None:
+            return BinaryTask() if self.task is None else self.task.whole
+        if len(self.targets) == 1 and not self.target_weights:
+            return next(iter(self.targets.values()))
+        return MultiTargetTask(self.targets, self.target_weights)
 
 
 class RunningStandardise(nn.Module):
@@ -177,13 +196,13 @@ class SlideBatch(TypedDict):
     """One slide: its pixels (uint8, or already float in 0..1), its target, and its name."""
 
     image: Tensor
-    label: Tensor
-    """As the task's `target` makes it; where each pixel has a class, the map of them, (1, 1, height, width)."""
+    targets: dict[str, Tensor]
+    """The targets that are known of the slide, by name, as the task's `target` makes them; where each pixel has a
+    class, the map of them, (1, 1, height, width).
+    """
     slide: str
     context: NotRequired[list[Tensor]]
     """The same slide at further magnifications, from fine to coarse."""
-    auxiliary: NotRequired[Tensor]
-    """The target of the slide, where one is learnt beside that of each pixel."""
     tissue: NotRequired[list[Tensor]]
     """Which positions of the map count, (1, 1, h, w), for the image and for each of its context."""
     failure: NotRequired[str]
@@ -275,7 +294,7 @@ class SlideModel(pl.LightningModule):
         own_mean, own_std = getattr(self.backbone, "colours", None) or COLOURS
         channels, self.stride = describe(self.backbone)
         cells = over_tissue(self.backbone, self.stride) if config.batchnorm_over == "tissue" else None
-        self.task = BinaryTask() if config.task is None else config.task
+        self.task = config.whole_task()
         self._build(config, channels, cells)
         self.gathered = Gathered()
         how = config.finetune, config.last_stages, config.lora_rank, config.lora_alpha
@@ -298,16 +317,16 @@ class SlideModel(pl.LightningModule):
         """Make the heads and last layers; they are made between the backbone and what is frozen of it."""
         raise NotImplementedError
 
-    def _copies(self, channels: int, task: Task | None, cells: TissueCells | None) -> int:
+    def _copies(self, channels: int, cells: TissueCells | None) -> int:
         """Make the heads, and backbones for further magnifications; returns the entries of all vectors."""
-        head = self.config.head
-        self.head = _attached(head(channels), task)
+        head, outputs = self.config.head, self.slide_outputs
+        self.head = _attached(head(channels), outputs)
         copies = [
             copy.deepcopy((self.backbone, cells)) for _ in range(0 if self.share_backbone else self.magnifications - 1)
         ]
         self.context_backbones = nn.ModuleList(backbone for backbone, _ in copies)
         self._cells = [cells, *(its_own for _, its_own in copies)]
-        self.context_heads = nn.ModuleList(_attached(head(channels), task) for _ in range(self.magnifications - 1))
+        self.context_heads = nn.ModuleList(_attached(head(channels), outputs) for _ in range(self.magnifications - 1))
         return self.head.out_channels * self.magnifications
 
     def _loss(self, batch: SlideBatch) -> Tensor:
@@ -370,10 +389,18 @@ class SlideModel(pl.LightningModule):
             raise UserError(f"{path} is of a {kind}: load it by {kind}, or by Predictor")
         return model.eval()
 
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["state_dict"] = present_weights(checkpoint["state_dict"])
+
     @property
     def backbones(self) -> list[nn.Module]:
         """The backbones of all magnifications; one where they share it."""
         return [self.backbone, *self.context_backbones]
+
+    @property
+    def slide_outputs(self) -> int:
+        """Logits of the targets of slides; 0 where all targets are of pixels."""
+        return sum(part.task.outputs for part in self.task.slide_parts)
 
     @property
     def wants_tissue(self) -> bool:
@@ -508,9 +535,9 @@ def check_read(batch: SlideBatch) -> None:
         raise SlideError(batch["slide"], batch["failure"])
 
 
-def _attached(head: Pooling, task: Task | None) -> Pooling:
-    if task is not None:
-        head.attach(task.outputs)
+def _attached(head: Pooling, outputs: int) -> Pooling:
+    if outputs:
+        head.attach(outputs)
     return head
 
 
@@ -534,13 +561,13 @@ def at_positions(values: Tensor, features: Tensor) -> Tensor:
 
 
 class SlideClassifier(SlideModel):
-    """Backbone, head and last layer: a prediction for each slide, which is seen at one or more magnifications."""
+    """Backbone, head and last layer: predictions for each slide, which is seen at one or more magnifications."""
 
     def _build(self, config: ModelConfig, channels: int, cells: TissueCells | None) -> None:
-        inputs = self._copies(channels, self.task, cells)
+        inputs = self._copies(channels, cells)
         self.standardise = RunningStandardise(inputs)
         self.dropout = nn.Dropout(config.dropout)
-        self.classifier = last_layer(self.head, inputs, self.task.outputs)
+        self.classifier = last_layer(self.head, inputs, self.slide_outputs)
 
     def forward(self, image: Tensor, context: Sequence[Tensor] = (), tissue: Sequence[Tensor] = ()) -> Tensor:
         """The logits of a slide, (1, outputs), given at one or more magnifications, and where each has tissue."""
@@ -581,40 +608,48 @@ class SlideClassifier(SlideModel):
         return materialize(self(batch["image"], batch.get("context", ()), batch.get("tissue", ())))
 
     def _loss(self, batch: SlideBatch) -> Tensor:
-        return self.task.loss(self._logits(batch), batch["label"])
+        return self.task.loss_of(self._logits(batch), batch["targets"])
 
     def _scored(self, batch: SlideBatch) -> tuple[Tensor, Tensor, Tensor]:
-        logits = self._logits(batch)
-        return self.task.loss(logits, batch["label"]), batch["label"], self.task.predict(logits.float())
+        logits, targets = self._logits(batch), batch["targets"]
+        return self.task.loss_of(logits, targets), self.task.row(targets), self.task.predict(logits.float())
 
     def predicted(self, batch: SlideBatch) -> Tensor:
         return self.task.predict(self._logits(batch).float())
 
 
 class SlideSegmenter(SlideModel):
-    """Backbone and last layer, and a head where the task has a target of the slide too. Pixels are nowhere whole."""
-
-    task: SegmentationTask
+    """Backbone and last layer, and a head where there are targets of the slide too. Pixels are nowhere whole."""
 
     def _build(self, config: ModelConfig, channels: int, cells: TissueCells | None) -> None:
         if self.magnifications > 1:
             raise ValueError(
-                f"model.magnifications: {type(self.task).__name__} has a class for each pixel of one image; leave it "
+                f"model.magnifications: {type(self.pixels).__name__} has a class for each pixel of one image; leave it "
                 "out"
             )
-        inputs = self._copies(channels, self.task.auxiliary, cells)
+        inputs, outputs = self._copies(channels, cells), self.slide_outputs
         given = {"head": type(self.head) is not AveragePooling, "pool_over": self.pool_over != "slide"}
         for key, changed in given.items():
-            if changed and self.task.auxiliary is None:
+            if changed and not outputs:
                 raise ValueError(
-                    f"model.{key}: {type(self.task).__name__} has a class for each pixel and pools none; leave it out, "
-                    "or give the task a target of the slide (model.task.init_args.auxiliary)"
+                    f"model.{key}: {type(self.pixels).__name__} has a class for each pixel and pools none; leave it "
+                    "out, or add a target of the slide (model.targets)"
                 )
-        self.standardise = nn.Identity() if self.task.auxiliary is None else RunningStandardise(inputs)
+        self.standardise = RunningStandardise(inputs) if outputs else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
-        self.classifier = nn.Conv2d(channels, self.task.outputs, 1)
-        if self.task.auxiliary is not None:
-            self.auxiliary = last_layer(self.head, inputs, self.task.auxiliary.outputs)
+        self.classifier = nn.Conv2d(channels, self.pixels.outputs, 1)
+        if outputs:
+            self.slide_classifier = last_layer(self.head, inputs, outputs)
+
+    @property
+    def pixels(self) -> SegmentationTask:
+        """The task of the class of each pixel."""
+        return cast(SegmentationTask, self.task.pixels)
+
+    @property
+    def _drawn(self) -> str:
+        """The name of the target of pixels."""
+        return next(iter(self.task.by_target))
 
     def forward(self, image: Tensor, context: Sequence[Tensor] = (), tissue: Sequence[Tensor] = ()) -> Tensor:
         """The logits of each pixel, (1, outputs, height, width)."""
@@ -624,18 +659,18 @@ class SlideSegmenter(SlideModel):
 
     def at_pixels_and_pooled(self, image: Tensor, tissue: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """The logits of each pixel, enlarged between the positions of a backbone with a stride, and the pooled vector
-        where the task has a target of the slide too.
+        where there are targets of the slide too.
         """
         features = self._features(image, 0, tissue)
         logits: Tensor = self.classifier(self.dropout(features))
         if self.stride > 1:
             logits = functional.interpolate(logits, scale_factor=float(self.stride), mode="bilinear")
-        vector = None if self.task.auxiliary is None else self._pooled(self.head, features, tissue)
+        vector = self._pooled(self.head, features, tissue) if self.slide_outputs else None
         return fitted(logits, image), vector
 
-    def forward_auxiliary(self, vector: Tensor) -> Tensor:
+    def forward_head(self, vector: Tensor) -> Tensor:
         """The logits of the slide, of the vector pooled beside the logits of pixels."""
-        return self.auxiliary(self.dropout(self.standardise(vector)))
+        return self.slide_classifier(self.dropout(self.standardise(vector)))
 
     def _recorded(self, batch: SlideBatch) -> tuple[Tensor, Tensor | None]:
         """The logits of each pixel and the pooled vector, lazy where the image is.
@@ -648,38 +683,36 @@ class SlideSegmenter(SlideModel):
 
     def _loss(self, batch: SlideBatch) -> Tensor:
         logits, vector = self._recorded(batch)
-        loss = materialize(self.task.loss(logits, batch["label"]))
-        return loss + self._auxiliary_loss(self._of_slide(vector), batch)
+        loss = materialize(self.pixels.loss(logits, batch["targets"][self._drawn]))
+        return self._total(loss, self._of_slide(vector), batch)
 
     def _scored(self, batch: SlideBatch) -> tuple[Tensor, Tensor, Tensor]:
-        logits, vector = self._recorded(batch)
-        lazy, areas = self.task.loss(logits, batch["label"]), self.task.areas(logits, batch["label"])
+        (logits, vector), drawn = self._recorded(batch), batch["targets"][self._drawn]
+        lazy, areas = self.pixels.loss(logits, drawn), self.pixels.areas(logits, drawn)
         loss, of_slide = materialize(lazy), self._of_slide(vector)
-        target = loss.new_zeros(1) if of_slide is None else batch["auxiliary"]
-        return loss + self._auxiliary_loss(of_slide, batch), target, self._joined(materialize(areas), of_slide)
+        row = loss.new_zeros(1) if of_slide is None else self.task.row(batch["targets"])
+        return self._total(loss, of_slide, batch), row, self._joined(materialize(areas), of_slide)
 
     def predicted(self, batch: SlideBatch) -> Tensor:
-        """The areas of pixels, or shares where no class of them is known, and the slide's prediction."""
-        logits, vector = self._recorded(batch)
-        known = batch["label"].ndim == logits.ndim
-        found = materialize(self.task.areas(logits, batch["label"]) if known else self.task.predict(logits))
+        """The areas of pixels, or shares where no class of them is known, and the predictions of the slide."""
+        (logits, vector), drawn = self._recorded(batch), batch["targets"].get(self._drawn)
+        found = materialize(self.pixels.predict(logits) if drawn is None else self.pixels.areas(logits, drawn))
         return self._joined(found, self._of_slide(vector))
 
     def _of_slide(self, vector: Tensor | None) -> Tensor | None:
         """The logits of the slide as an ordinary tensor, where there is a vector."""
-        return None if vector is None else self.forward_auxiliary(materialize(vector))
+        return None if vector is None else self.forward_head(materialize(vector))
 
-    def _auxiliary_loss(self, of_slide: Tensor | None, batch: SlideBatch) -> Tensor | float:
-        """The part of the loss that is of the slide."""
-        if of_slide is None or self.task.auxiliary is None:
-            return 0.0
-        return self.task.auxiliary_weight * self.task.auxiliary.loss(of_slide, batch["auxiliary"])
+    def _total(self, of_pixels: Tensor, of_slide: Tensor | None, batch: SlideBatch) -> Tensor:
+        """The loss of all targets."""
+        loss = self.task.pixel_weight * of_pixels
+        return loss if of_slide is None else loss + self.task.loss_of(of_slide, batch["targets"])
 
     def _joined(self, pixels: Tensor, of_slide: Tensor | None) -> Tensor:
-        """The numbers of the pixels, and behind them the prediction of the slide."""
-        if of_slide is None or self.task.auxiliary is None:
+        """The numbers of the pixels, and behind them the predictions of the slide."""
+        if of_slide is None:
             return pixels
-        return torch.cat([pixels, self.task.auxiliary.predict(of_slide.float()).to(pixels)], dim=1)
+        return torch.cat([pixels, self.task.predict(of_slide.float()).to(pixels)], dim=1)
 
 
 def _config_in(path: Path) -> ModelConfig:
@@ -698,5 +731,6 @@ def _config_in(path: Path) -> ModelConfig:
 
 
 def make_model(config: ModelConfig) -> SlideModel:
-    """The segmenter where the task has a class for each pixel, else the classifier."""
-    return SlideSegmenter(config) if isinstance(config.task, SegmentationTask) else SlideClassifier(config)
+    """The segmenter where a target is a class of each pixel, else the classifier."""
+    first = config.task if config.targets is None else next(iter(config.targets.values()))
+    return SlideSegmenter(config) if first is not None and first.dense else SlideClassifier(config)

@@ -1,6 +1,7 @@
 """Tasks: targets of slides, losses, predictions and their scores.
 
-A task names the columns of the manifest that it reads. `models.segmentation` has the task with a class for each pixel.
+A task names the columns of the manifest that it reads. `models.segmentation` has the task with a class for each pixel,
+and `models.targets` that of several targets.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -24,12 +25,16 @@ from wsi_trainer.metrics import (
     SCORES,
     VALUE_SCORES,
     ClassPredictions,
+    Decision,
     MultiLabelPredictions,
     Predictions,
     RiskPredictions,
     Score,
     ValuePredictions,
 )
+
+if TYPE_CHECKING:
+    from wsi_trainer.regions.target import Legend
 
 Weights = Sequence[float] | Literal["balanced"] | None
 
@@ -64,6 +69,8 @@ class ClassWeights(nn.Module):
 
 Cells = Mapping[str, str]
 """One line of the manifest: its cells by column."""
+Targets = Mapping[str, Tensor]
+"""The targets of slides that are known, by name."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +82,23 @@ class Owners:
     sites: tuple[str, ...] = ()
 
 
+class SlidePart(NamedTuple):
+    """One target of slides."""
+
+    name: str
+    task: Task
+    logits: slice
+    """Its places among the outputs of the last layer."""
+
+
 class Task(nn.Module):
     """From the numbers of the last layer to a loss and a prediction.
 
     Attributes:
         dense: Whether it has a target for each pixel, which is drawn, instead of one for the slide.
+        target_name: Name of the target, where it is the only one.
+        entries: Numbers of the target of a slide.
+        legend: Classes of drawn regions, where the target is of pixels.
         outputs: Numbers of the last layer.
         columns: Columns of the manifest that hold the target.
         may_be_empty: Whether a cell of these may be empty.
@@ -89,12 +108,89 @@ class Task(nn.Module):
     """
 
     dense = False
+    target_name = "label"
+    entries = 1
+    legend: Legend | None = None
     outputs: int
     columns: tuple[str, ...] = ("label",)
     may_be_empty = False
     names: tuple[str, ...]
     classes: tuple[str, ...] = ()
     scores: Mapping[str, Score]
+
+    @property
+    def by_target(self) -> Mapping[str, Task]:
+        """The task of each target by the target's name; of a single one this task."""
+        return {self.target_name: self}
+
+    @property
+    def pixels(self) -> Task | None:
+        """The task of the target of pixels, where there is one."""
+        return self if self.dense else None
+
+    @property
+    def pixel_weight(self) -> float:
+        """The factor of the loss of pixels."""
+        return 1.0
+
+    @property
+    def slide_parts(self) -> list[SlidePart]:
+        """The targets of slides, and the logits of each."""
+        return [] if self.dense else [SlidePart(self.target_name, self, slice(0, self.outputs))]
+
+    @property
+    def has_threshold(self) -> bool:
+        """True where a threshold can decide: between two classes, or for a label."""
+        return False
+
+    def decided(self, predicted: NDArray[np.float64], decisions: Mapping[str, Decision]) -> dict[str, list[str]]:
+        """Of each target with a decision what is decided, in words, from (rows, len(names)) predictions."""
+        found, at = {}, 0
+        for name, task in self.by_target.items():
+            own, at = predicted[:, at : at + len(task.names)], at + len(task.names)
+            if name in decisions:
+                rows = tuple(map(str, range(len(own))))
+                unknown = np.full((len(own), task.entries), np.nan)
+                table = task.predictions(Owners(rows, rows), unknown[:, 0] if task.entries == 1 else unknown, own)
+                table = table.decided_by(decisions[name])
+                found[name] = [table.words(row).predicted for row in range(len(own))]
+        return found
+
+    @property
+    def legends(self) -> dict[str, Legend]:
+        """The classes of drawn regions, of each target of pixels."""
+        return {name: task.legend for name, task in self.by_target.items() if task.legend is not None}
+
+    @property
+    def whole(self) -> Task:
+        """The task of all targets that this one names."""
+        return self
+
+    def read(self, cells: Cells) -> dict[str, Tensor]:
+        """The targets of a slide that are known, by name: cells are parsed here and nowhere else."""
+        return {self.target_name: self.target(cells)}
+
+    def row(self, targets: Targets) -> Tensor:
+        """The targets of one slide as `predictions` takes them; NaN where one is not known."""
+        return targets[self.target_name]
+
+    def loss_of(self, logits: Tensor, targets: Targets) -> Tensor:
+        """The mean loss of (N, outputs) logits over the targets that are known."""
+        return self.loss(logits, targets[self.target_name])
+
+    def prepare_from(self, targets: Targets) -> None:
+        """Learn what has to be known of the training slides, from the targets that are known of them."""
+        for name, task in self.by_target.items():
+            task.prepare(targets[name])
+
+    def lacking(self, targets: Targets) -> str | None:
+        """The reason for which nothing can be learnt of a target, nor scored; None where all are fine."""
+        tasks = self.by_target
+        for name, task in tasks.items():
+            lack = task.lack(targets[name]) if name in targets else "no slide with a label"
+            if lack is not None:
+                return f"of the target {name}, {lack}" if len(tasks) > 1 else lack
+        return None
 
     def target(self, cells: Cells) -> Tensor:
         """The target of one slide, with a leading dimension of 1; an error says which cell is wrong and how."""
@@ -122,6 +218,18 @@ class Task(nn.Module):
     def predict(self, logits: Tensor) -> Tensor:
         """The (N, len(names)) predictions of (N, outputs) logits."""
         raise NotImplementedError
+
+    def explained(self, logits: Tensor, place: int) -> Tensor:
+        """The number that a map explains, from the (1, outputs) logits of a slide.
+
+        The logit of a class; of the negative class of two the negated one; of a class of an order the logarithm of its
+        probability; of a task without classes the number it predicts.
+        """
+        if not self.classes:
+            return self.predict(logits)[0, 0]
+        if len(self.classes) == self.outputs:
+            return logits[0, place]
+        return self.predict(logits)[0, place].log()
 
     def predictions(self, owners: Owners, targets: NDArray[np.float64], predicted: NDArray[np.float64]) -> Predictions:
         """Targets and predictions as what scores are computed of."""
@@ -164,30 +272,36 @@ def yes_or_no(cells: Cells, column: str) -> bool:
 
 
 class ClassTask(Task):
-    """A task with named classes; the column `label` holds the name."""
+    """A task with named classes; a column holds the name."""
 
     scores = SCORES
 
-    def __init__(self, classes: Sequence[str], outputs: int) -> None:
+    def __init__(self, classes: Sequence[str], outputs: int, column: str | None = None) -> None:
         super().__init__()
+        self.columns = (column or "label",)
         self.classes = check_classes(classes)
         self.names = tuple(f"probability_{name}" for name in self.classes)
         self.outputs = outputs
 
     def target(self, cells: Cells) -> Tensor:
-        if cells["label"] not in self.classes:
+        cell, column = cells[self.columns[0]], self.columns[0]
+        if cell not in self.classes:
             raise UserError(
-                f"has the label {cells['label']!r}, which is none of the classes {', '.join(map(repr, self.classes))}; "
+                f"has the {column} {cell!r}, which is none of the classes {', '.join(map(repr, self.classes))}; "
                 "correct the manifest or the task's classes"
             )
-        return torch.tensor([self.classes.index(cells["label"])])
+        return torch.tensor([self.classes.index(cell)])
 
     def stratum(self, cells: Cells) -> str:
-        return cells["label"]
+        return cells[self.columns[0]]
 
     def lack(self, targets: Tensor) -> str | None:
         present = [self.classes[int(index)] for index in targets.unique()]
         return f"slides of the class {present[0]!r} only" if len(present) == 1 else None
+
+    @property
+    def has_threshold(self) -> bool:
+        return len(self.classes) == 2
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """The (N, classes) probabilities of the logits."""
@@ -199,7 +313,7 @@ class ClassTask(Task):
     def predictions(
         self, owners: Owners, targets: NDArray[np.float64], predicted: NDArray[np.float64]
     ) -> ClassPredictions:
-        labels = targets.astype(np.int64)
+        labels = np.where(np.isnan(targets), -1, targets).astype(np.int64)
         return ClassPredictions(owners.slides, owners.patients, self.classes, labels, predicted, owners.sites)
 
 
@@ -211,6 +325,7 @@ class BinaryTask(ClassTask):
         classes: Sequence[str] = ("0", "1"),
         positive_weight: float | Literal["balanced"] = 1.0,
         label_smoothing: float = 0.0,
+        column: str | None = None,
     ) -> None:
         """Build the task.
 
@@ -219,8 +334,9 @@ class BinaryTask(ClassTask):
             positive_weight: Weight of a positive slide in the loss, for classes of unequal size; balanced takes the
                 number of negative training slides for each positive one.
             label_smoothing: Share of the target that is spread over both classes.
+            column: Column of the manifest with the label; `label` by default.
         """
-        super().__init__(classes, outputs=1)
+        super().__init__(classes, 1, column)
         if len(self.classes) != 2:
             raise ValueError(f"BinaryTask has two classes, not {list(classes)}; use MultiClassTask")
         self.weight = ClassWeights(
@@ -236,6 +352,9 @@ class BinaryTask(ClassTask):
         truth = target.to(logits.dtype) * (1 - self.label_smoothing) + self.label_smoothing / 2
         return functional.binary_cross_entropy_with_logits(logits[:, 0], truth, pos_weight=self.weight(logits))
 
+    def explained(self, logits: Tensor, place: int) -> Tensor:
+        return logits[0, 0] if place == 1 else -logits[0, 0]
+
     def probabilities(self, logits: Tensor) -> Tensor:
         positive = torch.sigmoid(logits)
         return torch.cat([1 - positive, positive], dim=1)
@@ -249,6 +368,7 @@ class MultiClassTask(ClassTask):
         classes: Sequence[str],
         class_weights: Sequence[float] | Literal["balanced"] | None = None,
         label_smoothing: float = 0.0,
+        column: str | None = None,
     ) -> None:
         """Build the task.
 
@@ -257,8 +377,9 @@ class MultiClassTask(ClassTask):
             class_weights: Weight of each class in the loss; balanced weighs by how rare it is among the training
                 slides.
             label_smoothing: Share of the target that is spread over all classes.
+            column: Column of the manifest with the label; `label` by default.
         """
-        super().__init__(classes, outputs=len(classes))
+        super().__init__(classes, len(classes), column)
         self.weights = ClassWeights(class_weights, len(classes))
         self.label_smoothing = check_smoothing(label_smoothing)
 
@@ -284,6 +405,7 @@ class MultiLabelTask(Task):
 
     scores = MULTI_LABEL_SCORES
     may_be_empty = True
+    has_threshold = True
 
     def __init__(
         self,
@@ -304,7 +426,7 @@ class MultiLabelTask(Task):
             raise ValueError(f"classes is {list(classes)}; give different names, at least one")
         self.classes = self.columns = tuple(classes)
         self.names = tuple(f"probability_{name}" for name in classes)
-        self.outputs = len(classes)
+        self.outputs = self.entries = len(classes)
         self.weights = ClassWeights(positive_weights, len(classes), "positive_weights")
         self.label_smoothing = check_smoothing(label_smoothing)
 
@@ -352,7 +474,10 @@ class OrdinalTask(ClassTask):
     scores = ORDINAL_SCORES
 
     def __init__(
-        self, classes: Sequence[str], class_weights: Sequence[float] | Literal["balanced"] | None = None
+        self,
+        classes: Sequence[str],
+        class_weights: Sequence[float] | Literal["balanced"] | None = None,
+        column: str | None = None,
     ) -> None:
         """Build the task.
 
@@ -360,8 +485,9 @@ class OrdinalTask(ClassTask):
             classes: The labels as the manifest writes them, from the lowest to the highest.
             class_weights: Weight of each class in the loss; balanced weighs by how rare it is among the training
                 slides.
+            column: Column of the manifest with the label; `label` by default.
         """
-        super().__init__(classes, outputs=1)
+        super().__init__(classes, 1, column)
         self.weights = ClassWeights(class_weights, len(self.classes))
         steps = len(self.classes) - 1
         self.first = nn.Parameter(torch.tensor([-(steps - 1) / 2]))  # thresholds one apart, around 0
@@ -453,6 +579,7 @@ class SurvivalTask(Task):
 
     scores = RISK_SCORES
     names: tuple[str, ...] = ("risk",)
+    entries = 2
 
     def __init__(self, time: str, event: str) -> None:
         super().__init__()
@@ -475,7 +602,7 @@ class SurvivalTask(Task):
     def predictions(
         self, owners: Owners, targets: NDArray[np.float64], predicted: NDArray[np.float64]
     ) -> RiskPredictions:
-        times, events = targets[:, 0], targets[:, 1].astype(bool)
+        times, events = targets[:, 0], targets[:, 1] == 1
         return RiskPredictions(owners.slides, owners.patients, times, events, predicted[:, 0], owners.sites)
 
 

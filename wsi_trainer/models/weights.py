@@ -141,7 +141,13 @@ def refuse_nan(path: Path, weights: Mapping[str, Any]) -> None:
 
 def present_weights(state: Mapping[str, Any]) -> dict[str, Any]:
     """The weights of a checkpoint, those of earlier versions under their present names."""
-    return {re.sub(r"^(task\.)?beside\.", r"\1auxiliary.", name): value for name, value in state.items()}
+    names = {name: re.sub(r"^(task\.)?beside\.", r"\1auxiliary.", name) for name in state}
+    if any(name.startswith("auxiliary.") for name in names.values()):  # a target of the slide beside one of pixels
+        places = {"task.auxiliary.": "task.tasks.1.", "task.": "task.tasks.0.", "auxiliary.": "slide_classifier."}
+        for name, former in names.items():
+            before = next((old for old in places if former.startswith(old)), "")
+            names[name] = places.get(before, "") + former.removeprefix(before)
+    return {names[name]: value for name, value in state.items()}
 
 
 POSITIONS = ("pos_embed", "position_embeddings")

@@ -20,6 +20,7 @@ from wsi_trainer.metrics import (
     LesionPredictions,
     Predictions,
     Words,
+    kinds_of,
     paired_difference,
     read_predictions,
 )
@@ -175,6 +176,12 @@ def _records(folder: Run) -> dict[str, SlideRecord]:
 
 def difference(run: RunResults, baseline: RunResults) -> Interval:
     """The main score of the run minus that of the baseline, paired by slide."""
-    if type(run.predictions) is not type(baseline.predictions):
+    if kinds_of(run.predictions) != kinds_of(baseline.predictions):
         raise UserError(f"{baseline.folder.path} predicts something else than {run.folder.path}; give another baseline")
-    return paired_difference(run.predictions, baseline.predictions, next(iter(run.predictions.SCORES.values())))
+    main = main_of(run.predictions)
+    return paired_difference(main, main_of(baseline.predictions), next(iter(main.SCORES.values())))
+
+
+def main_of(predictions: Predictions) -> Predictions:
+    """The predictions of the first target."""
+    return next(iter(predictions.by_target.values()))

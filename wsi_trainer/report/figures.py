@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from wsi_trainer.metrics import (
     ClassPredictions,
     LesionPredictions,
-    MultiLabelPredictions,
     Predictions,
     PredictionsError,
     RiskPredictions,
@@ -37,10 +36,13 @@ _SIZE = (4.6, 3.7)
 def of_predictions(runs: Mapping[str, Predictions]) -> Iterator[tuple[str, str]]:
     """Captions and pictures of what one or more runs predict of the same slides; those of one are of the first."""
     name, first = next(iter(runs.items()))
-    for figure in first.of_slide.FIGURES:
-        caption, draw = FIGURES[figure]
-        if picture := draw({name: run.of_slide for name, run in runs.items()}):
-            yield caption.format(name), picture
+    for target, predictions in first.by_target.items():
+        own = {run: its.by_target[target] for run, its in runs.items()}
+        before = f"{target}: " if len(first.by_target) > 1 else ""
+        for figure in predictions.FIGURES if len(predictions) else ():
+            caption, draw = FIGURES[figure]
+            if picture := draw(own):
+                yield before + caption.format(name), picture
 
 
 def training(curves: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
@@ -79,7 +81,7 @@ def lesions(runs: Mapping[str, LesionPredictions]) -> str | None:
 def _curves(runs: Mapping[str, Any]) -> dict[str, ClassPredictions]:
     """The runs where there are two classes, else each class of the first run against the rest."""
     first = next(iter(runs.values()))
-    if isinstance(first, MultiLabelPredictions) or len(first.classes) > 2:
+    if first.KIND != ClassPredictions.KIND or len(first.classes) > 2:
         runs = {name: first.of(name) for name in first.classes}
     return {name: its for name, its in runs.items() if 0 < its.labels.sum() < len(its)}
 

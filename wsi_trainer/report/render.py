@@ -20,9 +20,9 @@ from wsi_trainer.fit.study import Study
 from wsi_trainer.io.display import format_bytes, say, template
 from wsi_trainer.io.files import as_written, read_json, write_text
 from wsi_trainer.io.untrusted import read_text
-from wsi_trainer.metrics import AreaPredictions, Interval, JointPredictions
+from wsi_trainer.metrics import Interval
 from wsi_trainer.report import figures
-from wsi_trainer.report.contents import RunResults, SlideRow, difference, slide_rows
+from wsi_trainer.report.contents import RunResults, SlideRow, difference, main_of, slide_rows
 from wsi_trainer.report.pictures import (
     map_picture,
     overlay_of,
@@ -32,11 +32,6 @@ from wsi_trainer.report.pictures import (
     tissue_picture,
 )
 
-TABLES = (
-    ("Results by class", "per_class"),
-    ("Results by class of the slide", "label_per_class"),
-    ("Results by site", "per_site"),
-)
 MOST_CHOICES = 20
 """Different labels beyond which there is no choice of one."""
 MOST_ROWS = 500
@@ -84,8 +79,8 @@ def _context(
     runs = [run] if other is None else [run, other]
     rows = slide_rows(run, other)
     maps = {maps.folder.name: maps.facts for maps in run.maps}
-    predictions = run.predictions.of_slide
-    classed = hasattr(predictions, "classes") and not isinstance(predictions, AreaPredictions)
+    predictions = run.predictions
+    classed = any(part.NAMED for part in predictions.by_target.values())
     labels = sorted({row.words.label for row in rows}) if classed else []
     overlays = {row.slide: found for row in rows[:MOST_ROWS] if (found := overlay_of(row.path))}
     return {
@@ -97,7 +92,7 @@ def _context(
         "number": lambda value: "not defined" if value is None else f"{value:z.3f}",
         "runs": runs,
         "other": other,
-        "main": next(iter(run.predictions.SCORES)),
+        "main": next(iter(main_of(run.predictions).SCORES)),
         "difference": None if other is None else difference(run, other),
         "figures": figures_of(runs),
         "rows": rows[:MOST_ROWS],
@@ -109,7 +104,7 @@ def _context(
         "sure": any(row.words.probability is not None for row in rows),
         "labels": labels if len(labels) <= MOST_CHOICES else [],
         "sites": sorted({row.site for row in rows} - {""}),
-        "error_means": predictions.ERROR,
+        "error_means": predictions.error_means,
         "tables": _tables(run),
         "interval": Interval.of,
         "titled": titled,
@@ -176,7 +171,10 @@ def _fold_tables(folds: dict[str, Any]) -> list[tuple[str, dict[str, Any], list[
 
 
 def _tables(run: RunResults) -> list[tuple[str, Any]]:
-    own = [(title, run.scores[key]) for title, key in TABLES if run.scores.get(key)]
+    by_class = [key for key in run.scores if key.endswith("per_class")]
+    titles = {key: f"Results by class of {key.removesuffix('_per_class')}" for key in by_class}
+    titles |= {"per_class": "Results by class", "per_site": "Results by site"}
+    own = [(titles[key], run.scores[key]) for key in (*by_class, "per_site") if run.scores.get(key)]
     return own if run.regions is None else [*own, *run.regions.tables()]
 
 
@@ -231,7 +229,7 @@ def _memory(run: RunResults, facts: dict[str, str]) -> dict[str, str]:
 
 def _absent(run: RunResults) -> list[str]:
     absent = []
-    if isinstance(run.predictions, (AreaPredictions, JointPredictions)):
+    if any(part.OF_PIXELS for part in run.predictions.by_target.values()):
         if run.regions is None:
             absent.append("Borders and lesions of this split were not compared: `wsi-train segment` does it.")
     elif not run.maps and run.folds is None:

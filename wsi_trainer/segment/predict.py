@@ -27,7 +27,7 @@ from wsi_trainer.fit.trainer import at_work
 from wsi_trainer.io.display import say
 from wsi_trainer.io.files import write_json
 from wsi_trainer.metrics import Interval
-from wsi_trainer.models import SegmentationTask, SlideSegmenter
+from wsi_trainer.models import SlideSegmenter
 from wsi_trainer.models.allowed import limits_imports
 from wsi_trainer.regions.geojson import PathClass, write_outlines
 from wsi_trainer.regions.ngff import add_levels, create_labels
@@ -155,7 +155,7 @@ class Segments:
             )
         question = OneBlock(self.model, probability=drawn is not None)
         blocks = predicted(self.predictor.network(question, question.probability), image, self.options.block)
-        classes, store = self.model.task.classes, self.folder / f"{name}.ome.zarr"
+        classes, store = self.model.pixels.classes, self.folder / f"{name}.ome.zarr"
         labels = create_labels(store, (source.shape[2], source.shape[3]), classes, source.place)
         parts, points = _taken(bar.track(blocks, task_id=task), labels, len(classes))
         add_levels(store, source.place)
@@ -175,11 +175,9 @@ class Segments:
         self.work.add(record, {"files": files, "judged": None if judged is None else judged.to_dict()})
 
     def _drawn(self, record: SlideRecord, source: Image) -> TileSource | None:
-        task = self.model.task
-        known = self.options.compare and "regions" in record.others
-        if not known or not isinstance(task, SegmentationTask):
+        if not self.options.compare or "regions" not in record.others:
             return None
-        return Augmented(drawn_on(record, source, task), name=record.slide)
+        return Augmented(drawn_on(record, source, self.model.pixels.legend), name=record.slide)
 
 
 def _taken(blocks: Iterable[Found], labels: Any, classes: int) -> tuple[list[list[shapely.Polygon]], list[Points]]:
@@ -232,7 +230,7 @@ def segment(words: Sequence[str]) -> int:
     else:
         keep_slides(run, records)
     work = run.work(result, records, chosen, options.overwrite)
-    classes = list(model.task.classes)
+    classes = list(model.pixels.classes)
     segments = Segments(model, run.predictor, result.folder, chosen, work)
     with at_work(run.path):
         segments.write(records)

@@ -12,7 +12,7 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.explain.maps import MapFile, Maps, annotations_on, outlines_of
 from wsi_trainer.fit.run import Run
 from wsi_trainer.fit.study import Study
-from wsi_trainer.metrics import AreaPredictions, Predictions, read_predictions
+from wsi_trainer.metrics import Predictions, read_predictions
 from wsi_trainer.preprocess.inputs import list_slides
 from wsi_trainer.slide.names import file_about
 
@@ -131,7 +131,7 @@ def of_runs(folders: list[Run]) -> Contents:
         for one in folders[0].kept()
     ]
     slides.sort(key=lambda slide: -slide.opinions[0].error if slide.opinions[0] else np.inf)
-    error_means = predictions[0][0].of_slide.ERROR if predictions[0] else ""
+    error_means = predictions[0][0].error_means if predictions[0] else ""
     return Contents(names[0], tuple(slides), names, error_means)
 
 
@@ -147,7 +147,7 @@ def _opinions_of(files: list[Predictions]) -> tuple[dict[str, str], dict[str, Op
     for predictions in files:
         for index, (slide, error) in enumerate(zip(predictions.slides, predictions.errors())):
             said = predictions.words(index)
-            if isinstance(predictions, AreaPredictions):  # its label is a share of the area, and no name
+            if all(part.OF_PIXELS for part in predictions.by_target.values()):  # a label is a share, and no name
                 said = replace(said, predicted=f"{said.predicted}, drawn {said.label}")
             else:
                 labels[slide] = said.label

@@ -92,7 +92,7 @@ class Slides(Dataset[SlideBatch]):
             raise KeyError(f"slide {visit.slide}")
         self.opened.append(tuple(visit))
         image = LazyImage(Noise(visit.slide)) if self.lazy else Noise(visit.slide).pixels
-        return SlideBatch(image=image, label=torch.tensor([0]), slide=str(visit.slide))
+        return SlideBatch(image=image, targets={"label": torch.tensor([0])}, slide=str(visit.slide))
 
 
 def loader(slides: Slides, ahead: bool) -> TrainLoader:

@@ -32,7 +32,7 @@ def test_a_batch_is_one_slide_with_its_label(manifest: Path) -> None:
     data = SlideData(DataConfig(manifest=manifest), ["a", "b"])
     batches = list(data.val_dataloader())
     assert [batch["slide"] for batch in batches] == [f"{index}.tif" for index in range(8, 12)]
-    assert [int(batch["label"]) for batch in batches] == [0, 1, 0, 1]
+    assert [int(batch["targets"]["label"]) for batch in batches] == [0, 1, 0, 1]
     assert tuple(batches[1]["image"].shape) == (1, 3, 256 + 16 * 9, 320)
     assert batches[1]["image"].dtype == torch.uint8 and (batches[1]["image"] == 90).all()
 
@@ -91,8 +91,8 @@ def test_balanced_epochs_show_each_class_equally_often(manifest: Path) -> None:
     manifest.write_text(text)
     plain = SlideData(DataConfig(manifest=manifest), ["a", "b"])
     even = SlideData(DataConfig(manifest=manifest, balance=True), ["a", "b"])
-    assert sorted(int(b["label"]) for b in plain.train_dataloader()) == [0] * 6 + [1] * 2
-    assert sorted(int(b["label"]) for b in even.train_dataloader()) == [0] * 4 + [1] * 4
+    assert sorted(int(b["targets"]["label"]) for b in plain.train_dataloader()) == [0] * 6 + [1] * 2
+    assert sorted(int(b["targets"]["label"]) for b in even.train_dataloader()) == [0] * 4 + [1] * 4
     assert len(list(even.val_dataloader())) == 4  # evaluation shows each slide once
 
 

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from lightning_plugin import Box, TensorSource
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.errors import UserError
-from wsi_trainer.explain.attribution import Attribution, index_of, targets_of
+from wsi_trainer.explain.attribution import Attribution, index_of, label_of, score, targets_of
 from wsi_trainer.explain.heatmaps import facts_of, is_known, marks_of
 from wsi_trainer.explain.outputs import crop, peaks, sentence_on_regions, shares_inside
 from wsi_trainer.explain.slide_map import MapOptions, SlideMap
 from wsi_trainer.metrics import MISSED
-from wsi_trainer.models import BinaryTask, CoxTask, MultiClassTask, OrdinalTask
+from wsi_trainer.models import BinaryTask, CoxTask, MultiClassTask, MultiTargetTask, OrdinalTask
 from wsi_trainer.regions.geojson import PathClass, objects_of, write_objects
 from wsi_trainer.regions.ngff import write_map
 from wsi_trainer.regions.outlines import read_regions
@@ -194,3 +194,13 @@ def test_targets_have_names() -> None:
 def test_options_that_make_no_sense_are_named(key: str, value: float) -> None:
     with pytest.raises(UserError, match=f"--{key} is {value!r}"):
         MapOptions(**{key: value})  # type: ignore[arg-type]
+
+
+def test_maps_of_several_targets_name_those_behind_the_first() -> None:
+    task = MultiTargetTask({"tumour": BinaryTask(), "grade": MultiClassTask("123", column="grade"), "risk": CoxTask()})
+    assert targets_of(task) == ("0", "1", "grade 1", "grade 2", "grade 3", "risk risk")
+    assert index_of(task, None) == 1 and index_of(task, "grade 3") == 4
+    logits = torch.tensor([[0.5, 1.0, 2.0, 3.0, 4.0]])
+    assert [float(score(task, logits, place)) for place in range(6)] == [-0.5, 0.5, 1.0, 2.0, 3.0, 4.0]
+    cells = {"label": "1", "grade": "2"}
+    assert label_of(task, 1, cells) == "1" and label_of(task, 3, cells) == "grade 2"

@@ -64,7 +64,7 @@ def test_is_accepted_and_its_network_classifies_a_small_slide(config: Path) -> N
     if data.patches is not None:
         images = [torch.zeros(2, 3, data.patches.size, data.patches.size, dtype=torch.uint8)]
     with torch.no_grad():
-        batch = SlideBatch(image=images[0], context=images[1:], label=torch.tensor([-1]), slide="a")
+        batch = SlideBatch(image=images[0], context=images[1:], targets={}, slide="a")
         predicted = model.eval().predicted(batch)
     assert predicted.shape == (1, len(model.task.names)) and predicted.isfinite().all()
     if model.task.classes:
@@ -237,7 +237,10 @@ def test_weights_of_an_earlier_version(tmp_path: Path) -> None:
         return SlideSegmenter(backbone=UNet((4,)), task=SegmentationTask("ab", auxiliary=BinaryTask()))
 
     first, second = model(), model()
-    former = {name.replace("auxiliary", "beside"): value for name, value in first.state_dict().items()}
+    names = {"task.tasks.0.": "task.", "task.tasks.1.": "task.beside.", "slide_classifier.": "beside."}
+    former = first.state_dict()
+    for new, old in names.items():
+        former = {re.sub(f"^{re.escape(new)}", old, name): value for name, value in former.items()}
     assert former.keys() != first.state_dict().keys()
     torch.save({"state_dict": former}, tmp_path / "last.ckpt")
     load_weights(second, tmp_path / "last.ckpt")

@@ -18,7 +18,7 @@ from scipy.spatial.distance import cdist
 from skimage.segmentation import find_boundaries
 
 from lightning_plugin import Box, LazyImage, TensorSource, TiledModule
-from tests.wsi_trainer.small import regions, rows
+from tests.wsi_trainer.small import QUICK, UNET, regions, rows
 from wsi_trainer.cli import main
 from wsi_trainer.data.manifest import read_manifest
 from wsi_trainer.fit.run import Run
@@ -28,7 +28,7 @@ from wsi_trainer.metrics import (
     SCORES,
     AreaPredictions,
     BorderPredictions,
-    JointPredictions,
+    ClassPredictions,
     LesionPredictions,
     read_predictions,
 )
@@ -279,31 +279,32 @@ def test_a_label_of_the_slide_is_learnt_and_scored_beside(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     beside = "{class_path: BinaryTask, init_args: {positive_weight: balanced}}"
-    task = (
-        "{class_path: SegmentationTask, init_args: {classes: [normal, lesion], "
-        f"auxiliary_weight: 0.5, auxiliary: {beside}}}}}"
-    )
+    targets = f"{{regions: {{name: segmentation, classes: [normal, lesion]}}, label: {beside}}}"
     words = [
-        f"--config={run.config}", f"--out={tmp_path / 'run'}", f"--model.task={task}", "--train.budget=null",
+        *UNET, *QUICK, f"--data.manifest={run.path.parent / 'manifest.csv'}", f"--out={tmp_path / 'run'}",
+        f"--model.targets={targets}", "--model.target_weights={label: 0.5}", "--train.budget=null",
         "--train.monitor=val_label_brier", "--model.head=MaxPooling",
     ]  # fmt: skip
     assert main(["fit", *words]) == 0
     folder = Run(tmp_path / "run")
     scores, predictions = read_json(folder.evaluation("test")), read_predictions(folder.predictions_file("test"))
-    assert isinstance(predictions, JointPredictions)
-    assert scores["slide"]["dice"]["value"] == pytest.approx(AREA_SCORES["dice"](predictions.areas), nan_ok=True)
-    assert scores["slide"]["label_brier"]["value"] == pytest.approx(SCORES["brier"](predictions.labels))
+    areas, labels = predictions.by_target["regions"], predictions.by_target["label"]
+    assert isinstance(labels, ClassPredictions)
+    assert scores["slide"]["dice"]["value"] == pytest.approx(AREA_SCORES["dice"](areas), nan_ok=True)
+    assert scores["slide"]["label_brier"]["value"] == pytest.approx(SCORES["brier"](labels))
     assert set(scores["per_class"]) == {"normal", "lesion"} and set(scores["label_per_class"]) == {"0", "1"}
     records = {record.slide: record for record in read_manifest(folder.splits)}
-    assert [records[slide].label for slide in predictions.slides] == [str(n) for n in predictions.labels.labels]  # type: ignore[union-attr]
+    assert [records[slide].label for slide in labels.slides] == [str(number) for number in labels.labels]
     assert any(row.get("val_label_brier") for row in rows(next(folder.metrics.rglob("metrics.csv"))))
     assert main(["predict", str(folder.path), str(folder.splits)]) == 0
     assert "probability_1" in (folder.path / "cohorts" / "splits" / "predictions.csv").read_text().splitlines()[0]
     assert main(["segment", str(folder.path), "--overwrite"]) == 0
     assert main(["report", str(folder.path)]) == 0
-    assert "Results by class of the slide" in folder.report.read_text()
+    assert "Results by class of label" in folder.report.read_text()
     capsys.readouterr()
     absent = tmp_path / "absent.csv"
     absent.write_text(folder.splits.read_text().replace(",1,", ",,"))
     assert main(["fit", *words, f"--data.manifest={absent}", f"--out={tmp_path / 'other'}"]) == 2
-    assert "has the label ''" in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert "the target label is not known of 4 of 8 slides" in " ".join(printed.out.split())
+    assert "of the target label, slides of the class '0' only" in printed.err

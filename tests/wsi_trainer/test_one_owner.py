@@ -1,0 +1,39 @@
+"""Labels are parsed, predictions told apart and probabilities decided on in one place each: no other file does it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+CODE = Path(__file__).resolve().parents[2] / "wsi_trainer"
+
+
+def files_with(pattern: str) -> set[str]:
+    """The files of the application that have a line with the pattern."""
+    found = {str(p.relative_to(CODE)) for p in CODE.rglob("*.py") if re.search(pattern, p.read_text(encoding="utf-8"))}
+    return found | {str(p.relative_to(CODE)) for p in CODE.rglob("*.j2") if re.search(pattern, p.read_text("utf-8"))}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "owners"),
+    [
+        # a probability becomes a class; pixels are of their most probable class, tile by tile
+        (r"argmax\((axis|dim)=", {"metrics/decision.py", "models/segmentation.py", "segment/predict.py"}),
+        (r"probabilit\w*\)?(\[.*\])? *>=? *[\d.]", set[str]()),
+        (r"def decide\(", {"metrics/decision.py"}),
+        # a cell becomes a target
+        (r"\.target\(", {"models/tasks.py", "models/targets.py"}),
+        (r"\b(number|yes_or_no)\(cells", {"models/tasks.py"}),
+        # the kind of predictions
+        (r"isinstance\([^)]*Predictions\b|type\((first|second|\w*predictions)\) is", set[str]()),
+        (r"JointPredictions|joint_scores|\.of_slide\b|\.claims\(columns", set[str]()),
+        (r"_declaration_of_1_0\(", {"metrics/targets.py"}),
+        # what 1.0 called a second target
+        (r"auxiliary", {"fit/config.py", "models/segmentation.py", "models/weights.py"}),
+        (r'\["label"\]', set[str]()),
+    ],
+)
+def test_one_place(pattern: str, owners: set[str]) -> None:
+    assert files_with(pattern) == owners
