@@ -25,9 +25,11 @@ from wsi_trainer.io.untrusted import read_yaml
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from numpy.typing import NDArray
     from pandas import DataFrame
 
     from wsi_trainer.data.manifest import SlideRecord
+    from wsi_trainer.fit.predictor import Attention
     from wsi_trainer.fit.run import Run
     from wsi_trainer.fit.study import Study
     from wsi_trainer.metrics import Predictions
@@ -37,6 +39,8 @@ THUMBNAIL = 240
 """Longest side of the picture on a card."""
 LONGEST = 4.0
 """Longest side of a plot in inches."""
+MOST_CELLS = 1024
+"""Cells along a side of the grid on which attention is drawn."""
 MOST_LABELS = 8
 """Different labels beyond which a card does not count each."""
 
@@ -206,13 +210,14 @@ def jpeg(picture: Image.Image) -> str:
 # Pictures.
 
 
-def plot(slide: Slide, axes: Axes | None, tissue: bool, side: int) -> Axes:
+def plot(slide: Slide, axes: Axes | None, tissue: bool, attention: Attention | None, side: int) -> Axes:
     """Draw a slide on axes in pixels of level 0 of the original slide, with a scale bar.
 
     Args:
         slide: The slide.
         axes: Where to draw; by default a new figure.
         tissue: Whether to outline the tissue.
+        attention: Weights to draw.
         side: Longest side of the picture in pixels.
     """
     from matplotlib import pyplot
@@ -222,7 +227,12 @@ def plot(slide: Slide, axes: Axes | None, tissue: bool, side: int) -> Axes:
         inch = LONGEST / max(height, width)
         _, axes = pyplot.subplots(figsize=(max(1.5, inch * width), max(1.5, inch * height)), layout="constrained")
     (left, top), (right, bottom) = slide.transform.to_slide([(0, 0), (width, height)]).tolist()
-    axes.imshow(slide.thumbnail(side), extent=(left, right, bottom, top))
+    picture = slide.thumbnail(side)
+    axes.imshow(picture if attention is None else _grey(picture), extent=(left, right, bottom, top))
+    if attention is not None:
+        _draw_attention(axes, attention)
+        axes.set_xlim(left, right)
+        axes.set_ylim(bottom, top)
     if tissue:
         mask = slide.tissue()
         x, y = (np.arange(count) * mask.scale + mask.scale / 2 for count in mask.mask.shape[::-1])
@@ -242,6 +252,42 @@ def plot(slide: Slide, axes: Axes | None, tissue: bool, side: int) -> Axes:
     axes.set_title(clean(Path(slide.name).name))
     axes.set_axis_off()
     return axes
+
+
+def _grey(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    return np.asarray(Image.fromarray(picture).convert("L").convert("RGB"))
+
+
+def _draw_attention(axes: Axes, attention: Attention) -> None:
+    """Draw the ranks of weights, which differ little from each other, as heat maps of attention do."""
+    from matplotlib import colormaps
+
+    from wsi_trainer.explain.outputs import percentiles
+
+    means, (x, y, cell) = on_grid(attention)
+    strength = percentiles(np.nan_to_num(means))
+    colours = colormaps["inferno"](0.25 + 0.75 * strength)
+    colours[..., 3] = np.sqrt(strength) * np.isfinite(means)
+    rows, columns = means.shape
+    axes.imshow(colours, extent=(x, x + columns * cell, y + rows * cell, y), interpolation="nearest")
+
+
+def on_grid(attention: Attention) -> tuple[NDArray[np.float64], tuple[float, float, float]]:
+    """The mean weight in each cell of a grid, NaN where there is no position, and x, y and side of its first cell.
+
+    A cell is a position, or as many as it takes to have no more than `MOST_CELLS` along a side.
+    """
+    places = attention.places
+    side = places.spacing if places.side is None else places.side
+    corners = places.points - side / 2 if places.middle else places.points
+    first = corners.min(axis=0)
+    cell = max(side, float(np.ptp(corners, axis=0).max()) / (MOST_CELLS - 1))
+    column, row = np.floor((corners + side / 2 - first) / cell).astype(int).T
+    total, count = np.zeros((2, row.max() + 1, column.max() + 1))
+    np.add.at(total, (row, column), attention.weights)
+    np.add.at(count, (row, column), 1)
+    mean = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
+    return mean, (float(first[0]), float(first[1]), cell)
 
 
 def _nice(length: float) -> float:
@@ -269,6 +315,13 @@ def predictions_of(predictions: Predictions) -> DataFrame:
     words = [predictions.words(row) for row in range(len(predictions))]
     columns |= predictions.columns()
     return frame(columns | {"predicted": [one.predicted for one in words], "wrong": [one.wrong for one in words]})
+
+
+def weights_of(attention: Attention) -> DataFrame:
+    """A row for each position: x and y, the side of its square, its weight."""
+    places = attention.places
+    x, y = places.points.T.tolist()
+    return frame({"x": x, "y": y, "side": [places.side] * len(x), "weight": attention.weights.tolist()})
 
 
 def predicted(run: Run, slides: Sequence[str | Path] | DataFrame) -> DataFrame:

@@ -21,10 +21,14 @@ from tests.wsi_trainer.view.conftest import LABELS, POSITIVE, SHAPES, Made, make
 from wsi_trainer.cli import main
 from wsi_trainer.data.manifest import read_manifest, write_manifest
 from wsi_trainer.errors import UserError
+from wsi_trainer.explain.maps import Maps
+from wsi_trainer.fit.predictor import Attention
 from wsi_trainer.fit.study import Study
 from wsi_trainer.io.files import write_json
 from wsi_trainer.metrics import SCORES, ClassPredictions, summarise
 from wsi_trainer.models.encoders import ENCODERS
+from wsi_trainer.notebook import MOST_CELLS, on_grid
+from wsi_trainer.slide.places import Places
 from wsi_trainer.synthetic import generate
 
 pandas = pytest.importorskip("pandas")
@@ -233,7 +237,22 @@ def test_encoders_are_a_table() -> None:
     assert len(found) == len(ENCODERS) and found.loc["uni", "width"] == 1024
 
 
-def test_several_slides_and_a_cohort_are_predicted_as_tables(tmp_path: Path) -> None:
+def test_attention_lies_on_the_squares_that_it_is_of(tmp_path: Path) -> None:
+    points = np.array([[16.0, 8.0], [48.0, 8.0], [16.0, 40.0]])
+    weights = np.array([0.5, 0.25, 0.25], np.float32)
+    attention = Attention(weights, Places(tmp_path, points, side=32.0))
+    means, first = on_grid(attention)
+    np.testing.assert_array_equal(means, [[0.5, 0.25], [0.25, np.nan]])
+    assert first == (16.0, 8.0, 32.0)
+    found = attention.to_frame()
+    assert found[["x", "y"]].to_numpy().tolist() == points.tolist() and found["weight"].sum() == 1
+    assert on_grid(Attention(weights, Places(tmp_path, points + 16, middle=True, side=32.0)))[1] == first
+    many = np.stack(np.meshgrid(np.arange(3000.0), np.arange(2.0)), axis=-1).reshape(-1, 2)
+    means, (_, _, cell) = on_grid(Attention(np.ones(6000, np.float32), Places(tmp_path, many, side=1.0)))
+    assert means.shape == (1, MOST_CELLS) and (means == 1).all() and cell == pytest.approx(3000 / MOST_CELLS, rel=0.01)
+
+
+def test_several_slides_are_predicted_as_a_table_and_attention_is_that_of_the_heat_map(tmp_path: Path) -> None:
     manifest = generate(tmp_path / "slides", slides=12, side=96, seed=1)
     words = [f"--out={tmp_path / 'run'}", f"--data.manifest={manifest}", *VGG, *QUICK, "--model.head=abmil"]
     assert main(["fit", *words]) == 0
@@ -252,3 +271,16 @@ def test_several_slides_and_a_cohort_are_predicted_as_tables(tmp_path: Path) -> 
     assert repr(cohort).startswith("Run run, all: ")
     with pytest.raises(UserError, match="--overwrite"):
         run.test(run.slides, name="all")
+    assert main(["heatmap", str(run.path), "--method=attention"]) == 0
+    ((slide, file),) = list(next(iter(Maps.of(run))).arrays().items())[:1]
+    attention = run.attention(test["path"][test["slide"] == slide].iloc[0])
+    assert attention.weights.sum() == pytest.approx(1)
+    np.testing.assert_allclose(on_grid(attention)[0], file.load(), rtol=1e-5)
+    assert on_grid(attention)[1] == (0, 0, file.stride)
+    with wt.Slide.open(attention.places.path) as opened:
+        axes = opened.plot(attention=attention)
+    _, drawn = axes.images
+    rows, columns = file.load().shape
+    assert drawn.get_extent() == [0, columns * file.stride, rows * file.stride, 0]
+    assert axes.get_xlim() == (0, opened.shape[1])
+    matplotlib.pyplot.close("all")

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -34,6 +34,9 @@ from wsi_trainer.models.tasks import Task
 from wsi_trainer.slide.places import Places
 from wsi_trainer.slide.views import Bag, Image, View
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 DTYPES = {"64": torch.float64, "32": torch.float32, "16": torch.float16, "bf16": torch.bfloat16}
 FILES_OF_FEATURES = tuple(Path(kind).suffix for kind in FEATURES)
 BATCH = 64
@@ -54,6 +57,12 @@ class Attention:
     """Of each position; they add up to 1."""
     places: Places
     """Patches, or squares of an image: x and y of each in pixels of level 0 of the original slide, and their side."""
+
+    def to_frame(self) -> DataFrame:
+        """A table with a row for each position."""
+        from wsi_trainer.notebook import weights_of
+
+        return weights_of(self)
 
 
 Opened = AbstractContextManager[tuple[SlideBatch, View]]
@@ -342,8 +351,8 @@ class Predictor:
             view: Its view.
             target: The class, of a head with attention for each; by default the one that maps are of.
         """
-        places = places_of(view, self.model.stride)
         found = self.attribute(batch, index_of(self.model.task, target), "attention")
+        places = places_of(view, self.model.stride, tuple(found.values.shape))
         return Attention(found.values.float().flatten().cpu().numpy(), places)
 
     def features(self, batch: SlideBatch, view: View) -> NDArray[np.float32]:
@@ -439,12 +448,13 @@ class FeatureMap(nn.Module):
         return self.model._features(image, 0, tissue[0] if tissue else None)
 
 
-def places_of(view: View, stride: int) -> Places:
+def places_of(view: View, stride: int, shape: tuple[int, ...]) -> Places:
     """Where the positions lie that a head sees of a slide.
 
     Args:
         view: The slide.
         stride: Pixels of an image for one position.
+        shape: Rows and columns of the map of an image, which may end before the image does.
 
     Raises:
         UserError: They lie on several slides, or a file of features does not say it.
@@ -453,7 +463,7 @@ def places_of(view: View, stride: int) -> Places:
         return view.places
     if not isinstance(view, Image):
         raise UserError("attention is of one slide, and data.group is patient; --data.group=slide asks for each slide")
-    rows, columns = (-(-side // stride) for side in view.size)
+    rows, columns = shape
     grid = np.stack(np.meshgrid(np.arange(columns), np.arange(rows)), axis=-1).reshape(-1, 2)
     place = view.place.coarser(stride)
     return Places(view.slide.path, place.to_slide(grid), side=sum(place.scale) / 2, slide=place.shape)

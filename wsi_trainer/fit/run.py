@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from wsi_trainer.fit.config import Loaded
-    from wsi_trainer.fit.predictor import Predictor
+    from wsi_trainer.fit.predictor import Attention, Predictor
 
 
 @dataclass(frozen=True, repr=False)
@@ -136,6 +136,14 @@ class Run(RunFolder):
         from wsi_trainer.notebook import tested
 
         return tested(self, cohort, name, overwrite)
+
+    def attention(self, slide: str | Path) -> Attention:
+        """The weight that the head gives each position of a slide, with its place: `Slide.plot` draws it.
+
+        Raises:
+            UserError: The head has no attention.
+        """
+        return self.predictor.predict(slide).attention
 
     def compare(self, other: Run, split: str = "test") -> DataFrame:
         """The scores of both runs on the slides that both have predicted, their differences and 95 % intervals."""

@@ -36,6 +36,8 @@ from wsi_trainer.slide.tissue import LABEL, TissueMask, find_tissue, mask_scale
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from wsi_trainer.fit.predictor import Attention
+
 _COARSEST = 64.0  # downsample up to which the levels of a cropped slide stay pixel for pixel those of the slide
 _HELD = 1 << 22  # pixels that are read at a time to make a thumbnail
 LONGEST = 1024
@@ -304,17 +306,21 @@ class Slide:
 
         return SlideCard(self).html
 
-    def plot(self, axes: Axes | None = None, *, tissue: bool = False, side: int = LONGEST) -> Axes:
+    def plot(
+        self, axes: Axes | None = None, *, tissue: bool = False, attention: Attention | None = None,
+        side: int = LONGEST,
+    ) -> Axes:  # fmt: skip
         """Draws the slide with a scale bar, on axes in pixels of level 0 of the original slide.
 
         Args:
             axes: Axes of matplotlib; by default those of a new figure.
             tissue: Whether to outline the tissue.
+            attention: What `Run.attention` found on the slide, to be drawn in the colours of heat maps.
             side: Longest side of the picture in pixels.
         """
         from wsi_trainer.notebook import plot
 
-        return plot(self, axes, tissue, side)
+        return plot(self, axes, tissue, attention, side)
 
     # -- what is made of them
 
