@@ -24,7 +24,7 @@ from tests.exactness import TOLERANCE, difference
 OPTIONS: dict[str, dict[str, Any]] = {
     "tiles": {"tiles": (2, 3)},
     "one tile": {"tiles": (1, 1)},
-    "budget": {"budget": "450KiB", "calls": 3},
+    "budget": {"budget": "600KiB", "calls": 3},
 }
 
 
