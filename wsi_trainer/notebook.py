@@ -347,18 +347,6 @@ def predicted(run: Run, slides: Sequence[str | Path] | DataFrame) -> DataFrame:
     return frame(columns | {name: [float(one.values[place]) for one in found] for place, name in enumerate(names)})
 
 
-def tested(run: Run, cohort: str | Path | DataFrame, name: str, overwrite: bool) -> Run:
-    """Score a run on the slides of a manifest or a table."""
-    from jsonargparse import Namespace
-
-    from wsi_trainer.fit.evaluate import test_split, with_cohort
-
-    given = Path(cohort) if isinstance(cohort, str) else cohort
-    of_cohort = with_cohort(run, Namespace(cohort=given, name=name, overwrite=overwrite))
-    test_split(of_cohort, "test")
-    return of_cohort
-
-
 def compared(run: Run, other: Run, split: str) -> DataFrame:
     """A row for each score of two runs on the slides that both have predicted, and their difference."""
     from wsi_trainer.metrics import kinds_of, paired_difference, read_predictions, scores_by_target

@@ -284,7 +284,8 @@ RULES = {
     "names without endings": (r"\.stem\b|with_suffix|removesuffix\(Path|splitext", {
         "slide/names.py", "slide/identity.py", "slide/formats/openslide.py", "preprocess/inputs.py",
         "preprocess/tissue.py", "store/convert.py", "report/pictures.py", "fit/evaluate.py", "fit/run.py",
-        "fit/status.py", "fit/cross_validation.py",
+        "fit/status.py", "fit/cross_validation.py", "fit/folder.py", "fit/result.py", "fit/study.py", "fit/scoring.py",
+        "metrics/targets.py",
     }),
     "spellings": (r"normalize\(|normpath|realpath|lstrip\(\"0", {
         "slide/names.py", "preprocess/stores.py",

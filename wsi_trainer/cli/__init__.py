@@ -299,7 +299,7 @@ ASKED_BYTES = re.compile(r"can't allocate memory: you tried to allocate (\d+) by
 
 
 def at_the_limits(error: MemoryError | RuntimeError) -> UserError | None:
-    """What libraries say, in errors of no kind of their own, where memory is short or the disk is full."""
+    """The error to show for one of a library's, of no kind of its own, where memory is short or the disk full."""
     said = str(error).partition("\n")[0].removesuffix(".")
     if number := OF_THE_SYSTEM.search(str(error)):
         return UserError(about_disk(OSError(int(number[1]), os.strerror(int(number[1])))))

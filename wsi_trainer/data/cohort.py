@@ -73,7 +73,7 @@ class Seen:
 
     @classmethod
     def of(cls, headers: Sequence[Header]) -> Self:
-        """What these slides are."""
+        """Describe these slides."""
         sizes = [header.resolution.mean for header in headers if header.resolution is not None]
         known = bool(sizes) and len(sizes) == len(headers)
         painted = any(header.painted for header in headers)

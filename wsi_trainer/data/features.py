@@ -73,7 +73,7 @@ class FeatureSource(View):
 
     @property
     def places(self) -> Places:
-        """Where the patches lie that the features were made of, and how large they are.
+        """Places and sizes of the patches that the features were made of.
 
         A file that says nothing of their size, as those of CLAM, has patches side by side.
 

@@ -18,10 +18,11 @@ from wsi_trainer.explain.attribution import folder_of, index_of, label_of, recep
 from wsi_trainer.explain.dicom import need_highdicom, results_as_dicom
 from wsi_trainer.explain.outputs import sentence_on_regions, write_script
 from wsi_trainer.explain.slide_map import MapFiles, MapOptions, SlideMap, painted
-from wsi_trainer.fit.evaluate import add_overwrite, write_lesions
+from wsi_trainer.fit.evaluate import add_overwrite
 from wsi_trainer.fit.opening import fields_of, open_run, run_parser
 from wsi_trainer.fit.result import LESION_SCORES, LESIONS, Result
 from wsi_trainer.fit.run import Run
+from wsi_trainer.fit.scoring import write_lesions
 from wsi_trainer.fit.trainer import at_work
 from wsi_trainer.io.display import say
 from wsi_trainer.io.files import write_json

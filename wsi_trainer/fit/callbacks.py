@@ -21,12 +21,12 @@ from wsi_trainer.data.dataset import DataConfig, SlideDataset, Visit
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.fit.config import TrainConfig
+from wsi_trainer.fit.folder import note_failure
 from wsi_trainer.fit.plan import factors_of, plan_shape
 from wsi_trainer.fit.run import Run
 from wsi_trainer.fit.status import StatusFile
 from wsi_trainer.io.display import clean, duration, format_bytes, say
 from wsi_trainer.io.files import replace_file, write_json
-from wsi_trainer.io.tables import append_row
 from wsi_trainer.models import SlideBatch, SlideModel
 
 log = logging.getLogger("wsi_trainer")
@@ -35,7 +35,6 @@ EVERY = 5.0
 """Seconds between two steps that change the status."""
 NAMED = 5
 """Losses that are not finite and are named; more of them say nothing new."""
-FAILURE_COLUMNS = ("slide", "stage", "epoch", "reason")
 UNLIMITED = 1 << 60
 """The budget of plain PyTorch: its step is planned to be asked what it needs."""
 FORWARD_SHARE = 1 / 3
@@ -230,12 +229,6 @@ def time_left(total: int, first: int, done: int, seconds: float) -> float | None
         seconds: Since it began.
     """
     return None if done <= first else seconds / (done - first) * max(total - done, 0)
-
-
-def note_failure(path: Path, slide: str, stage: str, epoch: int, reason: str) -> None:
-    """Write a slide that is left out to failures.csv, and say so at once."""
-    append_row(path, FAILURE_COLUMNS, [slide, stage, epoch, reason])
-    log.warning("slide %s is left out (%s): %s", clean(slide), stage, clean(reason))
 
 
 class FailureLog(Callback):

@@ -20,7 +20,7 @@ from wsi_trainer.models.allowed import limits_imports
 
 @dataclass(frozen=True, kw_only=True)
 class FitOptions:
-    """What is done with a config."""
+    """Options of `fit` beside a config."""
 
     resume: str | None = None
     """Continue from this checkpoint: last (from the beginning where there is none yet), or a path."""

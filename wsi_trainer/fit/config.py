@@ -377,7 +377,7 @@ def _parser() -> ArgumentParser:
 
 @dataclass(frozen=True, eq=False)
 class Config:
-    """What a run is to be: its keys, of which nothing is built yet. Runs that belong together have copies of one."""
+    """Keys of a run, of which nothing is built yet. Runs that belong together have copies of one."""
 
     keys: Namespace
     """Those under `model`, `data` and `train`."""

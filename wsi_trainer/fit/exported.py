@@ -57,7 +57,7 @@ class Exported:
 
     @cached_property
     def about(self) -> dict[str, Any]:
-        """What is known of the training."""
+        """Facts of the training."""
         return read_json(self.path / ABOUT)
 
     @property
@@ -102,7 +102,7 @@ def without_paths(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]
 
 
 def about_run(run: RunFolder) -> dict[str, Any]:
-    """What is known of the training of a run: counts, scores and versions."""
+    """Facts of the training of a run: counts, scores and versions."""
     splits: dict[str, dict[str, int]] = {}
     records = run.kept()
     for split in dict.fromkeys(record.split for record in records):
@@ -162,7 +162,7 @@ def card_of(loaded: Loaded, about: Mapping[str, Any]) -> str:
 
 
 def _input(loaded: Loaded, about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What the model is shown of a slide."""
+    """Facts of what the model is shown of a slide."""
     model, data, _ = loaded
     seen = None if about.get("seen") is None else Seen(**about["seen"])
     patches = data.patches

@@ -26,8 +26,8 @@ from wsi_trainer.fit.callbacks import (
     memory_facts,
 )
 from wsi_trainer.fit.config import OF_RUN, Config, Loaded, TrainConfig, check_settings, present_keys
-from wsi_trainer.fit.evaluate import show, test_split
 from wsi_trainer.fit.run import Run
+from wsi_trainer.fit.scoring import show, test_split
 from wsi_trainer.fit.status import recorded
 from wsi_trainer.fit.trainer import Bar, at_work, check_trackers, image_of, logged_to, make_trainer, trackers
 from wsi_trainer.io.display import say

@@ -8,6 +8,7 @@ another cohort are in a folder of their own, `cohorts/NAME`, laid out like those
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass, replace
@@ -23,14 +24,16 @@ from wsi_trainer.data.splits import changes_since
 from wsi_trainer.environment import environment, versions
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.result import Kind, Result, Work, seals_of
-from wsi_trainer.io.display import say
+from wsi_trainer.io.display import clean, say
 from wsi_trainer.io.files import Locked, as_written, lock, read_json, write_json
-from wsi_trainer.io.tables import read_table
+from wsi_trainer.io.tables import append_row, read_table
 from wsi_trainer.slide.identity import SlideId
 from wsi_trainer.slide.names import same_path
 
 if TYPE_CHECKING:
     from wsi_trainer.data.dataset import DataConfig
+
+log = logging.getLogger("wsi_trainer")
 
 PLACES = ("data.stores", "data.features")
 """Keys that say where what a run reads is."""
@@ -203,7 +206,7 @@ class RunFolder:
 
     @property
     def curves(self) -> Curves:
-        """What was measured in each epoch."""
+        """Measurements of each epoch."""
         return read_curves(self.metrics)
 
     def work(
@@ -489,3 +492,12 @@ def read_curves(folder: Path) -> Curves:
                     if value and row["epoch"]:
                         columns.setdefault(name, {})[int(row["epoch"])] = float(value)
     return {name: [values[epoch] for epoch in sorted(values)] for name, values in columns.items()}
+
+
+FAILURE_COLUMNS = ("slide", "stage", "epoch", "reason")
+
+
+def note_failure(path: Path, slide: str, stage: str, epoch: int, reason: str) -> None:
+    """Write a slide that is left out to failures.csv, and say so at once."""
+    append_row(path, FAILURE_COLUMNS, [slide, stage, epoch, reason])
+    log.warning("slide %s is left out (%s): %s", clean(slide), stage, clean(reason))

@@ -71,7 +71,7 @@ Opened = AbstractContextManager[tuple[SlideBatch, View]]
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """What the model says of one slide; attention and features are computed when they are asked for."""
+    """Prediction of one slide; attention and features are computed when they are asked for."""
 
     slide: str
     """Its name."""
@@ -449,7 +449,7 @@ class FeatureMap(nn.Module):
 
 
 def places_of(view: View, stride: int, shape: tuple[int, ...]) -> Places:
-    """Where the positions lie that a head sees of a slide.
+    """Places of the positions that a head sees of a slide.
 
     Args:
         view: The slide.

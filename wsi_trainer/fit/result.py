@@ -82,7 +82,7 @@ class Result:
 
     @property
     def last(self) -> Path:
-        """What is written last."""
+        """The file that is written last."""
         return self.scores if self.kind == "test" else self.file
 
     @property
@@ -97,7 +97,7 @@ class Result:
 
     @property
     def of(self) -> dict[str, Any]:
-        """What it is of; nothing of one of version 1.0."""
+        """Facts of the result; empty for one of version 1.0."""
         return read_json(self.about)
 
     @property
@@ -187,7 +187,7 @@ def seals_of(records: Sequence[SlideRecord], known: Mapping[str, SlideId]) -> di
 
 
 def _read(journal: Path) -> tuple[dict[str, Any] | None, dict[str, tuple[str, Any]]]:
-    """What a journal is of, and its entries; the line that a process died in does not count."""
+    """The facts that a journal begins with, and its entries; the line that a process died in does not count."""
     if not journal.is_file():
         return None, {}
     with as_written(journal):
@@ -199,7 +199,7 @@ def _read(journal: Path) -> tuple[dict[str, Any] | None, dict[str, tuple[str, An
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], name: str = "") -> Iterator[str]:
-    """What two results are of, where it decides their numbers, in words."""
+    """Differences between the facts of two results that decide their numbers, in words."""
     for key in dict.fromkeys([*before, *now]):
         one, other, key = before.get(key), now.get(key), f"{name}{key}"
         if isinstance(one, Mapping) and isinstance(other, Mapping):

@@ -133,7 +133,7 @@ class Run(RunFolder):
             name: What the cohort is called: its results are in `cohorts/NAME`.
             overwrite: Whether to replace results that are there.
         """
-        from wsi_trainer.notebook import tested
+        from wsi_trainer.fit.scoring import tested
 
         return tested(self, cohort, name, overwrite)
 

@@ -1,4 +1,4 @@
-"""Which code a config may name: the classes of this package, unless the command line trusts who wrote it.
+"""Code that a config may name: the classes of this package, unless the command line trusts who wrote it.
 
 A config comes with a run, from a colleague or from the web, and a class or a function that it names is called. So the
 words of the command line alone decide whether names lead out of this package, never the config itself.

@@ -334,8 +334,8 @@ class NystromAttention(nn.Module):
         return self.out(found.transpose(1, 2).flatten(2))[:, -x.shape[1] :]
 
     def shares(self, x: Tensor) -> Tensor:
-        """What the first token gives to each, (N, tokens), as the mean over the heads; the approximation makes some of
-        them negative."""
+        """Shares of the tokens in the first one, (N, tokens), as the mean over the heads; some of the approximation are
+        negative."""
         count = x.shape[1]
         down, middle, up, _ = self._factors(x)
         asked = down[:, :, -count : down.shape[2] - count + 1]

@@ -436,7 +436,7 @@ class SlideModel(pl.LightningModule):
         return head(features, self._counts(features, tissue))
 
     def _counts(self, features: Tensor, tissue: Tensor | None) -> Tensor | None:
-        """Which positions count to the head; None where all do."""
+        """Mask of the positions that count to the head; None where all do."""
         return None if tissue is None or self.pool_over == "slide" else at_positions(tissue, features)
 
     def _features(self, image: Tensor, which: int, tissue: Tensor | None) -> Tensor:

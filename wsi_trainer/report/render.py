@@ -159,7 +159,7 @@ def _first(run: RunResults) -> Run:
 
 
 def _of(run: RunResults, split: str) -> dict[str, str]:
-    """What the scores are of, where a file beside them says it: the checkpoint, and keys that a command changed."""
+    """Checkpoint of the scores and keys that a command changed, where a file beside them says so."""
     of = {} if run.study is not None else run.folder.result("test", split).of
     return _flat({key: of[key] for key in ("checkpoint", "overrides") if key in of})
 

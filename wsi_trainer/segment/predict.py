@@ -19,10 +19,11 @@ from lightning_plugin import Box, TileSource, materialize
 from wsi_trainer.data.dataset import drawn_on
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.errors import SlideError, UserError
-from wsi_trainer.fit.evaluate import add_overwrite, keep_slides, name_of
+from wsi_trainer.fit.evaluate import add_overwrite
 from wsi_trainer.fit.opening import fields_of, open_run, run_parser
 from wsi_trainer.fit.predictor import Predictor
 from wsi_trainer.fit.result import Work
+from wsi_trainer.fit.scoring import keep_slides, name_of
 from wsi_trainer.fit.trainer import at_work
 from wsi_trainer.io.display import say
 from wsi_trainer.io.files import write_json

@@ -16,8 +16,8 @@ from scipy.spatial import KDTree
 
 from lightning_plugin import Box, TileSource
 from wsi_trainer.data.manifest import SlideRecord
-from wsi_trainer.fit.evaluate import owners_of, write_lesions
 from wsi_trainer.fit.result import LESION_SCORES, LESIONS
+from wsi_trainer.fit.scoring import owners_of, write_lesions
 from wsi_trainer.io.files import write_json
 from wsi_trainer.metrics import BORDER_SCORES, MISSED, BorderPredictions, Marks, summarise
 from wsi_trainer.regions.shapes import hits, joined, pieces

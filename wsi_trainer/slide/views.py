@@ -363,7 +363,7 @@ class Bag(BlockView):
 
     @property
     def places(self) -> Places:
-        """Where its patches lie in the slide."""
+        """Places of its patches in the slide."""
         place = self.place
         corners, side = place.to_slide(self.positions[:, ::-1]), self.side * sum(place.scale) / 2
         return Places(self.slide.path, corners, side=side, slide=place.shape)

@@ -1,0 +1,264 @@
+"""Predictions and scores of a run on the slides of a split or of a cohort, and the files that they are written to."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jsonargparse import Namespace
+from rich.console import Console
+from rich.progress import Progress
+
+from wsi_trainer.data.datamodule import SlideData
+from wsi_trainer.data.manifest import SlideRecord
+from wsi_trainer.data.splits import first_names
+from wsi_trainer.errors import UserError
+from wsi_trainer.fit.folder import note_failure
+from wsi_trainer.fit.result import LESIONS, Work
+from wsi_trainer.fit.trainer import at_work, image_of, logged_to
+from wsi_trainer.io.display import say
+from wsi_trainer.io.files import as_written, read_json, write_json
+from wsi_trainer.metrics import (
+    FROC_SCORES,
+    Decision,
+    Interval,
+    LesionPredictions,
+    Marks,
+    Predictions,
+    summarise,
+    write_predictions,
+)
+from wsi_trainer.metrics.decision import EVEN, MOST_PROBABLE, fixed
+from wsi_trainer.models.tasks import Owners, Task
+from wsi_trainer.preprocess.inputs import is_table, list_slides
+from wsi_trainer.slide.names import slide_name
+
+if TYPE_CHECKING:  # a run scores itself
+    from pandas import DataFrame
+
+    from wsi_trainer.fit.run import Run
+
+log = logging.getLogger("wsi_trainer")
+
+
+def name_of(slides: Path) -> str:
+    """The name of a cohort that was given none: that of its file, or of the folder of a file that says nothing."""
+    name = slides.stem if is_table(str(slides)) else slide_name(slides)
+    return slides.resolve().parent.name if name in ("manifest", "stores", "slides") else name
+
+
+def with_cohort(run: Run, options: Namespace) -> Run:
+    """The run with the slides of a cohort, all of them to be tested; those that it was trained on are left out."""
+    cohort = run.of_cohort(options.name or name_of(options.cohort))
+    cohort.result("test").keep(options.overwrite)
+    task = run.loaded.model.task
+    features = run.loaded.data.features
+    records = run.records_in(options.cohort, columns=task.columns, filled=not task.may_be_empty)
+    records = run.unseen(records, features)
+    run.as_seen(records)  # refuses them before anything is written
+    cohort.freeze([replace(record, split="test") for record in records], features=features)
+    return cohort
+
+
+def tested(run: Run, cohort: str | Path | DataFrame, name: str, overwrite: bool) -> Run:
+    """Score a run on the slides of a manifest or a table."""
+    given = Path(cohort) if isinstance(cohort, str) else cohort
+    of_cohort = with_cohort(run, Namespace(cohort=given, name=name, overwrite=overwrite))
+    test_split(of_cohort, "test")
+    return of_cohort
+
+
+def keep_slides(cohort: Run, records: Sequence[SlideRecord]) -> None:
+    """Keep the list of slides without labels, so that `heatmap`, `segment` and `view` know the cohort by its name.
+
+    The slides of a cohort that was tested are those of its scores, and stay.
+    """
+    features = cohort.loaded.data.features
+    if cohort.is_tested:
+        cohort.check_same(records, features)
+    else:
+        cohort.freeze([replace(record, split="test") for record in records], features=features)
+
+
+def records_of(run: Run, slides: str) -> list[SlideRecord]:
+    """The slides that a user means, without labels: those of a manifest, of a folder, or one."""
+    if Path(slides).is_file() and Path(slides).suffix.lower() == ".csv":
+        return run.as_seen(run.records_in(Path(slides), labelled=False))
+    listed = list_slides(slides, note=lambda text: say(Console(), text))
+    return run.as_seen([run.record_of(one.job.slide, one.job.name) for one in listed])
+
+
+# Predictions and scores.
+
+
+def test_split(run: Run, split: str, progress: bool = True, overwrite: bool = True) -> dict[str, Any]:
+    """Predict a split of the run, or of its cohort, decide as the run does, and write predictions and scores.
+
+    Args:
+        run: The run.
+        split: Which slides.
+        progress: Whether to show a progress bar.
+        overwrite: Whether to replace what an earlier command wrote.
+    """
+    task, config, failures = run.loaded.model.task, run.loaded.train, Failures(run)
+    slides = slides_of(run, split)
+    work = run.work(run.result("test", split), slides.of(split), overwrite=overwrite)
+    predictions = predictions_of(run, slides, split, failures, work, progress)
+    decisions = decisions_of(run, predictions if split == "val" else None, progress)
+    predictions = predictions.with_decisions(decisions)
+    write_predictions(run.predictions_file(split), predictions)
+    scores: dict[str, Any] = {"split": split, "checkpoint": run.checkpoint_name, "task": type(task).__name__}
+    scores |= {} if run.cohort is None else {"cohort": run.cohort}
+    scores |= summarise(predictions, dict(task.scores), config.resamples, 0)
+    if decisions:
+        scores["decisions"] = [
+            line for name, one in decisions.items() for line in one.sentences(task.by_target[name].classes)
+        ]
+    scores["skipped"] = failures.slides
+    write_json(run.evaluation(split), scores)
+    run.finish(work)
+    return scores
+
+
+def slides_of(run: Run, split: str) -> SlideData:
+    """The slides of a split of the run, or of its cohort, with their labels."""
+    model, data, config = run.loaded
+    task = model.task
+    run.tell_changes(data, task.columns)
+    records = run.records(split, task.columns, not task.may_be_empty, data.features)
+    return SlideData(data, task, config.seed, image_of(config), model.tissue_stride, records)
+
+
+def predictions_of(
+    run: Run, slides: SlideData, split: str, failures: Failures, work: Work | None = None, progress: bool = True
+) -> Predictions:
+    """The predictions of the slides of a split; see `predicted`."""
+    task, cases = run.loaded.model.task, slides.of(split)
+    with at_work(run.path), logged_to(run.log):
+        said = predicted(run, cases, work, failures, task, progress)
+        slides.warn_of_lack(split)
+    kept = [record for record in cases if record.slide in said]
+    if not kept:
+        raise UserError(f"none of the {len(cases)} slides of the split {split} can be read; see {run.failures}")
+    numbers = np.stack([said[record.slide] for record in kept])
+    return task.predictions(owners_of(kept), slides.rows_of(kept), numbers)
+
+
+def decisions_of(run: Run, validated: Predictions | None = None, progress: bool = True) -> dict[str, Decision]:
+    """The decision of each target that has a threshold; chosen on the validation slides, if that was not done yet.
+
+    Args:
+        run: The run, or one of its cohorts, for which it decides alike.
+        validated: Predictions of the run's validation slides, where they are at hand.
+        progress: Whether to show a progress bar.
+    """
+    rule = run.loaded.train.decision
+    parts = [part for part in run.loaded.model.task.slide_parts if part.task.has_threshold]
+    if rule == MOST_PROBABLE:
+        return {}
+    if (given := fixed(rule)) is not None:
+        return {part.name: Decision((given,) * part.task.entries, rule) for part in parts}
+    kept = read_json(run.decisions)
+    with as_written(run.decisions):
+        if (one := kept.get(run.checkpoint_name)) and one["rule"] == rule:
+            return {name: Decision.read(decision) for name, decision in one["targets"].items()}
+    if validated is None or run.cohort is not None:
+        own = run.without_cohort
+        validated = predictions_of(own, slides_of(own, "val"), "val", Failures(own), progress=progress)
+    found = {}
+    for part in parts:
+        if (decision := validated.by_target[part.name].chosen(rule)) is not None:
+            found[part.name] = decision
+            if EVEN in decision.thresholds:
+                log.warning(
+                    "the split val has no slides with and without %s: what is more probable is decided for, as there "
+                    "is no threshold to choose", part.name,
+                )  # fmt: skip
+    targets = {name: decision.record() for name, decision in found.items()}
+    write_json(run.decisions, kept | {run.checkpoint_name: {"rule": rule, "targets": targets}})
+    return found
+
+
+class Failures:
+    """The slides that cannot be read, where a command may go on without them; each is a line of failures.csv."""
+
+    def __init__(self, run: Run) -> None:
+        self.path, self.slides = run.failures, list[str]()
+        self.noted = self.note if run.loaded.data.on_error == "skip" else None
+        """Is told of each; None where the first one ends the command."""
+
+    def note(self, slide: str, reason: str) -> None:
+        """A slide is left out."""
+        self.slides.append(slide)
+        note_failure(self.path, slide, "predict", 0, reason)
+
+
+def predicted(
+    run: Run,
+    cases: Sequence[SlideRecord],
+    work: Work | None,
+    failures: Failures,
+    task: Task | None = None,
+    progress: bool = True,
+) -> dict[str, np.ndarray]:
+    """The numbers of slides, or of patients with `data.group`, by their names, each kept as soon as it is there;
+    unreadable ones are absent.
+
+    Args:
+        run: The run.
+        cases: The slides or patients.
+        work: Has those that are finished; None keeps none.
+        failures: Is told of slides that cannot be read.
+        task: Makes targets, where a prediction is compared with them pixel by pixel.
+        progress: Whether to show a bar with the time left.
+    """
+    said = {} if work is None else {case.slide: done for case in cases if (done := work.entry(case)) is not None}
+    left = {case.slide: case for case in cases if case.slide not in said}
+    if left:
+        found = run.predictor.predict_all(list(left.values()), task, run.loaded.data.workers, failures.noted)
+        with Progress(transient=True, disable=not progress) as bar:
+            row = bar.add_task("predicting", total=len(left))
+            for number, prediction in enumerate(found, start=1):
+                values = prediction.values.tolist()
+                case = left[prediction.slide]
+                said[case.slide] = values if work is None else work.add(case, values)
+                bar.update(row, completed=number + len(failures.slides))
+    return {case.slide: np.array(said[case.slide]) for case in cases if case.slide in said}
+
+
+def owners_of(records: Sequence[SlideRecord]) -> Owners:
+    """Slides, patients and sites of the records."""
+    sites = tuple(record.site for record in records) if any(record.site for record in records) else ()
+    return Owners(tuple(r.slide for r in records), tuple(r.patient for r in records), sites)
+
+
+def show(scores: dict[str, Any], run: Run) -> None:
+    """Print the scores of a split, or of a cohort."""
+    console = Console()
+    where = f"the split {scores['split']}" if run.cohort is None else f"the cohort {run.cohort}"
+    say(console, f"{scores['slides']} slides of {scores['patients']} patients in {where}:")
+    width = max(len(name) for name in scores["slide"])
+    for name, interval in scores["slide"].items():
+        say(console, f"  {name:{width}} {Interval.of(interval)}")
+    for line in scores.get("decisions", ()):
+        say(console, line)
+    if scores["skipped"]:
+        say(console, f"left out, since they cannot be read: {first_names(scores['skipped'])}; see {run.failures}")
+
+
+def write_lesions(
+    folder: Path,
+    records: Sequence[SlideRecord],
+    marks: Sequence[tuple[Marks, ...]],
+    classes: Sequence[str],
+    resamples: int,
+) -> dict[str, Any]:
+    """Write the marks of each slide and class as lesions.csv; returns FROC with its intervals, for scores.json."""
+    owners = owners_of(records)
+    lesions = LesionPredictions.of_slides(owners.slides, owners.patients, tuple(classes), marks, owners.sites)
+    lesions.write(folder / LESIONS)
+    return summarise(lesions, FROC_SCORES, resamples)
