@@ -44,7 +44,7 @@ def test_a_run_folder_holds_everything_and_the_other_commands_read_it(
     assert main(["test", *again, "--overwrite"]) == 0
     assert folder.predictions_file("test").read_bytes() == first
     assert main(["validate", *again, "--checkpoint=last"]) == 0
-    assert read_json(folder.evaluation("val"))["checkpoint"] == "last"
+    assert read_json(Run.open(folder.path, "last").evaluation("val"))["checkpoint"] == "last"
     _predict_without_labels(again, folder, splits[0].path, predictions, tmp_path)
 
 

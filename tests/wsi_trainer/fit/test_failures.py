@@ -117,7 +117,9 @@ def run(reads: int, tmp_path: Path) -> tuple[dict[str, Tensor], list[str]]:
     batches: list[dict[str, Any]] = []
     for index, image in enumerate(pixels):
         source = Augmented(Failing(image, reads if index == 1 else 10**6), name=f"s{index}")
-        batches.append({"image": LazyImage(source), "label": torch.tensor([index % 2]), "slide": f"s{index}"})
+        batches.append(
+            {"image": LazyImage(source), "targets": {"label": torch.tensor([index % 2])}, "slide": f"s{index}"}
+        )
     log = FailureLog(tmp_path / f"failures-{reads}.csv")
     trainer = pl.Trainer(
         accelerator="cpu", devices=1, max_epochs=1, accumulate_grad_batches=2, callbacks=[log], logger=False,

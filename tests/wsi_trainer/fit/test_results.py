@@ -239,7 +239,7 @@ OWNERS = {
         "evaluation", "predictions", "heatmaps", "segments", "heatmaps.json", "segments.json", "scores.json",
         "lesions.csv", "predictions.csv", "result.json",
     },
-    "fit/run.py": {"cohorts", "options.json"},
+    "fit/folder.py": {"cohorts", "options.json"},
     "fit/study.py": {"study.json", "cross_validation.json", "comparison.json"},
     "data/cohort.py": {"splits.csv", "run.json"},
 }  # fmt: skip

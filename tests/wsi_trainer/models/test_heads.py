@@ -127,7 +127,7 @@ class Stepped(SlideClassifier):
 def step(model: SlideClassifier, image: Tensor, target: Tensor, budget: str | None) -> dict[str, Tensor]:
     """What one step makes of the model's tensors."""
     shown = image if budget is None else LazyImage.from_tensor(image)
-    batch = {"image": shown, "label": target, "slide": "s"}
+    batch = {"image": shown, "targets": {"label": target}, "slide": "s"}
     options = {} if budget is None else {"strategy": SFTStrategy(budget=budget)}
     trainer = pl.Trainer(
         accelerator="cpu", devices=1, max_epochs=1, precision="64-true", barebones=True, **options
