@@ -322,11 +322,8 @@ def shares_storage(a: Tensor, b: Tensor) -> bool:
 def register_storage(session: Session, fake: Tensor) -> None:
     """Add a fake tensor to those of its storage."""
     key = storage_key(fake)
-    known = session.fakes_by_storage.setdefault(key, [])
-    if not any(f is fake for f in known):
-        known.append(fake)
-        if logs.now is not None:
-            logs.now.stored.append((key, fake))
+    if session.add_stored(key, fake) and logs.now is not None:
+        logs.now.stored.append((key, fake))
 
 
 def bind_written(session: Session, fake: Tensor, value: Value, writer: str, recorder: Recorder) -> None:

@@ -42,7 +42,7 @@ from lightning_plugin.capture.alias import (
     written_arguments,
     written_tensors,
 )
-from lightning_plugin.capture.run import await_update, count_batch, run
+from lightning_plugin.capture.run import add_effect, count_batch, run
 from lightning_plugin.capture.session import Session, bind, binding_of, current_module, function_name, logs
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Effect, Node, Value, next_serial
@@ -155,9 +155,7 @@ class Recorder:
     def commit(self) -> None:
         """Register the effects of the recorded call."""
         for effect, buffers in self.effects:
-            for v in buffers:
-                await_update(self.session.mark_written(v), self.session)
-            self.session.effects.append(effect)
+            add_effect(self.session, effect, buffers)
             if logs.now is not None:
                 logs.now.effects.append((replace(effect, writes=()), buffers))
 
@@ -190,9 +188,7 @@ class Recorder:
         last = min(self.session.instance_axes, default=None)
         extents = {v.layout.extent[:last] for v in outputs if v.layout is not None}
         self.session.extents |= extents
-        for call in self.session.calls:
-            if call.is_open:
-                call.serials.add(node.serial)
+        self.session.add_nodes([node.serial])
         if logs.now is not None:
             logs.now.serials.append(node.serial)
             logs.now.extents |= extents

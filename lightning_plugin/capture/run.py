@@ -66,6 +66,13 @@ def await_update(buffer: Tensor, session: Session) -> None:
         buffer._session = session
 
 
+def add_effect(session: Session, effect: Effect, buffers: Iterable[Value]) -> None:
+    """Add an effect to a session; the buffers that it writes await it."""
+    for v in buffers:
+        await_update(session.mark_written(v), session)
+    session.effects.append(effect)
+
+
 def restore_buffers(effects: Iterable[Effect]) -> None:
     """Make the buffers that effects write ordinary tensors again."""
     for buffer in (b for effect in effects for b in effect.writes):

@@ -230,7 +230,7 @@ class Session:
                 place = None
         recording = Recording(nodes, self.bindings, key[1])
         if place is not None:
-            place.recordings[key] = nodes, recording.derived
+            place.keep(place.recordings, key, (nodes, recording.derived))
         return recording
 
     def gathered(self, value: Value) -> Value:
@@ -239,7 +239,7 @@ class Session:
         if place is None:
             return gather(value)
         if value not in place.gathers:
-            place.gathers[value] = gather(value)
+            place.keep(place.gathers, value, gather(value))
         return place.gathers[value]
 
     def drop_unsound_results(self) -> None:
@@ -350,6 +350,20 @@ class Session:
         if not any(other.is_open for other in self.calls):
             self.calls.append(call)
             self.engine = call.engine
+
+    def add_stored(self, key: int, fake: Tensor) -> bool:
+        """Add a fake tensor to those of a storage; return False if it is one of them."""
+        known = self.fakes_by_storage.setdefault(key, [])
+        if any(f is fake for f in known):
+            return False
+        known.append(fake)
+        return True
+
+    def add_nodes(self, serials: Iterable[int]) -> None:
+        """Add nodes, by their serial numbers, to the calls that are open."""
+        for call in self.calls:
+            if call.is_open:
+                call.serials.update(serials)
 
     def capture(self, tensor: Tensor) -> Value:
         """Return the value of a real tensor: one value for the tensor as long as it is unchanged."""

@@ -35,9 +35,10 @@ from torch import Tensor, nn
 
 from lightning_plugin.capture.alias import register_storage
 from lightning_plugin.capture.lazy import LazyImage, LazyTensor
-from lightning_plugin.capture.run import AwaitingBuffer, await_update
+from lightning_plugin.capture.run import AwaitingBuffer, add_effect
 from lightning_plugin.capture.session import Log, Session, Stale, bind, binding_of, current_module
 from lightning_plugin.graph import Effect, Value
+from lightning_plugin.ops import Autocast
 from lightning_plugin.private import (
     FakeTensor,
     dispatch_mode,
@@ -52,6 +53,8 @@ MAX_ROOTS = 16
 #: Most entries after a first image: code that calls something new in each step is not remembered.
 MAX_ENTRIES = 8192
 
+#: Most runs, and most maps taken whole, that are remembered after one call.
+MAX_RUNS = 64
 #: Most different calls after one call.
 MAX_FOLLOWING = 8
 
@@ -99,6 +102,13 @@ class Seen:
     following: list[Seen] = field(default_factory=list, init=False)
     recordings: dict[Any, Any] = field(default_factory=dict, init=False)
     gathers: dict[Value, Value] = field(default_factory=dict, init=False)
+
+    def keep(self, known: dict[Any, Any], key: Any, found: Any) -> None:
+        """Keep what a run found, `MAX_RUNS` at most: values that were recorded outside of entries are new in each
+        step."""
+        if len(known) == MAX_RUNS:
+            del known[next(iter(known))]
+        known[key] = found
 
 
 @dataclass(eq=False)
@@ -355,23 +365,15 @@ def repeat_log(log: Log, session: Session) -> None:
     for fake, state in log.binds:
         fake.sft_value = state  # type: ignore[attr-defined]
     for key, fake in log.stored:
-        known = session.fakes_by_storage.get(key)
-        if known is None:
-            session.fakes_by_storage[key] = [fake]
-        elif not any(f is fake for f in known):
-            known.append(fake)
+        session.add_stored(key, fake)
     session.extents |= log.extents
     if log.axes:
         session.instance_axes |= log.axes
-    for call in session.calls:
-        if call.is_open:
-            call.serials.update(log.serials)
+    session.add_nodes(log.serials)
     for effect, buffers in log.effects:
         writes = tuple(map(session.captured_tensor, buffers))
         norm = None if effect.norm is None else current_module()[0]
-        session.effects.append(Effect(effect.values, effect.run, writes, norm=norm))  # type: ignore[arg-type]
-        for v in buffers:
-            await_update(session.mark_written(v), session)
+        add_effect(session, Effect(effect.values, effect.run, writes, norm=norm), buffers)  # type: ignore[arg-type]
 
 
 def result_of(out: Any, args: Any, kwargs: Any, session: Session) -> Any:
@@ -465,7 +467,7 @@ def add_call(func: Callable[..., Any], arguments: Any, out: Any, log: Log, sessi
     log.axes = frozenset(session.instance_axes - log.axes)
     places = {id(a.fake): i for i, a in enumerate(leaves) if type(a) is Given}
     out = tree_map(lambda o: Argument(places[id(o)]) if id(o) in places else o, out)
-    kind = device_type(tensors[0].fake)
+    kind = Autocast.current(tensors[0].fake.device).device_type
     args, kwargs = arguments
     transcript.append(SeenCall(func, kind, modes(func, kind), args, kwargs, out, log))
 
@@ -477,12 +479,6 @@ def leaves_of(arguments: Any) -> list[Any]:
     if type(arguments) is dict:
         return [a for part in arguments.values() for a in leaves_of(part)]
     return [arguments]
-
-
-def device_type(fake: Tensor) -> str:
-    """Return the device type whose autocast state applies."""
-    found = fake.device.type
-    return found if torch.amp.is_autocast_available(found) else "cpu"
 
 
 def is_pytorch(func: Callable[..., Any]) -> bool:

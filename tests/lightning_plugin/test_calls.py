@@ -39,7 +39,7 @@ def definite(h: Tensor) -> Tensor:
 
 
 def written(h: Tensor, name: str, *args: Any) -> Tensor:
-    """What a method in place leaves."""
+    """The tensor that a method in place has written."""
     h = h * 1
     getattr(h, name)(*args)
     return h

@@ -279,7 +279,7 @@ def test_frozen_parameters_get_no_gradient() -> None:
 
 @pytest.fixture
 def left() -> Callable[[], list[str]]:
-    """What the engine has left in memory since the test began: the traceback of an earlier test may hold on to more.
+    """The engine's objects that were made since the test began: the traceback of an earlier test may hold more.
 
     What was recorded stays with the module, and holds no data.
     """

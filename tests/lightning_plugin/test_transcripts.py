@@ -340,7 +340,7 @@ def test_sequences_of_steps_between_which_something_changes(options: str, count:
 
 @pytest.fixture
 def work(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is recorded: calls, nodes, and operators on tensors without data."""
+    """The work of recording: calls, nodes, and operators on tensors without data."""
     found: list[str] = []
 
     def noting(owner: Any, name: str, what: str) -> None:

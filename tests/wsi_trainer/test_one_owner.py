@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
 
-CODE = Path(__file__).resolve().parents[2] / "wsi_trainer"
-
-
-def files_with(pattern: str) -> set[str]:
-    """The files of the application that have a line with the pattern."""
-    found = {str(p.relative_to(CODE)) for p in CODE.rglob("*.py") if re.search(pattern, p.read_text(encoding="utf-8"))}
-    return found | {str(p.relative_to(CODE)) for p in CODE.rglob("*.j2") if re.search(pattern, p.read_text("utf-8"))}
+from tests.wsi_trainer.owners import files_with
 
 
 @pytest.mark.parametrize(
@@ -36,4 +27,4 @@ def files_with(pattern: str) -> set[str]:
     ],
 )
 def test_one_place(pattern: str, owners: set[str]) -> None:
-    assert files_with(pattern) == owners
+    assert files_with(pattern, ".py", ".j2") == owners

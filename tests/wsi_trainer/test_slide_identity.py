@@ -8,7 +8,6 @@ those of TCGA and CLAM, and names with spaces, umlauts and dots.
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import unicodedata
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.wsi_trainer.forms import FROZEN, NAMES, SPLITS, UNSEEN, Form, Forms, table, write_table
+from tests.wsi_trainer.owners import files_with
 from tests.wsi_trainer.small import QUICK, VGG, rows
 from wsi_trainer.cli import main
 from wsi_trainer.data.manifest import read_manifest
@@ -275,7 +275,6 @@ def test_spellings_of_a_patient(one: str, two: str, tmp_path: Path) -> None:
 
 # One owner of each.
 
-SOURCES = sorted((Path(__file__).parents[2] / "wsi_trainer").rglob("*.py"))
 RULES = {
     "hashes of slides": (r"\b_hash\(|full_hash\(|hash_of_1_0\(", {
         "slide/identity.py", "store/convert.py", "data/features.py",
@@ -291,12 +290,10 @@ RULES = {
         "slide/names.py", "preprocess/stores.py",
     }),
 }  # fmt: skip
-"""What is looked for, and the files that may have it: the owner, and those that name something else than slides."""
+"""Patterns, and the files that may have them: the owner, and those that name something else than slides."""
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_hashes_names_and_spellings_have_one_owner(rule: str) -> None:
     pattern, owners = RULES[rule]
-    root = SOURCES[0].parent
-    found = {path.relative_to(root).as_posix() for path in SOURCES if re.search(pattern, path.read_text())}
-    assert found <= owners
+    assert files_with(pattern) <= owners

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +16,7 @@ import torch
 from torch import nn
 
 from lightning_plugin.planner.make import make_plan
+from tests.wsi_trainer.owners import files_with
 from tests.wsi_trainer.small import QUICK
 from wsi_trainer.cli import main
 from wsi_trainer.data.dataset import DataConfig, dense
@@ -274,7 +274,6 @@ def test_a_model_goes_to_the_hub_and_comes_back(
 
 # One way to a model.
 
-SOURCES = sorted((Path(__file__).parents[3] / "wsi_trainer").rglob("*.py"))
 RULES = {
     "Trainers": (r"Trainer\(|make_trainer\(", {"fit/trainer.py", "fit/fit.py"}),
     "loops of Trainers that predict": (r"trainer\.(predict|test|validate)\(|predict_step|test_step", set()),
@@ -287,12 +286,10 @@ RULES = {
     "batches that are predicted": (r"\.predicted\(", {"fit/predictor.py"}),
     "the hub": (r"huggingface_hub\b", {"models/hub.py", "models/slide_model.py", "fit/predictor.py"}),
 }  # fmt: skip
-"""What is looked for, and the files that may have it: the owner, training, and what is given a config by its user."""
+"""Patterns, and the files that may have them: the owner, training, and what is given a config by its user."""
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_there_is_one_way_to_a_model(rule: str) -> None:
     pattern, owners = RULES[rule]
-    root = SOURCES[0].parent
-    found = {path.relative_to(root).as_posix() for path in SOURCES if re.search(pattern, path.read_text())}
-    assert found <= owners
+    assert files_with(pattern) <= owners

@@ -1,4 +1,4 @@
-"""Where a probability becomes a class: thresholds against a search by hand, scores, files, folds and patients."""
+"""Decisions: thresholds against a search by hand, scores, files, folds and patients."""
 
 from __future__ import annotations
 

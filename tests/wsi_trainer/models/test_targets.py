@@ -64,7 +64,7 @@ DRAWN = torch.randint(0, 2, (1, 1, 61, 50), dtype=torch.uint8, generator=torch.G
     ],
 )  # fmt: skip
 def test_the_loss_is_the_weighted_sum_of_both(second: Task, target: Tensor) -> None:
-    """Of the losses that either task computes of its own logits, with the gradient of each in the shared network."""
+    """The sum of the losses of both tasks, computed of their own logits, and the gradients in the shared network."""
     second.prepare(torch.tensor([[1.0, 1.0], [5.0, 1.0], [9.0, 0.0]]) if isinstance(second, HazardTask) else target)
     model = joint(copy.deepcopy(second), weight=0.3).eval()
     drawn, label = model.task.by_target.values()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import tifffile
 import torch
 
 from lightning_plugin import Box
+from tests.wsi_trainer.owners import files_with
 from tests.wsi_trainer.small import QUICK, rows
 from tests.wsi_trainer.test_uses import cohort
 from wsi_trainer.cli import main
@@ -264,7 +264,6 @@ def test_a_contradiction_is_told_once_whatever_the_run_reads(
     assert sum(said in message for message in caplog.messages) == 1
 
 
-SOURCES = sorted((Path(__file__).parents[3] / "wsi_trainer").rglob("*.py"))
 RULES = {
     "what the file says": (r"\binfo\.mpp\b", {"slide/slide.py", "slide/geometry.py"}),
     "what is taken": (r"\bresolve\((?!\))", {"slide/slide.py", "slide/geometry.py"}),
@@ -275,12 +274,10 @@ RULES = {
     }),
     "former ways": (r"shrink_factor|\.shrink\b|(slide|view|bag|image|source)\.mpp\b(?!-)|patches\.resolution", set()),
 }  # fmt: skip
-"""What is looked for, and the files that may have it: the owner, and those that hand it what a user has given."""
+"""Patterns, and the files that may have them: the owner, and those that hand it what a user has given."""
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_the_size_of_a_pixel_has_one_owner(rule: str) -> None:
     pattern, owners = RULES[rule]
-    root = SOURCES[0].parent
-    found = {path.relative_to(root).as_posix() for path in SOURCES if re.search(pattern, path.read_text())}
-    assert found <= owners
+    assert files_with(pattern) <= owners
