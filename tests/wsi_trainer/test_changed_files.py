@@ -31,6 +31,7 @@ from wsi_trainer.io.untrusted import read_yaml
 from wsi_trainer.regions.outlines import read_regions
 from wsi_trainer.regions.target import LabelSource, Legend, open_labels
 from wsi_trainer.slide import views
+from wsi_trainer.slide.places import Places
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.store.convert import Job, Settings, convert
 
@@ -71,8 +72,9 @@ def make_store(folder: Path) -> Path:
 def make_features(folder: Path) -> Path:
     rows = np.random.default_rng(0).normal(size=(40, 24)).astype(np.float32)
     corners = np.stack([np.arange(40.0) * 8, np.zeros(40)], axis=1)
-    about = Written(name="s", corners=corners, slide=(400, 400), scale=1.0, size=8, step=8, mpp=0.5, encoder="e",
-                    weights="w", origin="o", slide_hash="h")  # fmt: skip
+    places = Places(folder / "slide.tif", corners, side=8.0, slide=(400, 400))
+    about = Written(name="s", places=places, size=8, step=8, mpp=0.5, encoder="e", weights="w", origin="o",
+                    slide_hash="h")  # fmt: skip
     write(folder / "slide.h5", rows.shape, [rows], about, "trident")
     return folder / "slide.h5"
 

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import pytorch_lightning as pl
 import yaml
@@ -411,28 +411,48 @@ class Config:
         return "".join(line for line in said.splitlines(keepends=True) if not line.startswith("out:"))
 
 
-def load(path: Path, checkpoint: Path, overrides: Sequence[str] = (), trust: bool = False) -> Loaded:
-    """The model of a config with the weights of a checkpoint, in evaluation mode, and the settings.
+class Origin(Protocol):
+    """The folder of a run, or of an exported model: a trained model is read from it."""
+
+    @property
+    def config(self) -> Path:
+        """The config of its network and settings."""
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """Keys of that to change, as words of the command line."""
+
+    def checkpoint(self) -> Path:
+        """The weights; an error where there are none."""
+
+
+def load(origin: Origin, trust: bool = False) -> Loaded:
+    """A model with its weights, in evaluation mode, and the settings.
+
+    The config is checked before weights are looked for: it may be a stranger's, and what it asks for is said first.
 
     Args:
-        path: The config of a run, or of an exported model.
-        checkpoint: The weights.
-        overrides: Keys to change, as words of the command line.
+        origin: Where they are.
         trust: Whether the config may name code beyond this package; within a command its words say so.
     """
     with nullcontext() if is_limited() else limited(trust):
-        options = parse(_parser(), [f"--config={path}", f"--out={path.parent}", *overrides])
+        options = _options_of(origin)
+        weights = origin.checkpoint()
         loaded = instantiate(_parser(), options)
-    load_weights(loaded.model, checkpoint)
+    load_weights(loaded.model, weights)
     loaded.model.eval()
     return loaded
 
 
-def keys_of(path: Path, overrides: Sequence[str] = (), trust: bool = False) -> dict[str, Any]:
-    """The keys of a config with all defaults, as plain values; the arguments are those of `load`."""
-    with nullcontext() if is_limited() else limited(trust):
-        options = parse(_parser(), [f"--config={path}", f"--out={path.parent}", *overrides])
-        return {key: value for key, value in yaml_of(_parser().dump(options), path).items() if key != "out"}
+def keys_of(origin: Origin) -> dict[str, Any]:
+    """The keys of the config of a model that is loaded, which is allowed thereby, with all defaults as plain values."""
+    with nullcontext() if is_limited() else limited(True):
+        options = _options_of(origin)
+        return {key: value for key, value in yaml_of(_parser().dump(options), origin.config).items() if key != "out"}
+
+
+def _options_of(origin: Origin) -> Namespace:
+    return parse(_parser(), [f"--config={origin.config}", f"--out={origin.config.parent}", *origin.overrides])
 
 
 def check_settings(model: SlideModel, data: DataConfig, config: TrainConfig) -> None:

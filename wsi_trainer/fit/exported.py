@@ -85,7 +85,7 @@ def write_exported(folder: Path, loaded: Loaded, origin: RunFolder | Exported) -
     about = origin.about if isinstance(origin, Exported) else about_run(origin)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / WEIGHTS).unlink(missing_ok=True)
-    config = without_paths(keys_of(origin.config, origin.overrides, trust=True))  # it is loaded, so it was allowed
+    config = without_paths(keys_of(origin))
     write_text(folder / CONFIG, json.dumps(config, indent=2) + "\n")
     write_json(folder / ABOUT, about)
     write_text(folder / CARD, card_of(loaded, about))

@@ -161,7 +161,7 @@ class Predictor:
             origin = Exported(path, tuple(overrides))
         else:
             origin = RunFolder.open(path, checkpoint, overrides=overrides)
-        return cls(load(origin.config, origin.checkpoint(), origin.overrides, trust), origin)
+        return cls(load(origin, trust), origin)
 
     # A folder of the model alone, and Hugging Face's hub.
 

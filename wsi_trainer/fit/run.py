@@ -36,7 +36,7 @@ class Run(RunFolder):
         """The model with the weights of the checkpoint, in evaluation mode, and the settings of data and training."""
         from wsi_trainer.fit.config import load
 
-        return load(self.config, self.checkpoint(), self.overrides, self.trust)
+        return load(self, self.trust)
 
     def holding(self, loaded: Loaded) -> Self:
         """The run with a model that is in memory already; its weights become those of the checkpoint."""

@@ -112,12 +112,17 @@ CONFIGS = [
 ]
 
 
-COMMANDS = [("fit", text) for text in CONFIGS] + [(name, CONFIGS[0]) for name in ("test", "predict", "heatmap", "plan")]
+OF_RUNS = ("test", "validate", "predict", "heatmap", "export")
+COMMANDS = [
+    *(("fit", text, False) for text in CONFIGS),
+    ("plan", CONFIGS[0], False),
+    *((name, CONFIGS[0], checkpoint) for name in OF_RUNS for checkpoint in (False, True)),
+]
 
 
-@pytest.mark.parametrize(("command", "text"), COMMANDS)
+@pytest.mark.parametrize(("command", "text", "checkpoint"), COMMANDS)
 def test_a_config_names_classes_of_this_package_only(
-    command: str, text: str, trap: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    command: str, text: str, checkpoint: bool, trap: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     (tmp_path / "evil.py").write_text(f"open({str(trap)!r}, 'w')\n")
@@ -125,9 +130,13 @@ def test_a_config_names_classes_of_this_package_only(
     config = tmp_path / "run" / "config.yaml"
     config.parent.mkdir()
     config.write_text("data: {manifest: m.csv}\n" + text.replace("TRAP", str(trap)) + "\n")
+    if checkpoint:
+        (config.parent / "checkpoints").mkdir()
+        torch.save(Evil(trap), config.parent / "checkpoints" / "best.ckpt")
     of_config = [f"--config={config}", f"--out={config.parent}"]
     needed = {"plan": [*of_config, "--budget=1GiB", "--image=512x512"], "fit": of_config}
-    more = needed.get(command, [str(config.parent), *(["m.csv"] if command == "predict" else [])])
+    of_run = {"predict": ["m.csv"], "export": [f"--out={tmp_path / 'model'}"]}
+    more = needed.get(command, [str(config.parent), *of_run.get(command, [])])
     assert main([command, *more]) == 2
     error = one_line(capsys)
     assert "--trust" in error and "is not a class of wsi_trainer.models" in error

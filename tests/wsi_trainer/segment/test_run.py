@@ -196,11 +196,12 @@ def test_a_slide_that_cannot_be_read_is_left_out_where_errors_are_skipped(
     (tmp_path / "broken.tif").write_bytes(whole.read_bytes()[:3000])
     (tmp_path / "whole.tif").write_bytes(whole.read_bytes())
     (tmp_path / "list.csv").write_text("slide\nbroken.tif\nwhole.tif\n")
-    words = ["segment", str(run.path), "--overwrite", f"--slides={tmp_path / 'list.csv'}"]
-    assert main(words) != 0
+    words = ["segment", str(run.path), "--overwrite", f"--slides={tmp_path / 'list.csv'}", "--name=broken"]
+    assert main(words) == 2
+    assert "broken.tif" in capsys.readouterr().err
     assert main([*words, "--data.on_error=skip"]) == 0
     assert "left out: broken.tif" in " ".join(capsys.readouterr().out.split())
-    told = read_json(run.path / "cohorts" / "list" / "segments" / "segments.json")
+    told = read_json(run.path / "cohorts" / "broken" / "segments" / "segments.json")
     assert list(told["slides"]) == ["whole.tif"]
     assert list(told["skipped"]) == ["broken.tif"]
 
