@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import yaml
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -134,7 +135,7 @@ def train_and_test(out: Path, name: str, downsample: int, epochs: int, seed: int
         },
         out / "runs" / name,
     )
-    write_text(out / "runs" / f"{name}.yaml", f"out: {config.out}\n{config.text}")
+    write_text(out / "runs" / f"{name}.yaml", yaml.safe_dump({"out": str(config.out)}) + config.text)
     return run_fit(config)
 
 

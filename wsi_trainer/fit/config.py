@@ -407,8 +407,8 @@ class Config:
         for key in PATHS:
             if kept.get(key) is not None:
                 kept[key] = Path(kept[key]).absolute()
-        said = str(_parser().dump(kept))
-        return "".join(line for line in said.splitlines(keepends=True) if not line.startswith("out:"))
+        kept.pop("out")
+        return str(_parser().dump(kept, skip_validation=True))
 
 
 class Origin(Protocol):

@@ -13,7 +13,7 @@ from wsi_trainer.io.files import read_json
 @pytest.fixture(scope="module")
 def small_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A demo that is too small to learn anything, but runs every stage."""
-    out = tmp_path_factory.mktemp("demo") / "out"
+    out = tmp_path_factory.mktemp("demo") / "Ü: out #1"
     assert main(words(out)) == 0
     return out
 
@@ -28,7 +28,7 @@ def test_leaves_slides_stores_runs_and_report(small_demo: Path) -> None:
     for name in ("full", "thumbnail"):
         run = Run(small_demo / "runs" / name).existing()
         assert read_json(run.evaluation("test"))["slides"] >= 6
-        parse(make_parser("fit", ""), [f"--config={run.path}.yaml"])
+        assert parse(make_parser("fit", ""), [f"--config={run.path}.yaml"]).out == run.path
     page = (small_demo / "report.html").read_text(encoding="utf-8")
     assert "Difference, paired by slide" in page and "thumbnail" in page
 

@@ -20,6 +20,7 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.fit.config import (
     CLASSES,
     SHORT,
+    Config,
     TrainConfig,
     check_settings,
     instantiate,
@@ -102,6 +103,13 @@ def test_a_dumped_config_reads_back_the_same() -> None:
 
 
 # -- configs as people write them: classes by the names of the field
+
+
+@pytest.mark.parametrize("out", ["run", "Ü: #1", f"{'a' * 70} {'b' * 9} c", " ".join("c" * 200), "a\nb"])
+def test_the_config_of_a_run_is_without_its_folder_whatever_that_is_called(out: str) -> None:
+    kept = Config.of({"data": {"manifest": "/s.csv"}}, Path(out)).text
+    assert kept == Config.of({"data": {"manifest": "/s.csv"}}, Path("x")).text
+    assert set(yaml.safe_load(kept)) == {"model", "data", "train"}
 
 
 def test_names_in_a_config_mean_classes(tmp_path: Path) -> None:
