@@ -41,6 +41,8 @@ LONGEST = 4.0
 """Longest side of a plot in inches."""
 MOST_CELLS = 1024
 """Cells along a side of the grid on which attention is drawn."""
+FIRST = 5
+"""Rows of a table of predictions on a card."""
 MOST_LABELS = 8
 """Different labels beyond which a card does not count each."""
 
@@ -160,6 +162,36 @@ def _best_epoch(run: Run, monitor: str) -> str:
     lower = is_lower_better(monitor.removeprefix("val_"))
     best = int(np.nanargmin(values) if lower else np.nanargmax(values))
     return f"{clean(monitor)} {values[best]:.3g} in epoch {best + 1} of {len(values)}"
+
+
+class PredictionsCard:
+    """Slides, patients and targets of a table of predictions, and its first rows."""
+
+    def __init__(self, predictions: Predictions) -> None:
+        self.predictions = predictions
+        self.title = type(predictions).__name__
+        count, patients = len(predictions), len(set(predictions.patients))
+        self.slides = f"{count} slides of {patients} patients"
+        self.targets = {
+            clean(name): (", ".join(map(clean, getattr(part, "classes", ()))) or "a number")
+            + ("" if len(part) == count else f", known of {len(part)}")
+            for name, part in predictions.by_target.items()
+        }
+
+    @property
+    def text(self) -> str:
+        """The card in one line."""
+        targets = (f"{name}: {target}" for name, target in self.targets.items())
+        return f"{self.title}: {'; '.join([self.slides, *targets])}"
+
+    @property
+    def html(self) -> str:
+        """The card with a table of the first slides."""
+        few = self.predictions.take(np.arange(min(len(self.predictions), FIRST)))
+        columns = {"slide": few.slides, "patient": few.patients, **few.columns()}
+        cells = ([clean(one) if isinstance(one, str) else f"{one:.4g}" for one in own] for own in columns.values())
+        lines = [list(line) for line in zip(*cells, strict=True)]
+        return card(f"{self.title}: {self.slides}", rows(self.targets), grid([*map(clean, columns)], lines))
 
 
 def study_card(study: Study) -> str:

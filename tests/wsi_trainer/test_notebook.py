@@ -25,7 +25,14 @@ from wsi_trainer.explain.maps import Maps
 from wsi_trainer.fit.predictor import Attention
 from wsi_trainer.fit.study import Study
 from wsi_trainer.io.files import write_json
-from wsi_trainer.metrics import SCORES, ClassPredictions, summarise
+from wsi_trainer.metrics import (
+    SCORES,
+    BorderPredictions,
+    ClassPredictions,
+    MultiTargetPredictions,
+    ValuePredictions,
+    summarise,
+)
 from wsi_trainer.models.encoders import ENCODERS
 from wsi_trainer.notebook import MOST_CELLS, on_grid
 from wsi_trainer.slide.places import Places
@@ -144,6 +151,23 @@ def test_a_run_says_what_it_is(made: Made) -> None:
     run.splits.unlink()  # as in the folder of folds
     run.config.write_text("model: {}\n")
     assert repr(wt.Run.open(made.folder.path)) == "Run first: no list of slides; val_loss 0.25 in epoch 2 of 3"
+
+
+def test_predictions_say_what_they_are(made: Made) -> None:
+    path = made.folder.predictions_file("test")
+    found = wt.read_predictions(str(path))
+    assert repr(found) == "ClassPredictions: 4 slides of 4 patients; label: a, b"
+    html = found._repr_html_()
+    assert html.count("<tr>") == 2 + len(found) and "probability_a" in html
+    assert found.to_frame().equals(wt.Run.open(made.folder.path).predictions("test"))
+    stage = ValuePredictions(found.slides, found.patients, np.array([1.0, np.nan, 3.0, 4.0]), np.ones(4))
+    both = MultiTargetPredictions.of({"<b>": found, "stage": stage})
+    assert repr(both).endswith("; <b>: a, b; stage: a number, known of 3")
+    assert "<b>" not in both._repr_html_() and "stage" in both._repr_html_()
+    counts = np.arange(2 * 4 * 2, dtype=float).reshape(2, 4, 2)
+    borders = BorderPredictions(("s", "t"), ("p", "p"), ("normal", "lesion"), counts)
+    assert repr(borders) == "BorderPredictions: 2 slides of 1 patients; regions: normal, lesion"
+    assert "found_near_lesion" in borders._repr_html_()
 
 
 def test_tables_of_a_run(made: Made) -> None:

@@ -121,9 +121,8 @@ class Run(RunFolder):
     def predictions(self, split: str = "test") -> DataFrame:
         """The predictions of the slides of a split: a row for each, beside its label."""
         from wsi_trainer.metrics import read_predictions
-        from wsi_trainer.notebook import predictions_of
 
-        return predictions_of(read_predictions(self.predictions_file(split)))
+        return read_predictions(self.predictions_file(split)).to_frame()
 
     def test(self, cohort: str | Path | DataFrame, name: str, overwrite: bool = False) -> Run:
         """Score a cohort as `wsi-train test --cohort` does, without slides of training; the run with its results.

@@ -145,7 +145,7 @@ ORDINAL_SCORES: Mapping[str, Score] = {"quadratic_kappa": quadratic_kappa, **SCO
 """Of ordered classes."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ClassPredictions(Predictions):
     """Labels and predicted probabilities, which sum to one, of classes that exclude each other."""
 
@@ -293,7 +293,7 @@ def macro(predictions: MultiLabelPredictions, score: Score) -> float:
 MULTI_LABEL_SCORES: Mapping[str, Score] = {name: partial(macro, score=score) for name, score in SCORES.items()}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MultiLabelPredictions(Predictions):
     """Labels of which several may apply, each with its predicted probability."""
 

@@ -64,7 +64,7 @@ FROC_SCORES: Mapping[str, Score] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LesionPredictions(Predictions):
     """The marks of each class, one row for each slide (or each patient)."""
 

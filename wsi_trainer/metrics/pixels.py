@@ -25,7 +25,7 @@ def _share(
     return np.divide(above, below, out=np.full(below.shape, without), where=below > 0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PixelPredictions(Predictions):
     """Numbers of pixels of each class, one row for each slide (or each patient); ignored pixels are left out."""
 

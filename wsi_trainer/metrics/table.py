@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from wsi_trainer.errors import UserError
 from wsi_trainer.io.tables import read_table, unescape_formula, write_table
 from wsi_trainer.metrics.decision import Decision
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 Score = Callable[[Any], float]
 """From predictions of one kind to a number; NaN where they do not define it."""
@@ -226,6 +229,24 @@ class Predictions:
     def read(cls, path: Path) -> Self:
         """Read what `write` wrote."""
         return cls.of_table(Table.read(path))
+
+    # What a notebook shows.
+
+    def __repr__(self) -> str:
+        from wsi_trainer.notebook import PredictionsCard
+
+        return PredictionsCard(self).text
+
+    def _repr_html_(self) -> str:
+        from wsi_trainer.notebook import PredictionsCard
+
+        return PredictionsCard(self).html
+
+    def to_frame(self) -> DataFrame:
+        """A table with a row for each slide: the columns of the file, and what is predicted in a word."""
+        from wsi_trainer.notebook import predictions_of
+
+        return predictions_of(self)
 
 
 Kind = TypeVar("Kind", bound=Predictions)

@@ -58,7 +58,7 @@ def scores_by_target(scores: Mapping[str, Mapping[str, Score]]) -> dict[str, Sco
     }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MultiTargetPredictions(Predictions):
     """Predictions of several targets of the same slides, row by row. Each target has labels of its own that are absent.
 
@@ -180,8 +180,9 @@ def write_predictions(path: Path, predictions: Predictions) -> None:
     predictions.write(path)
 
 
-def read_predictions(path: Path) -> Predictions:
+def read_predictions(path: str | Path) -> Predictions:
     """The predictions of a file that any task wrote."""
+    path = Path(path)
     table, beside = Table.read(path), declaration_of(path)
     if not beside.is_file():
         return _read(table, _declaration_of_1_0(table))

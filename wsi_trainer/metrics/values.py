@@ -57,7 +57,7 @@ VALUE_SCORES: Mapping[str, Score] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ValuePredictions(Predictions):
     """A number and its prediction, one row for each slide (or each patient)."""
 
@@ -110,7 +110,7 @@ def c_index(predictions: RiskPredictions) -> float:
 RISK_SCORES: Mapping[str, Score] = {"c_index": c_index}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RiskPredictions(Predictions):
     """Time, event and predicted risk, one row for each slide (or each patient)."""
 
