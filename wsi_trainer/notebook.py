@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image
 
 from wsi_trainer.errors import SlideError, UserError
-from wsi_trainer.io.display import clean
+from wsi_trainer.io.display import card, clean, grid, rows
 from wsi_trainer.io.files import as_written
 from wsi_trainer.io.frames import frame
 from wsi_trainer.io.untrusted import read_yaml
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from wsi_trainer.fit.predictor import Attention
     from wsi_trainer.fit.run import Run
     from wsi_trainer.fit.study import Study
-    from wsi_trainer.metrics import Predictions
     from wsi_trainer.slide.slide import Slide
 
 THUMBNAIL = 240
@@ -41,8 +40,6 @@ LONGEST = 4.0
 """Longest side of a plot in inches."""
 MOST_CELLS = 1024
 """Cells along a side of the grid on which attention is drawn."""
-FIRST = 5
-"""Rows of a table of predictions on a card."""
 MOST_LABELS = 8
 """Different labels beyond which a card does not count each."""
 
@@ -164,36 +161,6 @@ def _best_epoch(run: Run, monitor: str) -> str:
     return f"{clean(monitor)} {values[best]:.3g} in epoch {best + 1} of {len(values)}"
 
 
-class PredictionsCard:
-    """Slides, patients and targets of a table of predictions, and its first rows."""
-
-    def __init__(self, predictions: Predictions) -> None:
-        self.predictions = predictions
-        self.title = type(predictions).__name__
-        count, patients = len(predictions), len(set(predictions.patients))
-        self.slides = f"{count} slides of {patients} patients"
-        self.targets = {
-            clean(name): (", ".join(map(clean, getattr(part, "classes", ()))) or "a number")
-            + ("" if len(part) == count else f", known of {len(part)}")
-            for name, part in predictions.by_target.items()
-        }
-
-    @property
-    def text(self) -> str:
-        """The card in one line."""
-        targets = (f"{name}: {target}" for name, target in self.targets.items())
-        return f"{self.title}: {'; '.join([self.slides, *targets])}"
-
-    @property
-    def html(self) -> str:
-        """The card with a table of the first slides."""
-        few = self.predictions.take(np.arange(min(len(self.predictions), FIRST)))
-        columns = {"slide": few.slides, "patient": few.patients, **few.columns()}
-        cells = ([clean(one) if isinstance(one, str) else f"{one:.4g}" for one in own] for own in columns.values())
-        lines = [list(line) for line in zip(*cells, strict=True)]
-        return card(f"{self.title}: {self.slides}", rows(self.targets), grid([*map(clean, columns)], lines))
-
-
 def study_card(study: Study) -> str:
     """A card of a study: its kind, its split, its scores."""
     columns = _scores_of(study)
@@ -205,31 +172,6 @@ def study_card(study: Study) -> str:
 
 def _number(value: float | None) -> str:
     return "" if value is None or math.isnan(value) else f"{value:z.3f}"
-
-
-# HTML.
-
-
-def card(title: str, *parts: str) -> str:
-    """A heading, and what it is about side by side."""
-    inner = "".join(f"<div>{part}</div>" for part in parts if part)
-    row = '<div style="display:flex;flex-wrap:wrap;gap:1.5em;align-items:flex-start">'
-    return f"<div><strong>{escape(title)}</strong>{row}{inner}</div></div>"
-
-
-def rows(facts: Mapping[str, str]) -> str:
-    """A table of names and values."""
-    cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in facts.items())
-    return f"<table>{cells}</table>"
-
-
-def grid(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A table with a head; nothing where it has no lines."""
-    if not lines:
-        return ""
-    top = "".join(f"<th>{escape(name)}</th>" for name in head)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>" for line in lines)
-    return f"<table><tr>{top}</tr>{body}</table>"
 
 
 def jpeg(picture: Image.Image) -> str:
@@ -339,16 +281,6 @@ def slides_of(records: Sequence[SlideRecord]) -> DataFrame:
     return frame(columns | {name: [record.others.get(name, "") for record in records] for name in others})
 
 
-def predictions_of(predictions: Predictions) -> DataFrame:
-    """A row for each slide: the columns of the file, and what is predicted in a word."""
-    columns: dict[str, Sequence[Any]] = {"slide": predictions.slides, "patient": predictions.patients}
-    if predictions.sites:
-        columns["site"] = predictions.sites
-    words = [predictions.words(row) for row in range(len(predictions))]
-    columns |= predictions.columns()
-    return frame(columns | {"predicted": [one.predicted for one in words], "wrong": [one.wrong for one in words]})
-
-
 def weights_of(attention: Attention) -> DataFrame:
     """A row for each position: x and y, the side of its square, its weight."""
     places = attention.places
@@ -369,14 +301,17 @@ def predicted(run: Run, slides: Sequence[str | Path] | DataFrame) -> DataFrame:
         records = run.records_in(slides, labelled=False)
     else:
         records = [run.record_of(Path(slide), Path(slide).name) for slide in slides]
-    found = list(run.predictor.predict_all(run.as_seen(records)))
+    predictor = run.predictor
+    found = list(predictor.predict_all(run.as_seen(records)))
     patients = {record.slide: record.patient for record in records}
     columns: dict[str, list[Any]] = {
         "slide": [one.slide for one in found],
         "patient": [patients.get(one.slide, one.slide) for one in found],
     }
-    names = found[0].names if found else ()
-    return frame(columns | {name: [float(one.values[place]) for one in found] for place, name in enumerate(names)})
+    names = predictor.model.task.names
+    values = np.array([one.values for one in found]).reshape(len(found), len(names))
+    columns |= dict(zip(names, values.T.tolist(), strict=True))
+    return frame(columns | predictor.decision_columns(values))
 
 
 def compared(run: Run, other: Run, split: str) -> DataFrame:

@@ -81,6 +81,7 @@ def predict(words: Sequence[str]) -> int:
     result = cohort.result("predict")
     result.keep(options.overwrite)
     model, data, _ = cohort.loaded
+    names = model.task.names
     records = records_of(run, options.slides)
     keep_slides(cohort, records)
     cases = grouped(data, records, None)
@@ -88,15 +89,14 @@ def predict(words: Sequence[str]) -> int:
     with at_work(cohort.path), logged_to(cohort.log):
         said = predicted(cohort, cases, work, Failures(cohort))
     kept = [case for case in cases if case.slide in said]
-    numbers = np.array([said[case.slide] for case in kept]).reshape(len(kept), len(model.task.names))
-    decided = model.task.decided(numbers, decisions_of(cohort))
-    several = len(model.task.by_target) > 1
-    names = [f"decision_{name}" if several else "decision" for name in decided]
+    numbers = np.array([said[case.slide] for case in kept]).reshape(len(kept), len(names))
+    decisions_of(cohort)  # chosen now, where they were not yet
+    decided = cohort.predictor.decision_columns(numbers)
     rows = (
         [case.slide, case.patient, *map(float, numbers[row]), *(words[row] for words in decided.values())]
         for row, case in enumerate(kept)
     )
-    write_table(result.file, ["slide", "patient", *model.task.names, *names], rows)
+    write_table(result.file, ["slide", "patient", *names, *decided], rows)
     cohort.finish(work)
     say(Console(), f"predictions: {result.file}")
     return 0
@@ -131,6 +131,7 @@ def export(words: Sequence[str]) -> int:
     if target.exists():
         raise UserError(f"{option} is {target}, which is there already; choose another name")
     if options.file is None:
+        decisions_of(run)  # chosen now, where they were not yet
         run.predictor.save_pretrained(target)
         say(Console(), f"the model and its card: {target}")
         return 0

@@ -21,7 +21,8 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.fit.config import PATHS, Loaded, keys_of
 from wsi_trainer.fit.folder import RunFolder
 from wsi_trainer.io.files import as_written, read_json, write_json, write_text
-from wsi_trainer.metrics import Interval
+from wsi_trainer.metrics import Decision, Interval
+from wsi_trainer.metrics.decision import MOST_PROBABLE, decisions_record
 from wsi_trainer.models.hub import ABOUT, CARD, CONFIG, WEIGHTS
 from wsi_trainer.models.weights import write_weights
 
@@ -48,8 +49,9 @@ class Exported:
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """Keys of the config that are set: it has no slides, and a config names some."""
-        return ("--data.manifest=none", *self.given)
+        """Keys of the config that are set: it has no slides, and a config names some; it decides as it always did."""
+        before = () if "decided" in self.about else (f"--train.decision={MOST_PROBABLE}",)
+        return ("--data.manifest=none", *before, *self.given)
 
     def checkpoint(self) -> Path:
         """The file of the weights."""
@@ -59,6 +61,16 @@ class Exported:
     def about(self) -> dict[str, Any]:
         """Facts of the training."""
         return read_json(self.path / ABOUT)
+
+    @property
+    def decisions(self) -> Path:
+        """The file of the thresholds."""
+        return self.path / ABOUT
+
+    @property
+    def decided(self) -> dict[str, Any]:
+        """The thresholds at which the run decided, and by which rule."""
+        return dict(self.about.get("decided", {}))
 
     @property
     def seen(self) -> Seen | None:
@@ -72,23 +84,27 @@ class Exported:
         return SlideRecord(name, path, "", name, "")
 
 
-def write_exported(folder: Path, loaded: Loaded, origin: RunFolder | Exported) -> None:
+def write_exported(
+    folder: Path, loaded: Loaded, origin: RunFolder | Exported, decisions: Mapping[str, Decision]
+) -> None:
     """Write a model and its card into a folder; its weights come last, so that a folder with weights is whole.
 
     Args:
         folder: The folder, which is made where it is not there.
         loaded: The model and its settings.
         origin: Where it comes from.
+        decisions: The decision of each target that has a threshold.
     """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; give a folder")
     about = origin.about if isinstance(origin, Exported) else about_run(origin)
+    about = {**about, "decided": decisions_record(loaded.train.decision, decisions)}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / WEIGHTS).unlink(missing_ok=True)
     config = without_paths(keys_of(origin))
     write_text(folder / CONFIG, json.dumps(config, indent=2) + "\n")
     write_json(folder / ABOUT, about)
-    write_text(folder / CARD, card_of(loaded, about))
+    write_text(folder / CARD, card_of(loaded, about, decisions))
     write_weights(folder / WEIGHTS, loaded.model.state_dict())
 
 
@@ -125,7 +141,7 @@ def about_run(run: RunFolder) -> dict[str, Any]:
 # The model card.
 
 
-def card_of(loaded: Loaded, about: Mapping[str, Any]) -> str:
+def card_of(loaded: Loaded, about: Mapping[str, Any], decisions: Mapping[str, Decision]) -> str:
     """The model card: Markdown, with the header that the hub reads."""
     model = loaded.model
     lines = [
@@ -151,6 +167,7 @@ def card_of(loaded: Loaded, about: Mapping[str, Any]) -> str:
         f"| predicts | {', '.join(model.task.names)} |",
         f"| classes | {', '.join(model.task.classes) or 'none'} |",
         f"| network | {type(model.backbone).__name__}, {type(model.head).__name__} |",
+        *(f"| decision | {text} |" for text in model.task.sentences_on(decisions)),
         *(f"| {name} | {text} |" for name, text in _input(loaded, about)),
         *(f"| split {split} | {n['slides']} slides of {n['patients']} patients |" for split, n in _splits(about)),
         f"| weights | the {about.get('checkpoint', 'best')} checkpoint |",

@@ -245,6 +245,12 @@ class RunFolder:
 
     # Checkpoints.
 
+    @property
+    def decided(self) -> dict[str, Any]:
+        """The thresholds that were chosen for the checkpoint, and by which rule; empty where none were."""
+        with as_written(self.decisions):
+            return dict(read_json(self.decisions).get(self.checkpoint_name, {}))
+
     def checkpoint(self, which: str | None = None) -> Path:
         """The chosen checkpoint, or another; an error where there is none."""
         path = self.checkpoint_path(which or self.chosen)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -26,6 +26,9 @@ from wsi_trainer.fit.config import AUTO, Loaded, TrainConfig, load
 from wsi_trainer.fit.exported import Exported, write_exported
 from wsi_trainer.fit.folder import RunFolder
 from wsi_trainer.fit.trainer import device_of, engine_options, image_of, precision_of
+from wsi_trainer.io.display import clean
+from wsi_trainer.io.files import as_written
+from wsi_trainer.metrics.decision import Decision, read_decisions
 from wsi_trainer.models.backbones import FrozenFeatures
 from wsi_trainer.models.encoders import PatchEncoder
 from wsi_trainer.models.hub import folder_of, push
@@ -69,7 +72,7 @@ Opened = AbstractContextManager[tuple[SlideBatch, View]]
 """A slide as a batch on the device, whose images are lazy, and its view."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Prediction:
     """Prediction of one slide; attention and features are computed when they are asked for."""
 
@@ -79,12 +82,38 @@ class Prediction:
     """The names of the numbers, as the columns of `wsi-train predict`."""
     values: NDArray[np.float64]
     """The numbers, in the same order."""
-    _predictor: Predictor = field(repr=False)
-    _opened: Callable[[], Opened] = field(repr=False)
+    _predictor: Predictor
+    _opened: Callable[[], Opened]
+
+    def __repr__(self) -> str:
+        said = [f"{name} {value:.3g}" for name, value in self.to_dict().items()]
+        if self._predictor.decisions is not None and self.decisions:
+            said.append(f"decided for {', '.join(self.decisions.values())}")
+        return f"Prediction of {clean(self.slide)}: {'; '.join(said)}"
 
     def to_dict(self) -> dict[str, float]:
         """The numbers by their names."""
         return dict(zip(self.names, map(float, self.values), strict=True))
+
+    @cached_property
+    def decisions(self) -> dict[str, str]:
+        """By target, the class that is decided for, or the labels: at the threshold of the run, where it has one.
+
+        Raises:
+            UserError: The run has not chosen its threshold yet.
+        """
+        return self._predictor.decided(self.values)
+
+    @property
+    def decision(self) -> str:
+        """The decision of the first target.
+
+        Raises:
+            UserError: It has no classes.
+        """
+        if not self.decisions:
+            raise UserError(f"{', '.join(self.names)} is no class, and nothing is decided")
+        return next(iter(self.decisions.values()))
 
     @cached_property
     def attention(self) -> Attention:
@@ -173,7 +202,7 @@ class Predictor:
         """
         if self.origin is None:
             raise UserError("the model comes from no run, which says what its card tells")
-        write_exported(Path(folder), self.loaded, self.origin)
+        write_exported(Path(folder), self.loaded, self.origin, self._decisions)
 
     @classmethod
     def from_pretrained(
@@ -202,6 +231,42 @@ class Predictor:
     def model(self) -> SlideModel:
         """The model, in evaluation mode."""
         return self.loaded.model
+
+    # Decisions.
+
+    @property
+    def decisions(self) -> dict[str, Decision] | None:
+        """The decision of each target that has a threshold, by its name; None where that was not chosen yet."""
+        rule = self.loaded.train.decision
+        if (known := self.model.task.decisions_by(rule)) is not None or self.origin is None:
+            return known
+        with as_written(self.origin.decisions):
+            return read_decisions(self.origin.decided, rule)
+
+    @property
+    def _decisions(self) -> dict[str, Decision]:
+        if (known := self.decisions) is None:
+            what = "the run" if self.origin is None else self.origin.path
+            raise UserError(
+                f"train.decision is {self.loaded.train.decision}, and {what} has no threshold by it yet, which "
+                "`wsi-train validate` chooses on the validation slides; or give a number, --train.decision=0.5"
+            )
+        return known
+
+    def decided(self, values: NDArray[np.float64]) -> dict[str, str]:
+        """By target what is decided for, from the numbers of one slide."""
+        return {name: words[0] for name, words in self.model.task.decided(values[None], self._decisions).items()}
+
+    def decision_columns(self, values: NDArray[np.float64]) -> dict[str, list[str]]:
+        """The columns of a table of predictions that say what is decided for, of each target with a threshold.
+
+        Args:
+            values: The numbers of each slide, a row for each.
+        """
+        decisions, task = self._decisions, self.model.task
+        several = len(task.by_target) > 1
+        found = task.decided(values, decisions) if decisions else {}
+        return {f"decision_{name}" if several else "decision": found[name] for name in found if name in decisions}
 
     # Slides.
 

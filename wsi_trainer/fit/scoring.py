@@ -21,7 +21,7 @@ from wsi_trainer.fit.folder import note_failure
 from wsi_trainer.fit.result import LESIONS, Work
 from wsi_trainer.fit.trainer import at_work, image_of, logged_to
 from wsi_trainer.io.display import say
-from wsi_trainer.io.files import as_written, read_json, write_json
+from wsi_trainer.io.files import read_json, write_json
 from wsi_trainer.metrics import (
     FROC_SCORES,
     Decision,
@@ -32,7 +32,7 @@ from wsi_trainer.metrics import (
     summarise,
     write_predictions,
 )
-from wsi_trainer.metrics.decision import EVEN, MOST_PROBABLE, fixed
+from wsi_trainer.metrics.decision import EVEN, decisions_record
 from wsi_trainer.models.tasks import Owners, Task
 from wsi_trainer.preprocess.inputs import is_table, list_slides
 from wsi_trainer.slide.names import slide_name
@@ -115,9 +115,7 @@ def test_split(run: Run, split: str, progress: bool = True, overwrite: bool = Tr
     scores |= {} if run.cohort is None else {"cohort": run.cohort}
     scores |= summarise(predictions, dict(task.scores), config.resamples, 0)
     if decisions:
-        scores["decisions"] = [
-            line for name, one in decisions.items() for line in one.sentences(task.by_target[name].classes)
-        ]
+        scores["decisions"] = task.sentences_on(decisions)
     scores["skipped"] = failures.slides
     write_json(run.evaluation(split), scores)
     run.finish(work)
@@ -156,16 +154,10 @@ def decisions_of(run: Run, validated: Predictions | None = None, progress: bool 
         validated: Predictions of the run's validation slides, where they are at hand.
         progress: Whether to show a progress bar.
     """
+    if (known := run.predictor.decisions) is not None:
+        return known
     rule = run.loaded.train.decision
     parts = [part for part in run.loaded.model.task.slide_parts if part.task.has_threshold]
-    if rule == MOST_PROBABLE:
-        return {}
-    if (given := fixed(rule)) is not None:
-        return {part.name: Decision((given,) * part.task.entries, rule) for part in parts}
-    kept = read_json(run.decisions)
-    with as_written(run.decisions):
-        if (one := kept.get(run.checkpoint_name)) and one["rule"] == rule:
-            return {name: Decision.read(decision) for name, decision in one["targets"].items()}
     if validated is None or run.cohort is not None:
         own = run.without_cohort
         validated = predictions_of(own, slides_of(own, "val"), "val", Failures(own), progress=progress)
@@ -178,8 +170,7 @@ def decisions_of(run: Run, validated: Predictions | None = None, progress: bool 
                     "the split val has no slides with and without %s: what is more probable is decided for, as there "
                     "is no threshold to choose", part.name,
                 )  # fmt: skip
-    targets = {name: decision.record() for name, decision in found.items()}
-    write_json(run.decisions, kept | {run.checkpoint_name: {"rule": rule, "targets": targets}})
+    write_json(run.decisions, read_json(run.decisions) | {run.checkpoint_name: decisions_record(rule, found)})
     return found
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Mapping, Sequence
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -114,3 +116,28 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s" if seconds >= 1 else "a second"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+# Cards in HTML, which a notebook shows.
+
+
+def card(title: str, *parts: str) -> str:
+    """A heading, and what it is about side by side."""
+    inner = "".join(f"<div>{part}</div>" for part in parts if part)
+    row = '<div style="display:flex;flex-wrap:wrap;gap:1.5em;align-items:flex-start">'
+    return f"<div><strong>{escape(title)}</strong>{row}{inner}</div></div>"
+
+
+def rows(facts: Mapping[str, str]) -> str:
+    """A table of names and values."""
+    cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in facts.items())
+    return f"<table>{cells}</table>"
+
+
+def grid(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A table with a head; nothing where it has no lines."""
+    if not lines:
+        return ""
+    top = "".join(f"<th>{escape(name)}</th>" for name in head)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>" for line in lines)
+    return f"<table><tr>{top}</tr>{body}</table>"

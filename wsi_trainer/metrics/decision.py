@@ -68,6 +68,18 @@ class Decision:
         return cls(tuple(float(one) for one in record["thresholds"]), str(record["rule"]))
 
 
+def decisions_record(rule: str, decisions: Mapping[str, Decision]) -> dict[str, Any]:
+    """The decisions of targets by a rule, for JSON."""
+    return {"rule": rule, "targets": {name: one.record() for name, one in decisions.items()}}
+
+
+def read_decisions(record: Mapping[str, Any], rule: str) -> dict[str, Decision] | None:
+    """The decisions in a record; None in one of another rule, or in an empty one."""
+    if record.get("rule") != rule:
+        return None
+    return {name: Decision.read(one) for name, one in record["targets"].items()}
+
+
 def check_rule(rule: str) -> str:
     """The rule, or an error where there is none of that name."""
     name, colon, share = rule.partition(":")

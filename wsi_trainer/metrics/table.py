@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wsi_trainer.errors import UserError
+from wsi_trainer.io.display import card, clean, grid, rows
+from wsi_trainer.io.frames import frame
 from wsi_trainer.io.tables import read_table, unescape_formula, write_table
 from wsi_trainer.metrics.decision import Decision
 
@@ -22,6 +24,8 @@ Score = Callable[[Any], float]
 Owner = tuple[str, ...]
 FIXED = ("classes",)
 """Fields that are the same for all rows."""
+FIRST = 5
+"""Rows that a notebook shows."""
 OWNERS = ("slide", "patient", "site")
 """Columns of the file that are of the slide."""
 
@@ -233,20 +237,35 @@ class Predictions:
     # What a notebook shows.
 
     def __repr__(self) -> str:
-        from wsi_trainer.notebook import PredictionsCard
-
-        return PredictionsCard(self).text
+        targets = (f"{name}: {of}" for name, of in self._target_facts.items())
+        return "; ".join([self._title, *targets])
 
     def _repr_html_(self) -> str:
-        from wsi_trainer.notebook import PredictionsCard
+        few = self.take(np.arange(min(len(self), FIRST)))
+        columns = {"slide": few.slides, "patient": few.patients, **few.columns()}
+        cells = ([clean(one) if isinstance(one, str) else f"{one:.4g}" for one in own] for own in columns.values())
+        lines = [list(line) for line in zip(*cells, strict=True)]
+        return card(self._title, rows(self._target_facts), grid([*map(clean, columns)], lines))
 
-        return PredictionsCard(self).html
+    @property
+    def _title(self) -> str:
+        return f"{type(self).__name__}: {len(self)} slides of {len(set(self.patients))} patients"
+
+    @property
+    def _target_facts(self) -> dict[str, str]:
+        """By target its classes, and how many slides have a label where not all have."""
+        classes = {n: ", ".join(map(clean, getattr(p, "classes", ()))) or "a number" for n, p in self.by_target.items()}
+        return {
+            clean(name): classes[name] + ("" if len(part) == len(self) else f", known of {len(part)}")
+            for name, part in self.by_target.items()
+        }
 
     def to_frame(self) -> DataFrame:
         """A table with a row for each slide: the columns of the file, and what is predicted in a word."""
-        from wsi_trainer.notebook import predictions_of
-
-        return predictions_of(self)
+        owners = {"slide": self.slides, "patient": self.patients} | ({"site": self.sites} if self.sites else {})
+        words = [self.words(row) for row in range(len(self))]
+        predicted, wrong = [one.predicted for one in words], [one.wrong for one in words]
+        return frame({**owners, **self.columns(), "predicted": predicted, "wrong": wrong})
 
 
 Kind = TypeVar("Kind", bound=Predictions)

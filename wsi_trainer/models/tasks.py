@@ -32,6 +32,7 @@ from wsi_trainer.metrics import (
     Score,
     ValuePredictions,
 )
+from wsi_trainer.metrics.decision import MOST_PROBABLE, fixed
 
 if TYPE_CHECKING:
     from wsi_trainer.regions.target import Legend
@@ -143,18 +144,31 @@ class Task(nn.Module):
         """True where a threshold can decide: between two classes, or for a label."""
         return False
 
+    def decisions_by(self, rule: str) -> dict[str, Decision] | None:
+        """The decision of each target that has a threshold; None by a rule that asks validation slides."""
+        if rule == MOST_PROBABLE:
+            return {}
+        if (given := fixed(rule)) is None:
+            return None
+        parts = (part for part in self.slide_parts if part.task.has_threshold)
+        return {part.name: Decision((given,) * part.task.entries, rule) for part in parts}
+
     def decided(self, predicted: NDArray[np.float64], decisions: Mapping[str, Decision]) -> dict[str, list[str]]:
-        """Of each target with a decision what is decided, in words, from (rows, len(names)) predictions."""
+        """Of each target of slides with classes what is decided for, in words, from (rows, len(names)) predictions."""
         found, at = {}, 0
         for name, task in self.by_target.items():
             own, at = predicted[:, at : at + len(task.names)], at + len(task.names)
-            if name in decisions:
+            if task.classes and not task.dense:
                 rows = tuple(map(str, range(len(own))))
                 unknown = np.full((len(own), task.entries), np.nan)
                 table = task.predictions(Owners(rows, rows), unknown[:, 0] if task.entries == 1 else unknown, own)
-                table = table.decided_by(decisions[name])
+                table = table.with_decisions({table.TARGET: decisions[name]} if name in decisions else {})
                 found[name] = [table.words(row).predicted for row in range(len(own))]
         return found
+
+    def sentences_on(self, decisions: Mapping[str, Decision]) -> list[str]:
+        """Sentences on what is decided for, and from where on, of each target with a threshold."""
+        return [line for name, one in decisions.items() for line in one.sentences(self.by_target[name].classes)]
 
     @property
     def legends(self) -> dict[str, Legend]:

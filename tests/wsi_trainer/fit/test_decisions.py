@@ -12,8 +12,10 @@ import pytest
 
 from tests.wsi_trainer.fit.feature_cohort import words, write_features
 from wsi_trainer.cli import main
+from wsi_trainer.errors import UserError
+from wsi_trainer.fit.predictor import Predictor
 from wsi_trainer.fit.run import Run
-from wsi_trainer.io.files import read_json
+from wsi_trainer.io.files import read_json, write_json
 from wsi_trainer.metrics import SCORES, Predictions, read_predictions
 
 
@@ -68,6 +70,47 @@ def test_cohorts_predictions_and_report_decide_alike(run: Run, cohort: Path, tmp
         assert [row["decision"] for row in csv.DictReader(file)] == tested
     assert main(["report", str(run.path)]) == 0
     assert f"from a probability of {threshold:.3f} on" in run.report.read_text()
+
+
+@pytest.mark.parametrize("threshold", [1e-6, 1 - 1e-6])
+def test_a_prediction_and_an_exported_model_decide_as_the_run(
+    threshold: float, run: Run, cohort: Path, tmp_path: Path
+) -> None:
+    """At one of the two thresholds that is not the most probable class."""
+    pytest.importorskip("safetensors")
+    shutil.copytree(run.path, tmp_path / "run")
+    mine = Run.open(tmp_path / "run")
+    record = read_json(mine.decisions)
+    record["best"]["targets"]["label"]["thresholds"] = [threshold]
+    write_json(mine.decisions, record)
+    slides = [cohort / f"s{number}.svs" for number in (20, 21)]
+    files = [cohort / "features" / f"s{number}.h5" for number in (20, 21)]
+    assert main(["export", str(mine.path), f"--out={tmp_path / 'model'}"]) == 0
+    assert f"from a probability of {threshold:.3f} on" in (tmp_path / "model" / "README.md").read_text()
+    shutil.rmtree(mine.path / "cohorts", ignore_errors=True)
+    Predictor.open(tmp_path / "model").save_pretrained(tmp_path / "again")
+    expected = "1" if threshold < 0.5 else "0"
+    for origin in ("run", "model", "again"):
+        predictor = Predictor.open(tmp_path / origin)
+        found = [predictor.predict(file) for file in files]
+        assert [one.decision for one in found] == [expected] * 2
+        assert found[0].decisions == {"label": expected} and repr(found[0]).endswith(f"decided for {expected}")
+    likely = [one.names[one.values.argmax()].removeprefix("probability_") for one in found]
+    assert mine.predict(slides)["decision"].tolist() == [expected] * 2
+    about = read_json(tmp_path / "model" / "about.json")
+    assert about.pop("decided")["rule"] == "f1"
+    write_json(tmp_path / "model" / "about.json", about)  # as a folder of before
+    before = Predictor.open(tmp_path / "model")
+    assert [before.predict(file).decision for file in files] == likely
+    chosen = Predictor.open(tmp_path / "again", overrides=[f"--train.decision={1 - threshold}"])
+    assert {chosen.predict(file).decision for file in files} == {"0", "1"} - {expected}
+    mine.decisions.unlink()
+    undecided = Run.open(mine.path)
+    with pytest.raises(UserError, match="wsi-train validate"):
+        _ = undecided.predictor.predict(files[0]).decision
+    with pytest.raises(UserError, match="wsi-train validate"):
+        undecided.predictor.save_pretrained(tmp_path / "undecided")
+    assert list(undecided.predict(files[0])) == ["probability_0", "probability_1"]
 
 
 def test_a_run_without_one_is_as_it_was_and_may_choose_one_later(run: Run, cohort: Path, tmp_path: Path) -> None:
