@@ -52,7 +52,7 @@ class Value:
     fake: Tensor
     layout: Layout | None
     requires_grad: bool
-    node: Node | None = field(default=None, init=False)
+    node: Node | None = field(default=None, init=False, repr=False)  # it would show all nodes before it
 
     @property
     def is_map(self) -> bool:

@@ -154,22 +154,22 @@ def neg_view(t: Tensor) -> Tensor:
 Version = tuple[int, int]
 
 
-#: First and present storage of each tensor that the engine has moved to another tier.
-_MOVED_STORAGES = WeakTensorKeyDictionary()
+#: For each storage to which the engine has moved a tensor, and while it lives, the tensor's first storage. By storage
+#: and not by tensor, since autograd hands back an alias of a tensor that it has saved.
+_FIRST_STORAGES: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
 
 
 def storage_identity(t: Tensor) -> int:
-    """Return the identity of a tensor's storage; of a tensor that the engine has moved, of its first storage."""
+    """Return the identity of a tensor's storage; of one to which the engine has moved a tensor, that of its first."""
     key = storage_key(t) if t.layout == torch.strided else -1
-    first, now = _MOVED_STORAGES.get(t, (key, key)) if len(_MOVED_STORAGES) else (key, key)
-    return int(first) if now == key else key
+    return _FIRST_STORAGES[key][1] if key in _FIRST_STORAGES else key
 
 
 def move_storage(t: Tensor, values: Tensor) -> None:
     """Give a tensor the storage of ``values``, a copy of its own values; its version stays the same."""
-    first = storage_identity(t)
+    first, storage, key = storage_identity(t), values.untyped_storage(), storage_key(values)
     t.data = values
-    _MOVED_STORAGES[t] = first, storage_key(t)
+    _FIRST_STORAGES[key] = weakref.ref(storage, lambda _: _FIRST_STORAGES.pop(key, None)), first
 
 
 #: For each tensor, the number of writes that PyTorch's own count leaves out.

@@ -39,6 +39,7 @@ class GatherFunction(torch.autograd.Function):
         ctx.whole = boundary.whole
         ctx.ledger = boundary.ledger
         ctx.team = team
+        ctx.set_materialize_grads(False)
         with watched(boundary.ledger):
             out = boundary.read(boundary.whole)
         if not value.requires_grad:
@@ -47,7 +48,9 @@ class GatherFunction(torch.autograd.Function):
 
     @staticmethod
     @first_order
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: Any, grad: Tensor | None) -> Any:
+        if grad is None:
+            return None, None, None, None
         if ctx.team is None or ctx.team.is_first:
             with watched(ctx.ledger):
                 ctx.cotangent.add(ctx.whole, grad)

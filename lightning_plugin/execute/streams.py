@@ -269,11 +269,14 @@ class StreamedCopy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, streams: Streams, value: Value) -> Tensor:
         ctx.streams, ctx.value = streams, value
+        ctx.set_materialize_grads(False)
         return streams.fetch(value)
 
     @staticmethod
     @first_order
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, None, None]:
+        if gradient is None:
+            return None, None, None
         homes, tensor = ctx.streams.homes, ctx.streams.captured[ctx.value]
         # A rehearsal's tensors have a gradient already, which is not counted.
         return tensor.grad if homes is None else homes.copy_gradient(tensor, gradient), None, None

@@ -96,9 +96,15 @@ class Program:
 
     @staticmethod
     def build(
-        targets: Sequence[Target], available: Callable[[Value], bool], reference: tuple[int, ...] = ()
+        targets: Sequence[Target],
+        available: Callable[[Value], bool],
+        reference: tuple[int, ...] = (),
+        producers: Mapping[Value, Node] | None = None,
     ) -> Program:
-        """Collect the nodes between available maps, images and spread vectors, and the targets."""
+        """Collect the nodes between available maps, images and spread vectors, and the targets.
+
+        A value's present node is followed, or that among ``producers``.
+        """
         nodes: dict[int, Node] = {}
         reads: dict[Value, None] = {}
         vectors: dict[Value, None] = {}
@@ -114,10 +120,12 @@ class Program:
             for v in node.inputs:
                 if not v.is_map:
                     vectors.setdefault(v)
-                elif available(v) or isinstance(v.node.op, (Source, Spread)):  # type: ignore[union-attr]
+                    continue
+                producer = v.node if producers is None else producers.get(v)
+                if available(v) or producer is None or isinstance(producer.op, (Source, Spread)):
                     reads.setdefault(v)
                 else:
-                    stack.append(v.node)  # type: ignore[arg-type]
+                    stack.append(producer)
         order = tuple(nodes[s] for s in sorted(nodes))
         last = {v: i for i, node in enumerate(order) for v in node.inputs if v.is_map}
         in_place = frozenset(n.serial for n in order if can_run_in_place(n, order, targets, reads))
@@ -157,7 +165,9 @@ class Program:
             return self
         known = self._narrowed.get(tuple(targets))
         if known is None:
-            known = Program.build(targets, set(self.reads).__contains__, self.reference)
+            # A later run of the step may have given maps another node: that of a chain.
+            made = {v: node for node in self.nodes for v in node.outputs}
+            known = Program.build(targets, set(self.reads).__contains__, self.reference, made)
             self._narrowed[tuple(targets)] = known
         return known
 

@@ -46,12 +46,15 @@ class Normalization(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, mean, var, weight)
         ctx.eps, ctx.bias = eps, None if bias is None else bias.dtype
+        ctx.set_materialize_grads(False)
         mean, var, scale, shift = in_accumulation_dtype(x, mean, var, weight, bias)
         return torch.batch_norm(x, scale, shift, mean, var, False, 0.0, eps, torch.backends.cudnn.enabled)
 
     @staticmethod
     @first_order
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: Any, grad: Tensor | None) -> Any:
+        if grad is None:
+            return None, None, None, None, None, None
         x, exact_mean, exact_var, weight = ctx.saved_tensors
         exact = exact_mean.dtype
         mean, var, unit = in_accumulation_dtype(x, exact_mean, exact_var, weight)

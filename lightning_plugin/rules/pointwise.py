@@ -196,11 +196,12 @@ class KeepGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, new: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
         return new.detach().to(x.dtype)
 
     @staticmethod
     @first_order
-    def backward(ctx: Any, gradient: Tensor) -> Any:
+    def backward(ctx: Any, gradient: Tensor | None) -> Any:
         return gradient, None
 
 
@@ -210,11 +211,14 @@ class ZeroGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, new: Tensor) -> Tensor:
         ctx.shape, ctx.dtype = x.shape, new.dtype
+        ctx.set_materialize_grads(False)
         return new.detach().to(x.dtype)
 
     @staticmethod
     @first_order
-    def backward(ctx: Any, gradient: Tensor) -> Any:
+    def backward(ctx: Any, gradient: Tensor | None) -> Any:
+        if gradient is None:
+            return None, None
         return gradient.new_zeros(ctx.shape), gradient.to(ctx.dtype) if ctx.needs_input_grad[1] else None
 
 

@@ -429,3 +429,14 @@ def test_transformations_are_known() -> None:
     private.refuse_transforms(x)
     with torch.autograd.forward_ad.dual_level(), pytest.raises(RecordingError, match="forward_ad"):
         private.refuse_transforms(private.make_dual(torch.ones(2), torch.ones(2), 0))
+
+
+def test_aliases_of_a_moved_tensor_have_its_version() -> None:
+    x = torch.nn.Parameter(torch.randn(3))
+    before = private.version(x)
+    private.move_storage(x, x.detach().clone())
+    assert private.version(x) == private.version(x.detach()) == before
+    private.move_storage(x, x.detach().clone())
+    assert private.version(x) == private.version(x.detach()) == before
+    x.data = x.detach().clone()  # the user's
+    assert private.version(x) != before
