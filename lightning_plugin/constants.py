@@ -34,7 +34,8 @@ UNKNOWN, VARIED = -1, 0
 MAX_CELLS_ON_AXIS, MAX_CELLS = 128, 1 << 17
 #: Smallest share of a tensor's cells that has to be constant: below it no plan is faster.
 MIN_CONSTANT_SHARE = 0.1
-#: Smallest side of a tensor's cell on spatial axes: neighbouring pixels may be equal by chance.
+#: Smallest side of an image's cell on spatial axes: neighbouring pixels of a tensor may be equal by chance, and a small
+#: image's source would be asked about every few pixels, which takes longer than a step on them.
 MIN_CELL_SIDE = 8
 
 
@@ -126,7 +127,11 @@ class Constants:
 
     @staticmethod
     def from_source(
-        extent: Sequence[int], constant: Callable[[Box], Tensor | None], max_on_axis: int, max_cells: int
+        extent: Sequence[int],
+        constant: Callable[[Box], Tensor | None],
+        max_on_axis: int,
+        max_cells: int,
+        min_sides: Sequence[int] = (),
     ) -> Constants | None:
         """Find the constant parts of an image by bisection; None if there are none.
 
@@ -137,8 +142,9 @@ class Constants:
             constant: Returns the value of a box that the source knows to be constant.
             max_on_axis: Most cells on an axis.
             max_cells: Most cells in all.
+            min_sides: Smallest side of a cell on each axis.
         """
-        found = Constants(extent, max_on_axis, max_cells)
+        found = Constants(extent, max_on_axis, max_cells, min_sides)
         boxes, depth, patience = [Box.whole(found.cells.shape)], 0, 4 * len(found.cells.shape)
         while boxes and (depth <= patience or found.keys):
             parts: list[Box] = []

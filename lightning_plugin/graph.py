@@ -230,12 +230,12 @@ class Image:
     def background(self) -> Constants | None:
         """The constant parts of the image, if any are known; see [Note: background] in `constants`. Tensors without a
         version (inference tensors) are not compared."""
+        sides = [MIN_CELL_SIDE] * (len(self.source.shape) - self.instances - 1)
         if self.tensor is not None:
-            space = len(self.source.shape) - self.instances - 1
             if self.version is None:
                 return None
-            return Constants.from_tensor(self.layout, self.tensor, [MIN_CELL_SIDE] * space, MIN_CONSTANT_SHARE)
-        return Constants.from_source(self.layout.extent, self.constant, MAX_CELLS_ON_AXIS, MAX_CELLS)
+            return Constants.from_tensor(self.layout, self.tensor, sides, MIN_CONSTANT_SHARE)
+        return Constants.from_source(self.layout.extent, self.constant, MAX_CELLS_ON_AXIS, MAX_CELLS, sides)
 
     def prefetch(self, box: Box) -> None:
         """Announce to the source that a box is read next."""

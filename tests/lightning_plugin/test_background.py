@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from lightning_plugin import LazyImage, TiledModule, make_plan, materialize
 from lightning_plugin.boxes import Box, Grid
-from lightning_plugin.constants import Constants
+from lightning_plugin.constants import MIN_CELL_SIDE, Constants
 from lightning_plugin.execute.backward import Backward
 from lightning_plugin.execute.gradients import RecalledCotangent
 from lightning_plugin.execute.tile_pass import TilePass
+from lightning_plugin.graph import Image
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.planner.analysis.background import parts_of_background
 from tests.exactness import TOLERANCE, compare, flat
@@ -112,6 +113,16 @@ def test_a_source_that_knows_nothing_is_not_asked_for_ever() -> None:
 
     assert Constants.from_source((100_000, 80_000), constant, 64, 1 << 13) is None
     assert len(asked) < 600
+
+
+def test_a_small_image_is_not_asked_about_every_few_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step on it would take less time than the questions."""
+    asked: list[Box] = []
+    before = Background.constant
+    monkeypatch.setattr(Background, "constant", lambda self, box: asked.append(box) or before(self, box))
+    known = Image.of(slide((256, 200), Box((30, 30), (170, 170))), torch.device("cpu")).background
+    assert known is not None and known.key_of_box(Box((176, 176), (256, 200))) is not None
+    assert len(asked) < 900 and min(min(box.extent) for box in asked) >= MIN_CELL_SIDE
 
 
 # What only sums matter of
@@ -255,7 +266,10 @@ def test_a_slide_of_which_most_is_background_is_planned_to_take_less_time() -> N
     assert any(s.alike for s in background.segments) and not any(s.alike for s in tissue.segments)
 
 
-@pytest.mark.parametrize(("part", "train"), [(0.3, True), (0.55, False), (0.8, True)])
+@pytest.mark.parametrize(
+    ("part", "train"),
+    [pytest.param(0.3, True, marks=pytest.mark.full), (0.55, False), pytest.param(0.8, True, marks=pytest.mark.full)],
+)
 def test_no_plan_is_slower_for_background(part: float, train: bool) -> None:
     """What is known of background may be left alone, from any segment on."""
     net = ResNet(BasicBlock, (1, 1, 1, 1), num_classes=2).train(train)
