@@ -149,8 +149,6 @@ SAMPLED = (
     "resnet18",
     "mobilenetv3_small_050",
     "convnextv2_atto",
-    "dla46_c",
-    "skresnet18",
     "vit_tiny_patch16_224",
     "vit_tiny_patch16_224, patches",
     "vit_small_patch14_reg4_dinov2",

@@ -70,7 +70,7 @@ def run(tally: Tally, examples: int, fixed: int | None) -> None:
     (seed(fixed)(every) if fixed is not None else every)()
 
 
-@pytest.mark.parametrize("fixed", [1, 2, 3])
+@pytest.mark.parametrize("fixed", [1, 2])
 def test_sampled_networks_are_exact(fixed: int) -> None:
     tally = Tally()
     run(tally, 20, fixed)

@@ -325,6 +325,7 @@ def compare_sequence(seed: int, options: dict[str, Any]) -> None:
             optimizers = [torch.optim.SGD(net.parameters(), 1e-3) for net in (plain, twin)]
 
 
+@pytest.mark.usefixtures("shared_plans")
 @pytest.mark.parametrize("options", OPTIONS)
 def test_sequences_of_steps_between_which_something_changes(options: str, count: Callable[..., int]) -> None:
     for seed in (*range(count(ci=7, full=350)), random.SystemRandom().randrange(1000, 10**9)):
@@ -358,8 +359,22 @@ def work(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("train", [True, False])
-@pytest.mark.parametrize("name", [name for name in NETWORKS if name != "resnet18 of 4 channels"])
+#: Each network in one mode; those that take long are like others.
+SAMPLED = {
+    "resnet18 of 2 channels": False, "unet of 2 channels": True, "vit of 32 channels": True,
+    "convnext of 4 channels": False, "efficientnet-b0 of an eighth": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "train"),
+    [
+        pytest.param(name, train, marks=[] if SAMPLED.get(name) is train else [pytest.mark.full])
+        for name in NETWORKS
+        if name != "resnet18 of 4 channels"
+        for train in (True, False)
+    ],
+)
 def test_nothing_is_recorded_twice(name: str, train: bool, work: list[str]) -> None:
     torch.manual_seed(0)
     module = NETWORKS[name]().train(train)
