@@ -1,4 +1,5 @@
-"""What the tests of the application share: how classes are documented is read once, not by every command."""
+"""What the tests of the application share: how classes are documented is read once, not by every command, and a plan
+is searched for once, not by every command that trains or explains a network on images of the same size."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -8,6 +9,7 @@ import pytest
 from docstring_parser.attrdoc import AttributeDocstrings
 
 import tests.torchvision_stub  # noqa: F401  # before anything imports timm
+from lightning_plugin.planner.cache import VARIABLE
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -21,4 +23,12 @@ def documented_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(AttributeDocstrings, "get_attr_docs", lambda self, component: known(component))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def planned_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The engine's own tests search for each plan."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, str(tmp_path_factory.mktemp("plans")))
         yield

@@ -21,10 +21,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
     folder = tmp_path_factory.mktemp("heatmap")
     splits = {"train": 0.5, "val": 0.25, "test": 0.25}
     shape = (256, 256)  # of all, so that one plan serves them
-    manifest = generate(folder / "slides", slides=16, seed=1, splits=splits, workers=1, shape=shape)
+    manifest = generate(folder / "slides", slides=8, seed=1, splits=splits, workers=1, shape=shape)
     words = [
         "fit", f"--out={folder / 'run'}", f"--data.manifest={manifest}", "--train.epochs=1",
-        "--model.backbone=wsi_trainer.models.VGG", "--model.backbone.widths=[4,8]",
+        "--model.backbone=wsi_trainer.models.VGG", "--model.backbone.widths=[4,8,8]",
     ]  # fmt: skip
     assert main(words) == 0
     return Run(folder / "run"), manifest.parent / "lesions"
