@@ -75,12 +75,14 @@ class Form:
         stores: The folder of their stores.
         features: The folder of their features.
         called: What it calls each.
+        has_hashes: Whether its files tell which slides they are of.
     """
 
     table: Path
     stores: Path | None = None
     features: Path | None = None
     called: Callable[[str], str] = str
+    has_hashes: bool = True
 
     @property
     def words(self) -> list[str]:
@@ -131,11 +133,11 @@ class Forms(Mapping[str, Form]):
             case "features renamed":
                 return Form(self.renamed, features=self._renamed(self.features), called=other)
             case "features of others":
-                return Form(self.bare, features=self.of_others, called=slide_name)
+                return Form(self.bare, features=self.of_others, called=slide_name, has_hashes=False)
             case "of others, slides":
                 return Form(self.files, features=self.of_others)
             case "of others, renamed":
-                return Form(self.renamed, features=self._renamed(self.of_others), called=other)
+                return Form(self.renamed, features=self._renamed(self.of_others), called=other, has_hashes=False)
         raise KeyError(kind)
 
     @cached_property
