@@ -27,7 +27,7 @@ from tests.wsi_trainer.forms import BAG, CONVERT, FROZEN, NAMES, SPLITS, TRAINED
 from tests.wsi_trainer.small import QUICK, VGG, regions
 from wsi_trainer.cli import main
 from wsi_trainer.data.manifest import SlideRecord
-from wsi_trainer.fit.result import Work
+from wsi_trainer.fit.result import Result, Work
 from wsi_trainer.fit.run import Run
 from wsi_trainer.io.files import read_json, write_json
 from wsi_trainer.metrics import Interval, read_predictions, summarise
@@ -87,6 +87,7 @@ class Use:
         self.others = table(self.cohort.table.parent / f"all {here.name}.csv", self.cohort.called, regions=drawn)
         self.forms = forms
         self.known: dict[str, str] = {}
+        self.former: set[str] = set()
         self.done: list[str] = []
 
     def command(self, *words: str, code: int = 0) -> str:
@@ -116,7 +117,15 @@ class Use:
         self.words = words
 
     def resume(self) -> None:
-        self.command("fit", *self.words, "--train.epochs=2", "--resume=last")
+        """Training goes on: results of the weights before stay, and are named wherever they are shown."""
+        best = self.run.checkpoint("best").read_bytes()
+        said = self.command("fit", *self.words, "--train.epochs=2", "--resume=last")
+        roots = [self.run.path / "checkpoint-last"]
+        if best != self.run.checkpoint("best").read_bytes():
+            roots += [self.run.path, *(self.run.path / "cohorts").glob("*")]
+        made = {one.last for root in roots for one in Result.found(root)} - {self.run.evaluation("test")}
+        self.former = {path.relative_to(self.run.path).as_posix() for path in made}
+        assert all(name in said for name in self.former), (said, self.done)
 
     def test(self) -> None:
         self.of_run("test", code=2)  # it was tested, and is not written again unasked
@@ -336,6 +345,8 @@ class Use:
                 predicted = max("01", key=lambda name: float(row[f"probability_{name}"]))
                 shown += [row["label"], predicted, f"{float(row[f'probability_{predicted}']):.3f}"]
             assert f" {' '.join(shown)} " in plain, self.done
+        former = {one.last.relative_to(run.path).as_posix() for one in Result.found(run.results)} & self.former
+        assert ("from before training went on" in plain) == bool(former) and all(name in plain for name in former)
         for file in run.results.glob("heatmaps/**/heatmaps.json"):
             for slide in {one.slide for one in run.kept() if one.split == "test"} & {*read_json(file)["slides"]}:
                 assert f'alt="{file.parent.name} of {slide}"' in page, (slide, self.done)

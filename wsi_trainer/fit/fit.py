@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,9 @@ def run_fit(config: Config, resume: str | None = None, progress: bool = True, sp
             trained = run.holding(loaded)
             scores = test_split(trained, split, progress)
     show(scores, trained)
+    for cohort, which in product([None, *trained.cohorts], ("best", "last")):
+        if outdated := replace(trained, cohort=cohort, chosen=which).outdated:
+            say(Console(), outdated)
     return trained
 
 

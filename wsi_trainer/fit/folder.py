@@ -184,6 +184,19 @@ class RunFolder:
         """The results that there are."""
         return Result.found(self.results)
 
+    @property
+    def outdated(self) -> str:
+        """Says which results are of weights that the checkpoint held before training went on; empty where none is."""
+        if not self.checkpoint_path(self.chosen).is_file():
+            return ""
+        now, former = _sha256(self.checkpoint()), []
+        for one in self.found:
+            with as_written(one.about):
+                if one.of.get("checkpoint", {}).get("sha256", now) != now:  # 1.0 did not say
+                    former.append(one.last.relative_to(self.path).as_posix())
+        files = ", ".join(former)
+        return files and f"of weights from before training went on: {files}; give their commands again with --overwrite"
+
     def maps(self, method: str, split: str = "test") -> Path:
         """The folder of the maps of a method of `heatmap`, or of METHOD-TARGET, on the slides of a split."""
         return self.result("heatmap", split, method).folder

@@ -120,6 +120,7 @@ def _context(
         "environment": _flat(read_json(_first(run).environment)) | _of(run, split),
         "config": read_text(run.folder.config),
         "absent": [*_absent(run), *_without_picture(rows[:MOST_ROWS])],
+        "outdated": [outdated for one in runs if one.study is None and (outdated := one.folder.outdated)],
     }
 
 

@@ -132,7 +132,8 @@ def of_runs(folders: list[Run]) -> Contents:
     ]
     slides.sort(key=lambda slide: -slide.opinions[0].error if slide.opinions[0] else np.inf)
     error_means = predictions[0][0].error_means if predictions[0] else ""
-    return Contents(names[0], tuple(slides), names, error_means)
+    notes = tuple(outdated for folder in folders if (outdated := folder.outdated))
+    return Contents(names[0], tuple(slides), names, error_means, notes)
 
 
 def _predictions_of(folder: Run) -> list[Predictions]:

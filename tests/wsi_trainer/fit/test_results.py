@@ -116,6 +116,26 @@ def test_reports_and_pages_are_of_the_checkpoint_that_is_asked_for(here: Path) -
     assert alone.predictions_file("test").read_bytes() == last.predictions_file("test").read_bytes()
 
 
+def test_results_of_weights_before_training_went_on_are_named(
+    made: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, said = here / "classes", "of weights from before training went on: "
+    for words in (["heatmap", "--top=0"], ["validate"], ["test", "--checkpoint=last"], ["report"]):
+        assert main([words[0], str(run), *words[1:]]) == 0
+    assert said not in Run(run).report.read_text()
+    words = [*VGG, *QUICK, f"--out={run}", f"--data.manifest={made / 'own' / 'manifest.csv'}", "--train.loggers=[csv]"]
+    assert main(["fit", *words, "--train.epochs=3", "--resume=last"]) == 0
+    assert f"{said}checkpoint-last/evaluation/test.json; give" in " ".join(capsys.readouterr().out.split())
+    with Run(run).checkpoint("best").open("ab") as file:
+        file.write(b"another")
+    assert main(["test", str(run), "--overwrite"]) == 0
+    said += "evaluation/val.json, heatmaps/activation/heatmaps.json; give"
+    assert main(["report", str(run)]) == 0 and said[1:] in Run(run).report.read_text()
+    capsys.readouterr()
+    assert main(["view", str(run), f"--static={here / 'page'}"]) == 0
+    assert said in " ".join(capsys.readouterr().out.split())
+
+
 COMMANDS: dict[str, Callable[[Path, Path], list[str]]] = {
     "test": lambda run, other: ["test", str(run / "classes"), "--overwrite"],
     "cohort": lambda run, other: ["test", str(run / "classes"), f"--cohort={other}", "--name=c"],
