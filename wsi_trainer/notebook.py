@@ -298,7 +298,7 @@ def predicted(run: Run, slides: Sequence[str | Path] | DataFrame) -> DataFrame:
     from wsi_trainer.io.frames import is_frame
 
     if is_frame(slides):
-        records = run.records_in(slides, labelled=False)
+        records = run.records_in(slides, run.data_root, labelled=False)
     else:
         records = [run.record_of(Path(slide), Path(slide).name) for slide in slides]
     predictor = run.predictor

@@ -439,6 +439,8 @@ def load(origin: Origin, trust: bool = False) -> Loaded:
         options = _options_of(origin)
         weights = origin.checkpoint()
         loaded = instantiate(_parser(), options)
+    if loaded.train.precision == "64-true":
+        loaded.model.double()  # float32 would round the weights
     load_weights(loaded.model, weights)
     loaded.model.eval()
     return loaded

@@ -17,12 +17,11 @@ from wsi_trainer.fit.scoring import (
     Failures,
     decisions_of,
     keep_slides,
-    name_of,
+    labelled_slides,
     predicted,
     records_of,
     show,
     test_split,
-    with_cohort,
 )
 from wsi_trainer.fit.trainer import at_work, logged_to
 from wsi_trainer.io.display import say
@@ -49,10 +48,9 @@ def test(words: Sequence[str]) -> int:
     parser.add_argument("--name", type=str, default=None, help="the cohort's name; by default that of its file")
     add_overwrite(parser)
     run, options = open_run(parser, words)
-    if options.cohort is not None:
-        run = with_cohort(run, options)
     run.result("test").keep(options.overwrite)
-    show(test_split(run, "test", overwrite=options.overwrite), run)
+    slides = None if options.cohort is None else labelled_slides(run, options.cohort, options.data_root)
+    show(test_split(run, "test", overwrite=options.overwrite, slides=slides), run)
     return 0
 
 
@@ -76,28 +74,28 @@ def predict(words: Sequence[str]) -> int:
     parser.add_argument("slides", type=str, help="a slide, a store, a folder, or a manifest whose label may be missing")
     parser.add_argument("--name", type=str, default=None, help="their name; by default that of the file or folder")
     add_overwrite(parser)
-    run, options = open_run(parser, words)
-    cohort = run.of_cohort(options.name or name_of(Path(options.slides)))
+    cohort, options = open_run(parser, words)
     result = cohort.result("predict")
     result.keep(options.overwrite)
     model, data, _ = cohort.loaded
     names = model.task.names
-    records = records_of(run, options.slides)
-    keep_slides(cohort, records)
-    cases = grouped(data, records, None)
-    work = cohort.work(result, cases, overwrite=options.overwrite)
-    with at_work(cohort.path), logged_to(cohort.log):
-        said = predicted(cohort, cases, work, Failures(cohort))
-    kept = [case for case in cases if case.slide in said]
-    numbers = np.array([said[case.slide] for case in kept]).reshape(len(kept), len(names))
-    decisions_of(cohort)  # chosen now, where they were not yet
-    decided = cohort.predictor.decision_columns(numbers)
-    rows = (
-        [case.slide, case.patient, *map(float, numbers[row]), *(words[row] for words in decided.values())]
-        for row, case in enumerate(kept)
-    )
-    write_table(result.file, ["slide", "patient", *names, *decided], rows)
-    cohort.finish(work)
+    records = records_of(cohort, options.slides, options.data_root)
+    with result.locked(options.overwrite):
+        keep_slides(cohort, records)
+        cases = grouped(data, records, None)
+        work = cohort.work(result, cases, overwrite=options.overwrite)
+        with at_work(cohort.path), logged_to(cohort.log):
+            said = predicted(cohort, cases, work, Failures(cohort))
+        kept = [case for case in cases if case.slide in said]
+        numbers = np.array([said[case.slide] for case in kept]).reshape(len(kept), len(names))
+        decisions_of(cohort)  # chosen now, where they were not yet
+        decided = cohort.predictor.decision_columns(numbers)
+        rows = (
+            [case.slide, case.patient, *map(float, numbers[row]), *(words[row] for words in decided.values())]
+            for row, case in enumerate(kept)
+        )
+        write_table(result.file, ["slide", "patient", *names, *decided], rows)
+        cohort.finish(work)
     say(Console(), f"predictions: {result.file}")
     return 0
 

@@ -344,13 +344,14 @@ class RunFolder:
         return self._kept.identities() if self.splits.is_file() else {}
 
     def record_of(self, path: Path, name: str) -> SlideRecord:
-        """A slide without label; of one that the run has, the size of its pixels is known."""
-        return SlideRecord(name, path, "", name, "", others={"mpp": self._pixel_sizes.get(same_path(path), "")})
+        """A slide without label; of one that the run has, patient, site and size of its pixels are known."""
+        known = self._by_path.get(same_path(path), SlideRecord(name, path, "", name, ""))
+        return SlideRecord(name, path, "", known.patient, "", known.site, {"mpp": known.others.get("mpp", "")})
 
     @cached_property
-    def _pixel_sizes(self) -> dict[str, str]:
-        """The column mpp of the run's own slides, by their paths."""
-        return {same_path(record.path): record.others.get("mpp", "") for record in self._trained.records()}
+    def _by_path(self) -> dict[str, SlideRecord]:
+        """The run's own slides by their paths."""
+        return {same_path(record.path): record for record in self._trained.records()}
 
     def as_seen(self, records: Sequence[SlideRecord], tell: bool = True) -> list[SlideRecord]:
         """The records of slides that the run does not have, to be read at the resolution of those it was trained on.
@@ -475,10 +476,11 @@ class RunFolder:
         return self if self.cohort is None else self._with(cohort=None, data_root=None)
 
     def of_cohort(self, name: str) -> Self:
-        """The run with the results on another cohort."""
+        """The run with the results on another cohort, whose slides are read as for the results that it has."""
         if not name or Path(name).name != name or name.startswith("."):
             raise UserError(f"--name is {name!r}; it is the name of a folder, as external-1")
-        return self._with(cohort=name, data_root=None)
+        run = self._with(cohort=name, data_root=None)
+        return run._as_remembered() if run._all_found else run
 
     def below(self, folder: Path | None) -> Self:
         """The run with its slides below a folder, if they have gone from where they were."""

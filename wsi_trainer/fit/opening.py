@@ -15,6 +15,7 @@ from wsi_trainer.cli.parsing import Parser
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.config import OF_RUN, parse
 from wsi_trainer.fit.run import Run
+from wsi_trainer.fit.scoring import name_of
 from wsi_trainer.fit.study import Study
 from wsi_trainer.io.display import say
 from wsi_trainer.models.allowed import TRUST
@@ -52,9 +53,12 @@ def open_run(parser: ArgumentParser, words: Sequence[str]) -> tuple[Run, Namespa
     options = parse(parser, own)
     if (study := Study.at(options.run)) is not None:
         raise study.refuse()
-    makes_one = options.get("cohort") is not None or options.get("slides") is not None
-    cohort = None if makes_one else options.get("name")
-    run = Run.open(options.run, options.checkpoint, cohort, options.data_root, overrides)
+    slides = options.get("cohort") or options.get("slides")
+    if slides is None:
+        run = Run.open(options.run, options.checkpoint, options.get("name"), options.data_root, overrides)
+    else:
+        run = Run.open(options.run, options.checkpoint, None, options.data_root, overrides)
+        run = run.of_cohort(options.name or name_of(Path(slides)))
     if before := [word for word in run.overrides if word not in overrides]:
         say(Console(), f"read as by the command before: {' '.join(before)}")
     return run, options

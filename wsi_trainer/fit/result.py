@@ -11,13 +11,14 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.errors import UserError
-from wsi_trainer.io.files import as_written, read_json, write_json, write_text
+from wsi_trainer.io.files import Locked, as_written, lock, read_json, write_json, write_text
 from wsi_trainer.io.untrusted import read_text
 from wsi_trainer.slide.identity import SlideId
 
@@ -104,6 +105,27 @@ class Result:
     def journal(self) -> Path:
         """The slides that are finished, while others are not."""
         return self.about.with_suffix(".unfinished")
+
+    @contextmanager
+    def locked(self, overwrite: bool) -> Iterator[None]:
+        """Keep other processes from making this result; the system lifts this when the process dies.
+
+        Args:
+            overwrite: Whether to replace a result that is whole.
+
+        Raises:
+            UserError: Another process makes it, or it is whole.
+        """
+        with ExitStack() as held:
+            try:
+                held.enter_context(lock(self.about.with_name(f".{self.about.stem}.lock"), 0))
+            except Locked as error:
+                raise UserError(
+                    f"{self.last} is being made by another command; wait for its end, or give other slides another "
+                    "--name"
+                ) from error
+            self.keep(overwrite)
+            yield
 
     def keep(self, overwrite: bool) -> None:
         """Refuse to replace a result of an earlier command that is whole."""

@@ -55,11 +55,17 @@ class Run(RunFolder):
 
         return Predictor(self.loaded, self)
 
-    def records_in(self, manifest: Path | DataFrame, **how: Any) -> list[SlideRecord]:
-        """The slides of another manifest, read from stores where the run reads stores; `read_manifest` says how."""
+    def records_in(self, manifest: Path | DataFrame, root: Path | None = None, **how: Any) -> list[SlideRecord]:
+        """The slides of another manifest, read from stores where the run reads stores.
+
+        Args:
+            manifest: The manifest, or a table with its columns.
+            root: Where its relative paths start.
+            how: Further arguments of `read_manifest`.
+        """
         data = self.loaded.data
         stores = data.stores if data.features is None else None
-        records = read_manifest(manifest, self.data_root, stores=stores, **how)
+        records = read_manifest(manifest, root, stores=stores, **how)
         if data.features is None:
             check_files(records)
         return records

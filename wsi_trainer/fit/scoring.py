@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jsonargparse import Namespace
 from rich.console import Console
 from rich.progress import Progress
 
@@ -51,25 +50,28 @@ def name_of(slides: Path) -> str:
     return slides.resolve().parent.name if name in ("manifest", "stores", "slides") else name
 
 
-def with_cohort(run: Run, options: Namespace) -> Run:
-    """The run with the slides of a cohort, all of them to be tested; those that it was trained on are left out."""
-    cohort = run.of_cohort(options.name or name_of(options.cohort))
-    cohort.result("test").keep(options.overwrite)
-    task = run.loaded.model.task
-    features = run.loaded.data.features
-    records = run.records_in(options.cohort, columns=task.columns, filled=not task.may_be_empty)
-    records = run.unseen(records, features)
-    run.as_seen(records)  # refuses them before anything is written
-    cohort.freeze([replace(record, split="test") for record in records], features=features)
-    return cohort
+def labelled_slides(cohort: Run, given: Path | DataFrame, root: Path | None) -> list[SlideRecord]:
+    """The slides of a manifest, all of them to be tested; those that the run was trained on are left out.
+
+    Args:
+        cohort: The run with the name that the slides get.
+        given: The manifest.
+        root: Where its relative paths start.
+    """
+    task, features = cohort.loaded.model.task, cohort.loaded.data.features
+    records = cohort.records_in(given, root, columns=task.columns, filled=not task.may_be_empty)
+    records = cohort.unseen(records, features)
+    cohort.as_seen(records)  # refuses them before anything is written
+    return [replace(record, split="test") for record in records]
 
 
-def tested(run: Run, cohort: str | Path | DataFrame, name: str, overwrite: bool) -> Run:
+def tested(run: Run, slides: str | Path | DataFrame, name: str, overwrite: bool) -> Run:
     """Score a run on the slides of a manifest or a table."""
-    given = Path(cohort) if isinstance(cohort, str) else cohort
-    of_cohort = with_cohort(run, Namespace(cohort=given, name=name, overwrite=overwrite))
-    test_split(of_cohort, "test")
-    return of_cohort
+    cohort = run.of_cohort(name)
+    cohort.result("test").keep(overwrite)
+    records = labelled_slides(cohort, Path(slides) if isinstance(slides, str) else slides, run.data_root)
+    test_split(cohort, "test", overwrite=overwrite, slides=records)
+    return cohort
 
 
 def keep_slides(cohort: Run, records: Sequence[SlideRecord]) -> None:
@@ -84,10 +86,16 @@ def keep_slides(cohort: Run, records: Sequence[SlideRecord]) -> None:
         cohort.freeze([replace(record, split="test") for record in records], features=features)
 
 
-def records_of(run: Run, slides: str) -> list[SlideRecord]:
-    """The slides that a user means, without labels: those of a manifest, of a folder, or one."""
-    if Path(slides).is_file() and Path(slides).suffix.lower() == ".csv":
-        return run.as_seen(run.records_in(Path(slides), labelled=False))
+def records_of(run: Run, slides: str, root: Path | None) -> list[SlideRecord]:
+    """The slides that a user means, without labels: those of a manifest, of a folder, or one.
+
+    Args:
+        run: The run.
+        slides: The manifest, the folder or the slide.
+        root: Where relative paths of the manifest start.
+    """
+    if is_table(slides):
+        return run.as_seen(run.records_in(Path(slides), root, labelled=False))
     listed = list_slides(slides, note=lambda text: say(Console(), text))
     return run.as_seen([run.record_of(one.job.slide, one.job.name) for one in listed])
 
@@ -95,7 +103,9 @@ def records_of(run: Run, slides: str) -> list[SlideRecord]:
 # Predictions and scores.
 
 
-def test_split(run: Run, split: str, progress: bool = True, overwrite: bool = True) -> dict[str, Any]:
+def test_split(
+    run: Run, split: str, progress: bool = True, overwrite: bool = True, slides: Sequence[SlideRecord] | None = None
+) -> dict[str, Any]:
     """Predict a split of the run, or of its cohort, decide as the run does, and write predictions and scores.
 
     Args:
@@ -103,22 +113,27 @@ def test_split(run: Run, split: str, progress: bool = True, overwrite: bool = Tr
         split: Which slides.
         progress: Whether to show a progress bar.
         overwrite: Whether to replace what an earlier command wrote.
+        slides: The slides of a cohort, which it keeps.
     """
     task, config, failures = run.loaded.model.task, run.loaded.train, Failures(run)
-    slides = slides_of(run, split)
-    work = run.work(run.result("test", split), slides.of(split), overwrite=overwrite)
-    predictions = predictions_of(run, slides, split, failures, work, progress)
-    decisions = decisions_of(run, predictions if split == "val" else None, progress)
-    predictions = predictions.with_decisions(decisions)
-    write_predictions(run.predictions_file(split), predictions)
-    scores: dict[str, Any] = {"split": split, "checkpoint": run.checkpoint_name, "task": type(task).__name__}
-    scores |= {} if run.cohort is None else {"cohort": run.cohort}
-    scores |= summarise(predictions, dict(task.scores), config.resamples, 0)
-    if decisions:
-        scores["decisions"] = task.sentences_on(decisions)
-    scores["skipped"] = failures.slides
-    write_json(run.evaluation(split), scores)
-    run.finish(work)
+    result = run.result("test", split)
+    with result.locked(overwrite):
+        if slides is not None:
+            run.freeze(slides, features=run.loaded.data.features)
+        data = slides_of(run, split)
+        work = run.work(result, data.of(split), overwrite=overwrite)
+        predictions = predictions_of(run, data, split, failures, work, progress)
+        decisions = decisions_of(run, predictions if split == "val" else None, progress)
+        predictions = predictions.with_decisions(decisions)
+        write_predictions(result.file, predictions)
+        scores: dict[str, Any] = {"split": split, "checkpoint": run.checkpoint_name, "task": type(task).__name__}
+        scores |= {} if run.cohort is None else {"cohort": run.cohort}
+        scores |= summarise(predictions, dict(task.scores), config.resamples, 0)
+        if decisions:
+            scores["decisions"] = task.sentences_on(decisions)
+        scores["skipped"] = failures.slides
+        write_json(result.scores, scores)
+        run.finish(work)
     return scores
 
 

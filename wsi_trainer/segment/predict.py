@@ -23,7 +23,7 @@ from wsi_trainer.fit.evaluate import add_overwrite
 from wsi_trainer.fit.opening import fields_of, open_run, run_parser
 from wsi_trainer.fit.predictor import Predictor
 from wsi_trainer.fit.result import Work
-from wsi_trainer.fit.scoring import keep_slides, name_of
+from wsi_trainer.fit.scoring import keep_slides
 from wsi_trainer.fit.trainer import at_work
 from wsi_trainer.io.display import say
 from wsi_trainer.io.files import write_json
@@ -218,9 +218,6 @@ def segment(words: Sequence[str]) -> int:
     parser.add_class_arguments(SegmentOptions)
     run, options = open_run(parser, words)
     chosen = fields_of(SegmentOptions, options)
-    if options.slides is not None:
-        records = run.as_seen(run.records_in(options.slides, labelled=False))
-        run = run.of_cohort(options.name or name_of(options.slides))
     result = run.result("segment", "test" if options.slides is not None else options.split)
     result.keep(options.overwrite)
     model, _, config = run.loaded
@@ -229,19 +226,22 @@ def segment(words: Sequence[str]) -> int:
     if options.slides is None:
         records = run.records(options.split)
     else:
-        keep_slides(run, records)
-    work = run.work(result, records, chosen, options.overwrite)
-    classes = list(model.pixels.classes)
-    segments = Segments(model, run.predictor, result.folder, chosen, work)
-    with at_work(run.path):
-        segments.write(records)
-    made = {record.slide: made for record in records if (made := work.entry(record)) is not None}
-    found = {slide: one["files"] for slide, one in made.items()}
-    judged = {slide: Judged.of(one["judged"]) for slide, one in made.items() if one["judged"] is not None}
-    facts = {"split": "" if options.slides else options.split, "tolerance": chosen.tolerance, "join": chosen.join}
-    scores = write_scores(result.folder, records, judged, classes, facts, config.resamples)
-    write_json(result.file, {"classes": classes, "slides": found, "skipped": segments.skipped})
-    run.finish(work)
+        records = run.as_seen(run.records_in(options.slides, options.data_root, labelled=False))
+    with result.locked(options.overwrite):
+        if options.slides is not None:
+            keep_slides(run, records)
+        work = run.work(result, records, chosen, options.overwrite)
+        classes = list(model.pixels.classes)
+        segments = Segments(model, run.predictor, result.folder, chosen, work)
+        with at_work(run.path):
+            segments.write(records)
+        made = {record.slide: made for record in records if (made := work.entry(record)) is not None}
+        found = {slide: one["files"] for slide, one in made.items()}
+        judged = {slide: Judged.of(one["judged"]) for slide, one in made.items() if one["judged"] is not None}
+        facts = {"split": "" if options.slides else options.split, "tolerance": chosen.tolerance, "join": chosen.join}
+        scores = write_scores(result.folder, records, judged, classes, facts, config.resamples)
+        write_json(result.file, {"classes": classes, "slides": found, "skipped": segments.skipped})
+        run.finish(work)
     console = Console()
     say(console, f"{len(found)} slides: {result.folder}")
     for line in sentences_on(scores):

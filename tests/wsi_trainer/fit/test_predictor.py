@@ -119,6 +119,30 @@ def test_a_model_of_features_names_what_it_takes(on_features: Path, tmp_path: Pa
         Run.open(on_features / "run").predict(tmp_path / "unknown.svs")
 
 
+def test_a_slide_of_the_run_that_is_given_by_its_path_has_its_patient(on_features: Path) -> None:
+    pytest.importorskip("pandas")
+    found = Run.open(on_features / "run").predict([on_features / "s6.svs", on_features / "s7.svs"])
+    assert found[["slide", "patient"]].values.tolist() == [["s6.svs", "p6"], ["s7.svs", "p7"]]
+    assert Predictor.open(on_features / "run").record_of(on_features / "new.svs").patient == "new.svs"
+
+
+def test_a_run_of_double_precision_keeps_each_bit_of_its_weights(on_features: Path, tmp_path: Path) -> None:
+    words = [f"--data.manifest={on_features / 'manifest.csv'}", f"--data.features={on_features / 'features'}", *QUICK]
+    network = [f"--model.backbone={{name: features, width: {WIDTH}}}", "--model.head={name: abmil, hidden: 8}"]
+    train = ["--train.loggers=[csv]", "--train.precision=64-true"]
+    assert main(["fit", f"--out={tmp_path / 'run'}", *words, *network, *train]) == 0
+    run = Run.open(tmp_path / "run")
+    kept = torch.load(run.checkpoint(), weights_only=True)["state_dict"]
+    weights = run.loaded.model.state_dict()
+    assert all(weights[name].equal(kept[name]) for name in kept) and torch.float64 in {w.dtype for w in kept.values()}
+    tested = read_predictions(run.predictions_file("test"))
+    for slide, row in zip(tested.slides, tested.probabilities, strict=True):
+        assert run.predictor.predict(slide).values.tolist() == row.tolist()
+    assert main(["export", str(run.path), f"--out={tmp_path / 'model'}"]) == 0
+    file = on_features / "features" / "s6.h5"
+    assert Predictor.open(tmp_path / "model").predict(file).to_dict() == run.predict(file)
+
+
 def test_attention_and_features_of_a_bag_of_features_have_its_places(on_features: Path) -> None:
     run = Run.open(on_features / "run")
     found = run.predictor.predict("s6.svs")

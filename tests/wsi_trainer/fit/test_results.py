@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import wsi_trainer
-from tests.stopping import started
+from tests.stopping import go_on, started, stopped
 from tests.wsi_trainer.small import QUICK, VGG, regions
 from wsi_trainer.cli import main
 from wsi_trainer.data.manifest import SlideRecord, read_manifest
@@ -25,12 +25,13 @@ from wsi_trainer.preprocess.command import preprocess
 from wsi_trainer.synthetic import generate
 
 SPLITS = {"train": 0.4, "val": 0.3, "test": 0.3}
-LOGS = ("log.txt", "status.json", ".lock")
+LOGS = ("log.txt", "status.json")
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     """The files of a run but those that say how it went."""
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name not in LOGS}
+    files = (p for p in folder.rglob("*") if p.is_file() and p.name not in LOGS and not p.name.endswith(".lock"))
+    return {str(p.relative_to(folder)): p.read_bytes() for p in files}
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +181,30 @@ def test_a_command_that_was_killed_goes_on_and_leaves_the_same_files(
     assert not list(here.glob("*/**/*.unfinished"))
 
 
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_a_result_that_another_process_makes_is_refused_by_name(
+    kind: str, made: Path, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first process stands in its first slide; also slides of another list are not taken under its name."""
+    other = made / "other" / "manifest.csv"
+    words = COMMANDS[kind](here, other)
+    process = started(words, Path(".unfinished"), tmp_path / "log", 3, signal.SIGSTOP)
+    assert stopped(process)
+    (tmp_path / "fewer.csv").write_text(
+        "".join(other.open().readlines()[:-1]).replace("slides/", f"{other.parent}/slides/")
+    )
+    fewer = [word.replace(str(other), str(tmp_path / "fewer.csv")) for word in words]
+    for again in (words, fewer) if kind in ("cohort", "predict") else (words,):
+        capsys.readouterr()
+        assert main(again) == 2
+        assert "is being made by another command" in capsys.readouterr().err
+    assert go_on(process) == 0
+    assert not list(here.glob("*/**/*.unfinished"))
+    if kind in ("cohort", "predict"):
+        assert len(Run.open(here / "classes", cohort="c").kept()) == 3
+    assert main([*words, "--overwrite"]) == 0
+
+
 def test_what_is_unfinished_is_not_mixed_with_something_else(
     made: Path, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -222,6 +247,10 @@ def test_how_a_cohort_is_read_is_not_asked_again(
     again = read_predictions(cohort.predictions_file("test"))
     assert (again.probabilities == first.probabilities).all() and again.slides == first.slides  # type: ignore[attr-defined]
     assert set(cohort.identities()) == set(first.slides)
+    assert main(["predict", str(run), str(other), "--name=c"]) == 0
+    assert read_json(cohort.result("predict").about)["overrides"]["data.stores"] == str(stores)
+    assert main(["test", str(run), f"--cohort={other}", "--name=c", "--overwrite"]) == 0
+    assert read_json(cohort.result("test").about)["overrides"]["data.stores"] == str(stores)
     # The slides have moved: it is said once.
     shutil.move(stores, tmp_path / "there")
     assert main(["heatmap", str(run), "--name=c", "--method=gradient", "--top=0"]) == 2
