@@ -21,7 +21,7 @@ from tests.operator_coverage import OperatorCoverage
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 
-hypothesis.settings.register_profile("ci", max_examples=25, deadline=None, derandomize=True)
+hypothesis.settings.register_profile("ci", max_examples=15, deadline=None, derandomize=True)
 hypothesis.settings.register_profile("full", max_examples=500, deadline=None)
 
 

@@ -116,7 +116,7 @@ def run(examples: int, fixed: int, judge: bool = True) -> list[dict[str, float]]
     return found
 
 
-@pytest.mark.parametrize("part", [1, 2])
+@pytest.mark.parametrize("part", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_steps_keep_their_budget(part: int) -> None:
     assert len(run(3, part)) == 3
 

@@ -81,7 +81,7 @@ def step(net: nn.Module, shape: tuple[int, ...], budget: int, steps: int = 2, **
 def test_a_step_holds_no_more_than_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
 
-    @settings(max_examples=7, **QUIET)
+    @settings(max_examples=5, **QUIET)
     @seed(3)
     @given(budgets(), st.booleans())
     def every(drawn: tuple[nn.Module, tuple[int, ...], int], thorough: bool) -> None:
@@ -112,7 +112,7 @@ def test_a_frozen_network_is_planned_without_gradients() -> None:
     assert weights < tiled.peak_bytes <= tiled.plan.peak_bytes < tiled.peak_bytes + weights / 2
 
 
-@pytest.mark.parametrize("parameters", ["disk", "host"])
+@pytest.mark.parametrize("parameters", ["disk", pytest.param("host", marks=pytest.mark.full)])
 def test_a_deep_network_whose_parameters_are_streamed(parameters: str) -> None:
     torch.manual_seed(0)
     net, shape = network(10, 40).double(), (1, 3, 20, 22)
@@ -172,7 +172,7 @@ def test_what_is_said_of_a_chain(tmp_path: Path) -> None:
     assert again.plan == plan
 
 
-@pytest.mark.parametrize("maps", [12, 30, 200])
+@pytest.mark.parametrize("maps", [pytest.param(12, marks=pytest.mark.full), 30, 200])
 def test_a_step_tells_of_as_many_tiles_as_its_plan_has(maps: int) -> None:
     """Links in tiles, links that run whole and again, and links that are kept."""
 

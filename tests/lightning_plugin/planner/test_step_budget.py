@@ -214,7 +214,11 @@ BROKE = {
 
 
 #: The steps that take longest.
-LONG = ("a target without a share in the first tile", "one of two results of other sizes pulled back alone")
+LONG = (
+    "results that are pulled back apart",
+    "a target without a share in the first tile",
+    "one of two results of other sizes pulled back alone",
+)
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.full] if n in LONG else []) for n in BROKE])

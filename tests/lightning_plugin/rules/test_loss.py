@@ -17,6 +17,7 @@ from lightning_plugin.graph import ancestors
 from lightning_plugin.ops import Barrier, Gather
 from tests.exactness import TOLERANCE, asked, assert_same_step, difference
 from tests.lightning_plugin.rules.helpers import recorded_kinds
+from tests.sampling import sampled
 from tests.zoo import ZOO, fill
 
 CLASSES = 4
@@ -265,8 +266,7 @@ def test_a_variance_of_a_vector_is_checked_where_it_is_computed(how):
 UNETS = [name for name in ZOO if name.startswith("unet") and ZOO[name].dense and len(ZOO[name].shape) == 4]
 
 
-@pytest.mark.parametrize("name", UNETS)
-@pytest.mark.parametrize("kind", ["cross entropy", "dice and bce"])
+@pytest.mark.parametrize(("kind", "name"), sampled(["cross entropy", "dice and bce"], UNETS, every=2))
 def test_a_segmentation_network_with_its_loss(name, kind):
     entry = ZOO[name]
     net = fill(entry.build()).double()

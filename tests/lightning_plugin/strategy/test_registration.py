@@ -24,27 +24,35 @@ def python(code: str, folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(
-    "imports",
-    [
-        "import lightning_plugin; import pytorch_lightning as pl",
-        "import pytorch_lightning as pl; import lightning_plugin",
-        "from lightning_plugin import SFTStrategy; import pytorch_lightning as pl",
-        "import lightning_plugin; from pytorch_lightning.callbacks import Callback; import pytorch_lightning as pl",
-    ],
-)
-def test_names_are_registered_in_any_order_of_imports(imports: str, tmp_path: Path) -> None:
+ORDERS = [
+    "import lightning_plugin; import pytorch_lightning as pl",
+    "import pytorch_lightning as pl; import lightning_plugin",
+    "from lightning_plugin import SFTStrategy; import pytorch_lightning as pl",
+    "import lightning_plugin; from pytorch_lightning.callbacks import Callback; import pytorch_lightning as pl",
+]
+
+
+def test_names_are_registered_in_any_order_of_imports(tmp_path: Path) -> None:
+    """Each order in a process of its own, forked from one that has imported what takes Lightning longest to import."""
     code = f"""
-{imports}
-options = dict(accelerator="cpu", logger=False, enable_checkpointing=False)
-for name in ("sft", "SFT", "sft_ddp_spawn"):
-    strategy = pl.Trainer(strategy=name, **options).strategy
-    print(type(strategy).__name__, getattr(strategy, "_start_method", ""))
-print(pl.callbacks.__name__, pl.loggers.__name__, pl.accelerators.__name__)
+import os
+import sys
+import torchmetrics
+assert not [name for name in sys.modules if name.startswith(("lightning_plugin", "lightning_fabric", "pytorch_l"))]
+for imports in {ORDERS!r}:
+    if not os.fork():
+        exec(imports)
+        options = dict(accelerator="cpu", logger=False, enable_checkpointing=False)
+        for name in ("sft", "SFT", "sft_ddp_spawn"):
+            strategy = pl.Trainer(strategy=name, **options).strategy
+            print(type(strategy).__name__, getattr(strategy, "_start_method", ""))
+        print(pl.callbacks.__name__, pl.loggers.__name__, pl.accelerators.__name__)
+        sys.exit()
+    assert os.wait()[1] == 0, imports
 """
     strategies = ["SFTStrategy", "SFTStrategy", "SFTDDPStrategy", "spawn"]
     whole = ["pytorch_lightning.callbacks", "pytorch_lightning.loggers", "pytorch_lightning.accelerators"]
-    assert python(code, tmp_path).split() == strategies + whole
+    assert python(code, tmp_path).split() == len(ORDERS) * (strategies + whole)
 
 
 def test_importing_the_package_imports_no_lightning(tmp_path: Path) -> None:

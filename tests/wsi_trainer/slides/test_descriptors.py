@@ -90,7 +90,7 @@ def test_files_are_closed(any_slide: Path, way: Callable[[Path], object]) -> Non
 
 def read_cohort(manifest: Path) -> None:
     """Two epochs of images and of bags, with less than two descriptors for a slide."""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (120, 120))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (80, 80))
     for patches in (None, PatchConfig(size=64, mpp=1.0, over="slide")):
         config = DataConfig(manifest=manifest, downsample=1 if patches else 2, patches=patches)
         data = SlideData(config, ["0", "1"], to_image=LazyImage)
@@ -103,10 +103,10 @@ def read_cohort(manifest: Path) -> None:
 
 
 def test_a_cohort_of_slides_is_read_with_few_descriptors(slide: Path, tmp_path: Path) -> None:
-    """100 slides with 120 descriptors in all."""
-    for number in range(100):
+    """50 slides with 80 descriptors in all."""
+    for number in range(50):
         (tmp_path / f"s{number}.tif").symlink_to(slide)
-    rows = [f"s{number}.tif,{number % 2},train" for number in range(100)]
+    rows = [f"s{number}.tif,{number % 2},train" for number in range(50)]
     (tmp_path / "manifest.csv").write_text("slide,label,split\n" + "\n".join(rows) + "\n")
     process = start(tmp_path / "log", read_cohort, tmp_path / "manifest.csv")
     process.join()
