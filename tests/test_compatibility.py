@@ -8,16 +8,20 @@ import json
 import shutil
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+from pytorch_lightning.utilities import move_data_to_device
+from torch.utils.data import DataLoader
 
 from lightning_plugin import Box, Plan, TiledModule
 from wsi_trainer.cli import COMMANDS, main
 from wsi_trainer.data.features import FeatureSource
 from wsi_trainer.data.manifest import read_manifest
 from wsi_trainer.fit.run import Run
+from wsi_trainer.models import VGG, BinaryTask, ModelConfig, SegmentationTask, Task, make_model
+from wsi_trainer.models.slide_model import FORMER, make_batch
 from wsi_trainer.slide import Slide
 from wsi_trainer.synthetic import SlideSpec, write_slide
 
@@ -121,6 +125,31 @@ def test_slides_of_a_run_are_known_again_by_their_files(old: Path, capsys: pytes
     capsys.readouterr()
     assert main(["preprocess", "slides/manifest.csv", "stores", "--levels=2", "--workers=1"]) == 0
     assert "6 converted (0 now), 0 failed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("task", [BinaryTask(), SegmentationTask(["a", "b"], auxiliary=BinaryTask())])
+def test_batches_have_the_keys_of_1_0_and_are_taken_with_them(task: Task) -> None:
+    """As a callback reads them, from a worker and after Lightning has moved them, and as a program makes them."""
+    torch.manual_seed(0)
+    model = make_model(ModelConfig(backbone=VGG((4,), convs=1), task=task))
+    label, image = torch.tensor([1]), torch.rand(1, 3, 16, 16)
+    drawn = torch.ones(1, 1, 16, 16, dtype=torch.uint8)
+    names = list(model.task.by_target)
+    targets = {names[-1]: label} if len(names) == 1 else {names[1]: label, names[0]: drawn}
+    loader = DataLoader([make_batch(image, targets, "s")], batch_size=None, num_workers=1)  # type: ignore[arg-type]
+    (batch,) = loader
+    moved: Any = move_data_to_device(batch, torch.device("cpu"))
+    former: dict[str, Any] = {"image": image, "slide": "s", "label": label if len(names) == 1 else drawn}
+    former |= {} if len(names) == 1 else {"auxiliary": label}
+    for key in set(FORMER) & set(former):
+        with pytest.warns(DeprecationWarning):
+            assert moved[key].equal(former[key])
+    with pytest.raises(KeyError):
+        moved["labels"]
+    with pytest.warns(DeprecationWarning, match="version 2 removes 'label'"):
+        loss = model._loss(cast(Any, former))
+    assert loss.equal(model._loss(moved))
+    assert model.training_step(moved, 0) is not None
 
 
 def test_plans_of_another_format_in_a_checkpoint_are_made_again(old: Path, caplog: pytest.LogCaptureFixture) -> None:

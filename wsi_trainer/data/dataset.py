@@ -25,7 +25,7 @@ from wsi_trainer.data.patches import PatchConfig, augmented, augmenter_of, open_
 from wsi_trainer.data.splits import By
 from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.models.segmentation import SegmentationTask
-from wsi_trainer.models.slide_model import SlideBatch
+from wsi_trainer.models.slide_model import SlideBatch, make_batch
 from wsi_trainer.models.tasks import Task
 from wsi_trainer.regions.target import Legend, counted, open_target
 from wsi_trainer.slide.augment import AS_IT_IS, Augmentation, Augmented, Augmenter
@@ -348,7 +348,7 @@ class SlideDataset(Dataset[SlideBatch]):
 
     def __getitem__(self, visit: Visit) -> SlideBatch:
         record = self.records[visit.slide]
-        batch = SlideBatch(image=torch.empty(0), targets=dict(self.targets.get(record.slide, {})), slide=record.slide)
+        batch = make_batch(torch.empty(0), self.targets.get(record.slide, {}), record.slide)
         try:
             if self.config.patches is None and self.config.features is None:
                 self._open(batch, record, visit)

@@ -42,7 +42,13 @@ KEYS = {
     "data.turn": "flip_rotate", "data.patches.turn": "flip_rotate", "train.splits": "split_grid",
     "train.wobble": "split_jitter",
 }  # fmt: skip
-"""Keys of version 0.1, whose runs and configs are read, and what they are called since."""
+"""Keys of version 0.1, which 1.0 takes in configs and on the command line, and what they are called since."""
+
+
+def present_option(option: str) -> str:
+    """The present name of an option of the command line, which may go on behind a former key."""
+    old = next((old for old in KEYS if option == f"--{old}" or option.startswith(f"--{old}.")), None)
+    return option if old is None else f"--{old.rpartition('.')[0]}.{KEYS[old]}{option[len(old) + 2 :]}"
 
 
 def present_keys(content: Any, path: str = "") -> Any:
@@ -339,10 +345,12 @@ def parse(parser: ArgumentParser, words: Sequence[str]) -> Namespace:
 
 
 def _spelled_out(words: Sequence[str]) -> Iterator[str]:
-    """The words with the classes that they name in short spelled out."""
+    """The words with present keys, and with the classes that they name in short spelled out."""
     before = ""
     for word in words:
         name, equals, value = word.partition("=")
+        name = present_option(name)
+        word = f"{name}{equals}{value}"
         option = name if equals else before
         of_model = OF_MODEL.fullmatch(option)
         if of_model is None:

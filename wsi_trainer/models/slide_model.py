@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import math
 import traceback
+import warnings
 from argparse import ArgumentError
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -193,7 +194,11 @@ class BranchLinear(nn.Module):
 
 
 class SlideBatch(TypedDict):
-    """One slide: its pixels (uint8, or already float in 0..1), its target, and its name."""
+    """One slide: its pixels (uint8, or already float in 0..1), its targets, and its name.
+
+    Version 1.0 had `label`, and `auxiliary` for the target of the slide beside that of its pixels. Both may be read of
+    batches of this package, and given to its networks, with a `DeprecationWarning`.
+    """
 
     image: Tensor
     targets: dict[str, Tensor]
@@ -207,6 +212,33 @@ class SlideBatch(TypedDict):
     """Which positions of the map count, (1, 1, h, w), for the image and for each of its context."""
     failure: NotRequired[str]
     """Why the slide could not be opened; there is no image then."""
+
+
+FORMER = ("label", "auxiliary")
+"""Keys of a batch of 1.0: its target, where there are two that of pixels, and then that of the slide."""
+
+
+def _deprecate(key: str) -> None:
+    warnings.warn(
+        f"SlideBatch has 'targets' by name in place of {key!r}; version 2 removes {key!r}", DeprecationWarning,
+        stacklevel=3,
+    )  # fmt: skip
+
+
+class _WithFormer(dict[str, Any]):
+    """A batch of which the keys of 1.0 may be read."""
+
+    def __missing__(self, key: str) -> Tensor:
+        targets: list[Tensor] = sorted(self["targets"].values(), key=lambda target: -target.ndim)
+        if key not in FORMER or len(targets) <= FORMER.index(key):
+            raise KeyError(key)
+        _deprecate(key)
+        return targets[FORMER.index(key)]
+
+
+def make_batch(image: Tensor, targets: Mapping[str, Tensor], slide: str) -> SlideBatch:
+    """A batch of a slide, of which the keys of 1.0 may be read."""
+    return cast(SlideBatch, _WithFormer(image=image, targets=dict(targets), slide=slide))
 
 
 class Gathered(Metric):
@@ -328,6 +360,15 @@ class SlideModel(pl.LightningModule):
         self._cells = [cells, *(its_own for _, its_own in copies)]
         self.context_heads = nn.ModuleList(_attached(head(channels), outputs) for _ in range(self.magnifications - 1))
         return self.head.out_channels * self.magnifications
+
+    def _targets(self, batch: SlideBatch) -> Mapping[str, Tensor]:
+        """The targets that are known, also of a batch that somebody has made as for 1.0."""
+        if "targets" in batch:
+            return batch["targets"]
+        given = [key for key in FORMER if key in batch]
+        for key in given:
+            _deprecate(key)
+        return {name: cast(Any, batch)[key] for name, key in zip(self.task.by_target, given)}
 
     def _loss(self, batch: SlideBatch) -> Tensor:
         """The loss of a slide as an ordinary tensor."""
@@ -608,10 +649,10 @@ class SlideClassifier(SlideModel):
         return materialize(self(batch["image"], batch.get("context", ()), batch.get("tissue", ())))
 
     def _loss(self, batch: SlideBatch) -> Tensor:
-        return self.task.loss_of(self._logits(batch), batch["targets"])
+        return self.task.loss_of(self._logits(batch), self._targets(batch))
 
     def _scored(self, batch: SlideBatch) -> tuple[Tensor, Tensor, Tensor]:
-        logits, targets = self._logits(batch), batch["targets"]
+        logits, targets = self._logits(batch), self._targets(batch)
         return self.task.loss_of(logits, targets), self.task.row(targets), self.task.predict(logits.float())
 
     def predicted(self, batch: SlideBatch) -> Tensor:
@@ -683,19 +724,19 @@ class SlideSegmenter(SlideModel):
 
     def _loss(self, batch: SlideBatch) -> Tensor:
         logits, vector = self._recorded(batch)
-        loss = materialize(self.pixels.loss(logits, batch["targets"][self._drawn]))
+        loss = materialize(self.pixels.loss(logits, self._targets(batch)[self._drawn]))
         return self._total(loss, self._of_slide(vector), batch)
 
     def _scored(self, batch: SlideBatch) -> tuple[Tensor, Tensor, Tensor]:
-        (logits, vector), drawn = self._recorded(batch), batch["targets"][self._drawn]
+        (logits, vector), drawn = self._recorded(batch), self._targets(batch)[self._drawn]
         lazy, areas = self.pixels.loss(logits, drawn), self.pixels.areas(logits, drawn)
         loss, of_slide = materialize(lazy), self._of_slide(vector)
-        row = loss.new_zeros(1) if of_slide is None else self.task.row(batch["targets"])
+        row = loss.new_zeros(1) if of_slide is None else self.task.row(self._targets(batch))
         return self._total(loss, of_slide, batch), row, self._joined(materialize(areas), of_slide)
 
     def predicted(self, batch: SlideBatch) -> Tensor:
         """The areas of pixels, or shares where no class of them is known, and the predictions of the slide."""
-        (logits, vector), drawn = self._recorded(batch), batch["targets"].get(self._drawn)
+        (logits, vector), drawn = self._recorded(batch), self._targets(batch).get(self._drawn)
         found = materialize(self.pixels.predict(logits) if drawn is None else self.pixels.areas(logits, drawn))
         return self._joined(found, self._of_slide(vector))
 
@@ -706,7 +747,7 @@ class SlideSegmenter(SlideModel):
     def _total(self, of_pixels: Tensor, of_slide: Tensor | None, batch: SlideBatch) -> Tensor:
         """The loss of all targets."""
         loss = self.task.pixel_weight * of_pixels
-        return loss if of_slide is None else loss + self.task.loss_of(of_slide, batch["targets"])
+        return loss if of_slide is None else loss + self.task.loss_of(of_slide, self._targets(batch))
 
     def _joined(self, pixels: Tensor, of_slide: Tensor | None) -> Tensor:
         """The numbers of the pixels, and behind them the predictions of the slide."""

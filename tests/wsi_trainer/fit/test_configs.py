@@ -228,16 +228,30 @@ FORMER = {
 OLD = re.sub("|".join(FORMER), lambda found: FORMER[found[0]], NEW)
 
 
-def read(folder: Path, text: str) -> str:
+def read(folder: Path, text: str, *words: str) -> str:
     """The config that these options are, as a run keeps it."""
     (folder / "config.yaml").write_text(text)
     parser = make_parser("fit", "")
-    return parser.dump(parse(parser, [f"--config={folder / 'config.yaml'}", f"--out={folder / 'run'}"]))
+    return parser.dump(parse(parser, [f"--config={folder / 'config.yaml'}", f"--out={folder / 'run'}", *words]))
 
 
 def test_a_config_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     assert "patches" in read(tmp_path, NEW)
     assert read(tmp_path, OLD) == read(tmp_path, NEW)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (["--model.levels=3"], ["--model.magnifications=3"]),
+        (["--model.trained", "last"], ["--model.finetune", "last"]),
+        (["--data.patches.turn=false"], ["--data.patches.flip_rotate=false"]),
+        (["--model.task.init_args.beside_weight=2"], ["--model.task.init_args.auxiliary_weight=2"]),
+    ],
+)
+def test_options_of_an_earlier_version_are_read(old: list[str], new: list[str], tmp_path: Path) -> None:
+    asked = read(tmp_path, NEW, *new)
+    assert asked != read(tmp_path, NEW) and read(tmp_path, NEW, *old) == asked
 
 
 def test_weights_of_an_earlier_version(tmp_path: Path) -> None:
