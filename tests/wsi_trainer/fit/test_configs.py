@@ -245,7 +245,7 @@ def test_a_config_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     [
         (["--model.levels=3"], ["--model.magnifications=3"]),
         (["--model.trained", "last"], ["--model.finetune", "last"]),
-        (["--data.patches.turn=false"], ["--data.patches.flip_rotate=false"]),
+        (["--data.patches.turn=true"], ["--data.patches.flip_rotate=true"]),
         (["--model.task.init_args.beside_weight=2"], ["--model.task.init_args.auxiliary_weight=2"]),
     ],
 )
