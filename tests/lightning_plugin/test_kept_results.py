@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from lightning_plugin import LazyImage, SFTStrategy, TiledModule
 from tests.exactness import TOLERANCE, difference
+from tests.sampling import sampled
 
 STEPS = 3
 WAYS: dict[str, dict[str, Any]] = {"tiles": {"tiles": 2}, "all kept": {"budget": "64MiB"}, "some": {"budget": "300KiB"}}
@@ -111,9 +112,7 @@ def kept_by(strategy: Any, net: type[nn.Module], keep: Keep, images: int, stage:
     return module, torch.utils._pytree.tree_leaves(module.kept)
 
 
-@pytest.mark.parametrize("stage", ["fit", "validate"])
-@pytest.mark.parametrize("net", [Pooled, ClassToken])
-@pytest.mark.parametrize("keep", KEEPS)
+@pytest.mark.parametrize(("keep", "net", "stage"), sampled(KEEPS, [Pooled, ClassToken], ["fit", "validate"], every=2))
 def test_what_a_lightning_module_keeps_is_plain(keep: str, net: type[nn.Module], stage: str) -> None:
     images = 1 if net is Pooled else 2
     plain, expected = kept_by("auto", net, KEEPS[keep], images, stage)

@@ -248,7 +248,7 @@ def shared_networks(folder: Path) -> None:
     dist.init_process_group("gloo")
     found: dict[str, Any] = {"networks": 0, "wrong": []}
 
-    @settings(max_examples=15, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=HealthCheck)
+    @settings(max_examples=9, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=HealthCheck)
     @seed(1)
     @given(cases())
     def every(case: Case) -> None:

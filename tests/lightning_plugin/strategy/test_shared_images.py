@@ -51,7 +51,7 @@ def test_the_budget_of_one_process_is_enough_for_each(tmp_path: Path) -> None:
 
 def test_any_network_under_any_plan_on_three_ranks(tmp_path: Path) -> None:
     for found in succeed("shared_networks", tmp_path, world=3):
-        assert found["networks"] >= 12 and found["wrong"] == []
+        assert found["networks"] >= 7 and found["wrong"] == []
         for background in found["background"]:
             assert background["error"] < 1e-9
             assert 0 < background["saved"] < background["tiles"], "ranks agree on which tiles are identical"
