@@ -17,5 +17,10 @@ def sampled(*values: Iterable[Any], every: int) -> list[Any]:
     found = []
     for combination in itertools.product(*map(enumerate, values)):
         marks = [pytest.mark.full] if sum(place for place, _ in combination) % every else []
-        found.append(pytest.param(*(value for _, value in combination), marks=marks))
+        values_of = [value for _, value in combination]
+        found.append(pytest.param(*values_of, marks=marks, id="-".join(map(name_of, values_of))))
     return found
+
+
+def name_of(value: Any) -> str:
+    return str(getattr(value, "__name__", None) or getattr(value, "name", value))

@@ -56,6 +56,7 @@ def test_the_page_on_slide_formats_adds_one(tmp_path: Path, monkeypatch: pytest.
         Slide.open(tmp_path / "slide.npy")
 
 
+@pytest.mark.full
 def test_the_page_on_huge_images_trains_on_a_scene_and_on_a_volume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from lightning_plugin import LazyImage, TiledModule, materialize
 from lightning_plugin.strategy.tiling import SFTStrategy
 from tests.exactness import TOLERANCE, difference
 from tests.lightning_plugin.step_parts import ASKS
+from tests.sampling import sampled
 
 OPTIONS = {
     "tiles": {"tiles": (2, 3)},
@@ -71,9 +72,10 @@ def assert_same(tiled: nn.Module, plain: nn.Module) -> None:
         assert difference(c, b) < TOLERANCE, name
 
 
-@pytest.mark.parametrize("options", list(OPTIONS))
-@pytest.mark.parametrize("norm", list(NORMS))
-@pytest.mark.parametrize("ask", ["assert isfinite", "if y.mean() > 0.123", "std without grad", "materialize"])
+@pytest.mark.parametrize(
+    ("ask", "norm", "options"),
+    sampled(["assert isfinite", "if y.mean() > 0.123", "std without grad", "materialize"], NORMS, OPTIONS, every=2),
+)
 def test_values_asked_for_in_forward(ask: str, norm: str, options: str) -> None:
     plain = network(norm, ask)
     tiled = copy.deepcopy(plain)

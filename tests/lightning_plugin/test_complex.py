@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from lightning_plugin import LazyImage, TiledModule, check, materialize
 from tests.exactness import asked, assert_exact
 from tests.lightning_plugin.rules.helpers import recorded_kinds
+from tests.sampling import sampled
 
 SPACE = (2, 3)
 SHAPE = (2, 3, 12, 14)
@@ -144,8 +145,7 @@ USES = (
 )
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", USES)
+@pytest.mark.parametrize(("name", "way"), sampled(USES, WAYS, every=2))
 def test_what_plain_pytorch_makes_of_a_complex_map(name: str, way: str) -> None:
     net = Complex(USES[name])
     assert_exact(net, SHAPE, engine=asked(**WAYS[way]))

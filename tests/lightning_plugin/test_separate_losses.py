@@ -11,6 +11,7 @@ from torch import nn
 
 from lightning_plugin import LazyImage, PlanError, TiledModule
 from tests.exactness import TOLERANCE, asked, difference
+from tests.sampling import sampled
 
 SETTINGS = [
     {"tiles": (2, 3)},
@@ -80,20 +81,26 @@ def twice(net, one, other):
     (one + other).backward()
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.parametrize("pull", [first_then_second, second_then_first, only_one], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    ("pull", "settings"),
+    sampled([first_then_second, second_then_first, only_one], SETTINGS, every=3),
+)
 def test_heads_that_share_only_the_image(pull, settings):
     compared(Heads(trunk=False), pull, settings)
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.parametrize("pull", [first_then_second, second_then_first, only_one], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    ("pull", "settings"),
+    sampled([first_then_second, second_then_first, only_one], SETTINGS, every=3),
+)
 def test_heads_on_a_frozen_trunk(pull, settings):
     compared(Heads(trunk=True), pull, settings, frozen=True)
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.parametrize("pull", [only_one, head_alone_first, twice], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    ("pull", "settings"),
+    sampled([only_one, head_alone_first, twice], SETTINGS, every=3),
+)
 def test_a_pass_leaves_nothing_to_the_next(pull, settings):
     compared(Heads(trunk=True), pull, settings)
 
@@ -132,7 +139,9 @@ class Turned(Heads):
         return self.one(x.flip(2)).mean((2, 3)).square().sum(), self.other(x).amax((2, 3)).sum()
 
 
-@pytest.mark.parametrize("settings", [*SETTINGS[:2], {"budget": 3 << 20}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [pytest.param(SETTINGS[0], marks=pytest.mark.full), SETTINGS[1], {"budget": 3 << 20}], ids=str
+)
 def test_a_part_that_cannot_be_a_scan_by_itself_is_none(settings):
     compared(Turned(), first_then_second, settings, frozen=True)
 

@@ -15,6 +15,7 @@ from lightning_plugin.engine import Engine
 from lightning_plugin.layout import Layout
 from lightning_plugin.rules.reductions import Extreme
 from tests.exactness import asked
+from tests.sampling import sampled
 
 SELECTIONS = {
     "amax": lambda x: x.amax((2, 3)),
@@ -90,9 +91,15 @@ def image_of(kind: str, x: Tensor, engine: Engine) -> LazyImage:
     return LazyImage(Background(x), engine=engine) if kind == "source" else LazyImage.from_tensor(x, engine=engine)
 
 
-@pytest.mark.parametrize("kind", ["tensor", "source"])
-@pytest.mark.parametrize("content", CONTENTS, ids=lambda f: f.__name__)
-@pytest.mark.parametrize("name", [n for n in SELECTIONS if n not in ("topk", "sort", "max_pool", "amax of all")])
+@pytest.mark.parametrize(
+    ("name", "content", "kind"),
+    sampled(
+        [n for n in SELECTIONS if n not in ("topk", "sort", "max_pool", "amax of all")],
+        CONTENTS,
+        ["tensor", "source"],
+        every=3,
+    ),
+)
 def test_no_share_of_a_gradient_is_lost(name, content, kind):
     """The gradient of the last bias is the sum of all positions' shares: one for each selected value, whoever gets
     it."""
@@ -106,9 +113,15 @@ def test_no_share_of_a_gradient_is_lost(name, content, kind):
     torch.testing.assert_close(net.features[4].bias.grad, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("content", [noise, repeated, whole_numbers], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("name", [n for n in SELECTIONS if n not in ("min", "amin", "median", "kthvalue")])
+@pytest.mark.parametrize(
+    ("name", "content", "dtype"),
+    sampled(
+        [n for n in SELECTIONS if n not in ("min", "amin", "median", "kthvalue")],
+        [noise, repeated, whole_numbers],
+        [torch.float32, torch.bfloat16, torch.float16],
+        every=3,
+    ),
+)
 def test_as_near_to_the_truth_as_plain_pytorch(name, content, dtype):
     """The gradient's distance to that of float64 is at most twice plain PyTorch's own; where several positions tie only
     in a lower precision, any choice among them is as right, so plain PyTorch's on a turned image counts too."""

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.sampling import sampled
+
 from . import STRUCTURED, ZOO, ZooEntry, fill
 
 ENTRIES = [*ZOO.values(), *STRUCTURED.values()]
@@ -62,8 +64,7 @@ def test_trains_in_float64(entry: ZooEntry) -> None:
             assert parameter.grad.count_nonzero() > 0, f"{name}'s gradient is zero"
 
 
-@each_entry
-@pytest.mark.parametrize("size", ["other_shape", "min_shape"])
+@pytest.mark.parametrize(("entry", "size"), sampled(ENTRIES, ["other_shape", "min_shape"], every=2))
 def test_takes_other_sizes(entry: ZooEntry, size: str) -> None:
     shape: tuple[int, ...] = getattr(entry, size)
     output = built(entry)(image(shape))

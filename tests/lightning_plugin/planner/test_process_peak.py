@@ -46,6 +46,7 @@ def holds(found: dict[str, Any]) -> bool:
     return bool(found["over_baseline"] <= 1.15 * found["budget"] + SLACK)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c[0])
 def test_a_process_takes_little_more_than_the_budget(case: tuple[str, int, int]) -> None:
     found = run(case)

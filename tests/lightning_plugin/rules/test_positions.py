@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from lightning_plugin import LazyImage, materialize
 from tests.exactness import TOLERANCE, asked, assert_exact, difference
 from tests.lightning_plugin.rules.helpers import After, assert_tiled, recorded_kinds
+from tests.sampling import sampled
 
 SHAPES = [(2, 3, 11, 7), (1, 3, 5, 13), (3, 3, 1, 9)]
 GRIDS = [((3, 2), (2, 3)), ((1, 1), (4, 3)), ((5, 7), (1, 2))]
@@ -210,8 +211,7 @@ REDUCTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", REDUCTIONS)
-@pytest.mark.parametrize("shape", [(2, 3, 11, 7), (2, 3, 4, 13)])
+@pytest.mark.parametrize(("name", "shape"), sampled(REDUCTIONS, [(2, 3, 11, 7), (2, 3, 4, 13)], every=2))
 def test_reductions(name, shape):
     assert_tiled(After(REDUCTIONS[name]), shape)
 

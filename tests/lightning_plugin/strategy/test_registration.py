@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
+
+from tests.warm import start
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -66,18 +69,22 @@ print([name for name in sys.modules if "lightning" in name and not name.startswi
 
 def test_a_trainer_of_the_other_lightning_is_told_so(tmp_path: Path) -> None:
     """Its base class is not that of the strategies."""
-    code = """
-import lightning_plugin.strategy, types
-from lightning_plugin.registration import register
-from pytorch_lightning.strategies import StrategyRegistry
-other = type("Strategy", (), {"__module__": "lightning.pytorch.strategies.strategy"})
-register(types.SimpleNamespace(StrategyRegistry=StrategyRegistry, Strategy=other))
-try:
-    StrategyRegistry.get("sft")
-except TypeError as error:
-    print(error)
-"""
-    assert "this Trainer is of lightning.pytorch, and the strategies" in python(code, tmp_path)
+    process = start(tmp_path / "log", register_for_the_other)
+    process.join(120)
+    assert "this Trainer is of lightning.pytorch, and the strategies" in (tmp_path / "log").read_text()
+
+
+def register_for_the_other() -> None:
+    from pytorch_lightning.strategies import StrategyRegistry
+
+    from lightning_plugin.registration import register
+
+    other = type("Strategy", (), {"__module__": "lightning.pytorch.strategies.strategy"})
+    register(types.SimpleNamespace(StrategyRegistry=StrategyRegistry, Strategy=other))
+    try:
+        StrategyRegistry.get("sft")
+    except TypeError as error:
+        print(error)
 
 
 def test_without_lightning_the_engine_works_and_the_strategy_says_what_is_missing(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def net() -> Encoder:
         ("host", "SGD", {"lr": 1e-2, "momentum": 0.9}, {}, True),
         ("disk", "AdamW", {"lr": 1e-3}, {}, True),
         ("host", "AdamW", {"lr": 1e-3, "foreach": True}, {}, True),
-        ("disk", "RMSprop", {"lr": 1e-3}, {}, True),
+        pytest.param("disk", "RMSprop", {"lr": 1e-3}, {}, True, marks=pytest.mark.full),
         ("disk", "AdamW", {"lr": 1e-3}, {"gradient_clip_val": 0.1}, False),
         ("host", "SGD", {"lr": 1e-2}, {"accumulate_grad_batches": 2}, False),
         ("disk", "SGD", {"lr": 1e-2, "manual": True}, {}, False),

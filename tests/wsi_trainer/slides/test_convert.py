@@ -44,7 +44,13 @@ def _level(store: Path, level: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "name", ["CMU-1-Small-Region.svs", "test3-DAPI-2-(387).ndpi", "yb10kx5k.zstd.tiff", "XYC_LZW.ome.tiff"]
+    "name",
+    [
+        "CMU-1-Small-Region.svs",
+        "test3-DAPI-2-(387).ndpi",
+        pytest.param("yb10kx5k.zstd.tiff", marks=pytest.mark.full),
+        "XYC_LZW.ome.tiff",
+    ],
 )
 def test_native_level_is_lossless(real_slides: Path, tmp_path: Path, name: str) -> None:
     convert(Job(real_slides / name, "s", mpp=0.5), tmp_path, Settings())

@@ -36,7 +36,7 @@ def _peak(slide: Path, out: Path, threads: int, background: str) -> tuple[int, f
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc to read the peak of memory from")
-@pytest.mark.slow
+@pytest.mark.full
 def test_tall_slide_needs_what_a_short_one_needs(tmp_path: Path) -> None:
     peaks = []
     for height in (16_000, 36_000):  # from about 15,000 on, all that is ever there at once is there
@@ -111,6 +111,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc to read the peak of memory from")
+@pytest.mark.full
 def test_wide_slides_take_little_memory(wide: Path) -> None:
     """Their tissue, their thumbnail and their picture in a report."""
     run = subprocess.run([sys.executable, "-c", PROGRAM, str(wide)], capture_output=True, text=True)
