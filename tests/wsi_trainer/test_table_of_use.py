@@ -75,7 +75,7 @@ class Use:
         # No hash on one side, another name, and other features: only the patients tell.
         self.is_known = (
             self.is_same
-            or self.form.called("s07.tif") == self.cohort.called("s07.tif")
+            or slide_name(self.form.called("s07.tif")) == slide_name(self.cohort.called("s07.tif"))
             or (self.form.has_hashes and self.cohort.has_hashes)
         )
         self.is_coarse, self.is_coarser = row[1] == "coarse stores", row[2] == "coarse stores" != row[1]
@@ -269,10 +269,10 @@ class Use:
         assert "finer" not in said
         found = {row["slide"]: row for row in rows(self.run.path / "cohorts/from stores/predictions.csv")}
         own = {row["slide"]: row for row in rows(self.run.predictions_file("test"))}
-        for name, split in zip(NAMES, SPLITS):
+        for record, split in zip(self.form.records(), SPLITS):
             if split == "test":
                 # Layers add up bytes of a store, which lie plane by plane, in another order than those of a TIFF.
-                self.same(found[slide_name(self.form.called(name))], own[self.form.called(name)], to_the_bit=False)
+                self.same(found[slide_name(record.path)], own[record.slide], to_the_bit=False)
 
     STEPS = (
         resume, test, test_killed, test_of_last_checkpoint, validate, cohort_with_labels, cohort_without_labels,
@@ -395,7 +395,7 @@ def go_through(row: tuple[str, str, str], seed: int, forms: Forms, here: Path, c
     steps = list(Use.STEPS)
     random.Random(seed).shuffle(steps)
     try:
-        for step in (Use.fit, *steps):
+        for step in (Use.fit, *steps, Use.report, Use.view):
             use.do(step)
     except Exception as error:
         error.add_note(f"{SEED}={seed}: model {row[0]}, run on {row[1]}, cohort of {row[2]}, after {use.done}")

@@ -369,12 +369,15 @@ def instantiate(parser: ArgumentParser, options: Namespace) -> Loaded:
     try:
         objects = parser.instantiate(options)
         return Loaded(models.make_model(objects.model), objects.data, objects.train)
-    except (ValueError, TypeError) as error:  # how classes refuse arguments, those of this package and any other
-        raise UserError(about_refusal(error)) from error
-    except RuntimeError as error:  # how torch refuses arguments of layers; that memory is short is said elsewhere
-        if "memory" in str(error):
-            raise
-        raise UserError(f"the network of model cannot be built: {str(error).partition(chr(10))[0]}") from error
+    except (ValueError, TypeError, RuntimeError) as error:
+        raised = (
+            error.__cause__ if isinstance(error.__cause__, RuntimeError) else error
+        )  # the parser makes it a ValueError
+        if not isinstance(raised, RuntimeError):  # how classes refuse arguments, those of this package and any other
+            raise UserError(about_refusal(error)) from error
+        if "memory" in str(raised):  # that it is short is said elsewhere
+            raise raised from None
+        raise UserError(f"the network of model cannot be built: {str(raised).partition(chr(10))[0]}") from error
 
 
 @cache

@@ -77,6 +77,11 @@ def _predict_without_labels(
         ("--data.stain=.inf", "data.stain is inf; give a finite number"),
         ("--model.backbone.stem_stride=0", "stem_stride is 0; it must be 1 or more"),
         ("--model.backbone.convs=0", "convs is 0; it must be 1 or more"),
+        (
+            "--model.backbone.widths=[4,1000000000]",
+            "error: memory is short: 144,000,000,000 bytes were asked for at once",
+        ),
+        ("--model.backbone.widths=[4,4000000000000000000]", "error: the network of model cannot be built: "),
         ("--model.task={class_path: BinaryTask, init_args: {classes: null}}", "classes is None; give at least two"),
     ],
 )
