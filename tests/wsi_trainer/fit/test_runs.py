@@ -29,8 +29,9 @@ SPLITS = {"train": 0.5, "val": 0.25, "test": 0.25}
 
 def files_of(folder: Path) -> dict[str, bytes]:
     """All files of a run but those that say how it went."""
-    said = ("log.txt", "status.json", ".lock")
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name not in said}
+    said = ("log.txt", "status.json")
+    files = (p for p in folder.rglob("*") if p.is_file() and p.name not in said and not p.name.endswith(".lock"))
+    return {str(p.relative_to(folder)): p.read_bytes() for p in files}
 
 
 def stores_of(folder: Path, seed: int, slides: int, size: int = 192) -> Path:
