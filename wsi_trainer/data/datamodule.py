@@ -132,13 +132,6 @@ class SlideData(pl.LightningDataModule):
     def val_dataloader(self) -> DataLoader[SlideBatch]:
         return in_order(self._dataset(self.of("val")), self.config.workers, *self._rank())
 
-    def test_dataloader(self) -> DataLoader[SlideBatch]:
-        return self.loader("test")
-
-    def loader(self, split: str) -> DataLoader[SlideBatch]:
-        """The slides of a split in order and not turned, for evaluation."""
-        return in_order(self._dataset(self.of(split)), self.config.workers)
-
     def _dataset(self, records: Sequence[SlideRecord], augmenter: Augmenter | None = None) -> SlideDataset:
         return SlideDataset(
             records, self.targets, self.config, self.to_image, augmenter, self.tissue_stride, self.task.legends

@@ -169,7 +169,10 @@ def card_of(loaded: Loaded, about: Mapping[str, Any], decisions: Mapping[str, De
         f"| network | {type(model.backbone).__name__}, {type(model.head).__name__} |",
         *(f"| decision | {text} |" for text in model.task.sentences_on(decisions)),
         *(f"| {name} | {text} |" for name, text in _input(loaded, about)),
-        *(f"| split {split} | {n['slides']} slides of {n['patients']} patients |" for split, n in _splits(about)),
+        *(
+            f"| split {split} | {n['slides']} slides of {n['patients']} patients |"
+            for split, n in about.get("splits", {}).items()
+        ),
         f"| weights | the {about.get('checkpoint', 'best')} checkpoint |",
         "",
         *_scores(about),
@@ -199,10 +202,6 @@ def _input(loaded: Loaded, about: Mapping[str, Any]) -> Iterator[tuple[str, str]
     if not getattr(model.backbone, "prepared", False):
         mean, std = (", ".join(f"{x:.4g}" for x in values.flatten().tolist()) for values in (model.mean, model.std))
         yield "colours", f"0 to 1, minus {mean}, divided by {std}"
-
-
-def _splits(about: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, int]]]:
-    yield from about.get("splits", {}).items()
 
 
 def _scores(about: Mapping[str, Any]) -> Iterator[str]:

@@ -119,7 +119,7 @@ def train(
             say(Console(), line)
         write_json(run.pretrained, match.to_dict())
     watch = MemoryWatch(run.plan if is_first() else None)
-    callbacks = [watch, *watchers, *callbacks_of(run, config, model, slides, progress)]
+    callbacks = [watch, *watchers, *callbacks_of(run, config, slides, progress)]
     with logged_to(run.log), trackers(config, run) as loggers:
         trainer = make_trainer(config, run.path, callbacks, loggers, progress, devices=config.devices)
         trainer.fit(model, datamodule=slides, ckpt_path=checkpoint, weights_only=True)
@@ -149,7 +149,7 @@ def make_data(run: Run, loaded: Loaded, resume: str | None) -> SlideData:
     return slides
 
 
-def callbacks_of(run: Run, config: TrainConfig, model: SlideModel, slides: SlideData, progress: bool) -> list[Callback]:
+def callbacks_of(run: Run, config: TrainConfig, slides: SlideData, progress: bool) -> list[Callback]:
     """The callbacks that a run needs besides those that look on."""
     mode = "min" if is_lower_better(config.monitor.removeprefix("val_")) else "max"
     keep: dict[str, Any] = {"dirpath": run.checkpoints, "enable_version_counter": False}

@@ -158,10 +158,6 @@ class RunFolder:
     def splits(self) -> Path:
         return self._kept.splits
 
-    @property
-    def facts(self) -> Path:
-        return self._kept.facts
-
     options = _File("options.json", "own")
     """How the slides are read: what the commands before were given, and those after need not be."""
 

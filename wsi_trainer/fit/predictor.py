@@ -276,19 +276,6 @@ class Predictor:
         name = path.name if name is None else name
         return SlideRecord(name, path, "", name, "") if self.origin is None else self.origin.record_of(path, name)
 
-    def as_seen(self, records: Sequence[SlideRecord], tell: bool = False) -> list[SlideRecord]:
-        """The records of other slides than those of training, to be read at the resolution of these.
-
-        Args:
-            records: The slides.
-            tell: Whether to print which are read otherwise than they are.
-
-        Raises:
-            UserError: A slide is coarser, or does not say how large its pixels are.
-        """
-        seen = None if self.origin is None else self.origin.seen
-        return list(records) if seen is None else seen.show(records, tell)
-
     # What is predicted.
 
     def predict(self, slide: str | Path) -> Prediction:
@@ -304,7 +291,8 @@ class Predictor:
             data = replace(data, features=file.parent)
         elif self._reads_features and data.features is None:
             raise UserError(f"the model takes features of patches: give the file of a slide's features, not {slide}")
-        (case,) = grouped(data, self.as_seen([record]), None)
+        seen = None if self.origin is None else self.origin.seen
+        (case,) = grouped(data, [record] if seen is None else seen.show([record], tell=False), None)
         batch = self._slides([case], None, data)[Visit(0, 0)]
         try:
             return self._answer(batch, partial(self.opened, case, data))

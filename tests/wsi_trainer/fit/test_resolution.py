@@ -37,7 +37,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_a_finer_slide_is_read_at_the_resolution_of_the_run(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     """The slides themselves, of 0.5 µm, get the predictions of their stores of 1 µm."""
-    assert read_json(run.facts)["seen"] == {"finest": 1.0, "coarsest": 1.0, "painted": False}
+    assert read_json(run.path / "run.json")["seen"] == {"finest": 1.0, "coarsest": 1.0, "painted": False}
     kept = [record for record in run.kept() if record.split == "test"]
     table = run.path.parent / "slides" / "slides.csv"
     raw = [table.parent / f"{record.path.stem}.svs" for record in kept]
