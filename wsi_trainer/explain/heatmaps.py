@@ -101,64 +101,65 @@ def write_heatmaps(
         for record in run.records(split, model.task.columns)
     ]
     result = result_of(run, model, options, split)
-    work = run.work(result, records, {**asdict(options), "regions": regions}, overwrite)
-    folder = result.folder
-    field = receptive_field(model.backbone) if data.patches is None else data.patches.size
-    names, predictor = result_names([record.slide for record in records]), run.predictor
-    skipped: dict[str, str] = {}
-    for record in track(records, description="maps", transient=True):
-        if work.entry(record) is not None:
-            continue
-        try:
-            with predictor.opened(record) as (batch, view):
-                attribution = predictor.attribute(batch, target, options.method, options.steps)
-                image = view
-                if isinstance(view, Bag):
-                    assert data.patches is not None
-                    image, patches = view.whole(), painted(view, data.patches, attribution.values.cpu())
-                    attribution = replace(patches, peak_bytes=attribution.peak_bytes)
-                assert isinstance(image, Image)
-                one = SlideMap(folder, record, image.size, image.place, attribution.stride, names[record.slide])
-                files = one.write(attribution.values, image, options, shown_as)
-        except SlideError as error:
-            if data.on_error == "stop":
-                raise
-            skipped[record.slide] = error.reason
-            continue
-        drawn = one.in_image(_regions_of(record, regions, one.place.shape))
-        known = regions is not None and is_known(record, drawn, shown_as.name, targets_of(model.task))
-        marks = marks_of(files.outlines, drawn, one.stride) if known else None
-        peak = {"peak_bytes": attribution.peak_bytes}
-        work.add(record, {
-            "entry": files.entry | peak | _of_original(one, files, originals, shown_as, options),
-            "size": one.size,
-            "largest": float(attribution.positive.max()),
-            "marks": None if marks is None else [marks.lesions.tolist(), marks.false.tolist()],
-        })  # fmt: skip
-    made = {record.slide: made for record in records if (made := work.entry(record)) is not None}
-    entries: dict[str, dict[str, Any]] = {slide: dict(one["entry"]) for slide, one in made.items()}
-    maps = {
-        record.slide: SlideMap(
-            folder, record, tuple(made[record.slide]["size"]), SlideTransform.of(entries[record.slide]["place"]),
-            entries[record.slide]["stride"], names[record.slide],
-        )
-        for record in records
-        if record.slide in made
-    }  # fmt: skip
-    scale = None if options.method == "attention" else max((one["largest"] for one in made.values()), default=0.0)
-    for slide, one in maps.items():
-        entries[slide] |= one.overlay(scale, _regions_of(one.record, regions, one.place.shape), field)
-    found = {
-        slide: Marks(*(np.array(values, np.float64) for values in one["marks"]))
-        for slide, one in made.items()
-        if one["marks"] is not None
-    }
-    write_detected(folder, records, found, shown_as.name, split, config.resamples)
-    write_script(folder)
-    facts = {"split": split, "checkpoint": run.checkpoint_name}
-    facts |= facts_of(shown_as.name, options, field, entries, skipped, maps)
-    write_json(result.file, facts)
-    run.finish(work)
+    with result.locked(overwrite):
+        work = run.work(result, records, {**asdict(options), "regions": regions}, overwrite)
+        folder = result.folder
+        field = receptive_field(model.backbone) if data.patches is None else data.patches.size
+        names, predictor = result_names([record.slide for record in records]), run.predictor
+        skipped: dict[str, str] = {}
+        for record in track(records, description="maps", transient=True):
+            if work.entry(record) is not None:
+                continue
+            try:
+                with predictor.opened(record) as (batch, view):
+                    attribution = predictor.attribute(batch, target, options.method, options.steps)
+                    image = view
+                    if isinstance(view, Bag):
+                        assert data.patches is not None
+                        image, patches = view.whole(), painted(view, data.patches, attribution.values.cpu())
+                        attribution = replace(patches, peak_bytes=attribution.peak_bytes)
+                    assert isinstance(image, Image)
+                    one = SlideMap(folder, record, image.size, image.place, attribution.stride, names[record.slide])
+                    files = one.write(attribution.values, image, options, shown_as)
+            except SlideError as error:
+                if data.on_error == "stop":
+                    raise
+                skipped[record.slide] = error.reason
+                continue
+            drawn = one.in_image(_regions_of(record, regions, one.place.shape))
+            known = regions is not None and is_known(record, drawn, shown_as.name, targets_of(model.task))
+            marks = marks_of(files.outlines, drawn, one.stride) if known else None
+            peak = {"peak_bytes": attribution.peak_bytes}
+            work.add(record, {
+                "entry": files.entry | peak | _of_original(one, files, originals, shown_as, options),
+                "size": one.size,
+                "largest": float(attribution.positive.max()),
+                "marks": None if marks is None else [marks.lesions.tolist(), marks.false.tolist()],
+            })  # fmt: skip
+        made = {record.slide: made for record in records if (made := work.entry(record)) is not None}
+        entries: dict[str, dict[str, Any]] = {slide: dict(one["entry"]) for slide, one in made.items()}
+        maps = {
+            record.slide: SlideMap(
+                folder, record, tuple(made[record.slide]["size"]), SlideTransform.of(entries[record.slide]["place"]),
+                entries[record.slide]["stride"], names[record.slide],
+            )
+            for record in records
+            if record.slide in made
+        }  # fmt: skip
+        scale = None if options.method == "attention" else max((one["largest"] for one in made.values()), default=0.0)
+        for slide, one in maps.items():
+            entries[slide] |= one.overlay(scale, _regions_of(one.record, regions, one.place.shape), field)
+        found = {
+            slide: Marks(*(np.array(values, np.float64) for values in one["marks"]))
+            for slide, one in made.items()
+            if one["marks"] is not None
+        }
+        write_detected(folder, records, found, shown_as.name, split, config.resamples)
+        write_script(folder)
+        facts = {"split": split, "checkpoint": run.checkpoint_name}
+        facts |= facts_of(shown_as.name, options, field, entries, skipped, maps)
+        write_json(result.file, facts)
+        run.finish(work)
     return facts
 
 
@@ -247,7 +248,8 @@ def heatmap(words: Sequence[str]) -> int:
         )
     maps = fields_of(MapOptions, options)
     result = result_of(run, model, maps, options.split)
-    with result.locked(options.overwrite), at_work(run.path):
+    result.keep(options.overwrite)
+    with at_work(run.path):
         facts = write_heatmaps(run, options.split, maps, options.regions, options.overwrite)
     console = Console()
     say(console, f"{len(facts['slides'])} maps: {result.folder}")

@@ -117,10 +117,12 @@ def test_split(
     """
     task, config, failures = run.loaded.model.task, run.loaded.train, Failures(run)
     result = run.result("test", split)
+    if slides is None:
+        data = slides_of(run, split)  # refuses them before anything is written
     with result.locked(overwrite):
         if slides is not None:
             run.freeze(slides, features=run.loaded.data.features)
-        data = slides_of(run, split)
+            data = slides_of(run, split)
         work = run.work(result, data.of(split), overwrite=overwrite)
         predictions = predictions_of(run, data, split, failures, work, progress)
         decisions = decisions_of(run, predictions if split == "val" else None, progress)
