@@ -306,7 +306,7 @@ def test_nobody_looks_at_background_behind_the_last_segment_that_shares(monkeypa
 
 
 @pytest.mark.usefixtures("free_tiles")
-@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("train", [pytest.param(False, marks=pytest.mark.full), True])
 def test_a_plan_for_background_keeps_its_budget_and_is_exact(train: bool) -> None:
     torch.manual_seed(0)
     plain = resnet().double().train(train)

@@ -176,7 +176,7 @@ class Tokens(nn.Module):
         return found
 
 
-@pytest.mark.parametrize("bags", [(), (2,)])
+@pytest.mark.parametrize("bags", [(), pytest.param((3,), marks=pytest.mark.full)])
 def test_a_budget_that_keys_do_not_fit_is_kept(bags: tuple[int, ...], tmp_path: Path) -> None:
     torch.manual_seed(0)
     net, x = Tokens(16).double(), torch.randn(*bags, 503, 3, 2, 2, dtype=torch.float64)

@@ -146,7 +146,9 @@ COMMANDS: dict[str, Callable[[Path, Path], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", COMMANDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.full] if kind in ("cohort", "segment") else []) for kind in COMMANDS]
+)
 def test_a_command_that_was_killed_goes_on_and_leaves_the_same_files(
     kind: str, made: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
