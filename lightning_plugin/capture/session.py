@@ -100,6 +100,8 @@ class Log:
         captured: The captured tensors.
         effects: Effects, each with the captured tensors that it writes.
         settled: Captured tensors that no effect has still to write.
+        draws: Captured tensors that the call draws itself, each with the function that draws it.
+        random_calls: Number of random operators.
         is_repeatable: False if the call has to be recorded in each step.
     """
 
@@ -111,6 +113,8 @@ class Log:
     captured: set[Value] = field(default_factory=set)
     effects: list[tuple[Effect, Sequence[Value]]] = field(default_factory=list)
     settled: list[Value] = field(default_factory=list)
+    draws: list[tuple[Value, Callable[[Session], Tensor]]] = field(default_factory=list)
+    random_calls: int = 0
     is_repeatable: bool = True
 
 
@@ -163,7 +167,7 @@ class Session:
         recomputed_blocks: Blocks of `torch.utils.checkpoint` that backward recomputes.
         lazy_tensors: The lazy tensors of the session.
         random_calls: Number of random operators so far.
-        key: Key of the step's random numbers.
+        keys: Key of the step's random numbers, on each device that reads it.
         merged_into: The session that has taken over this one's calls.
         transcript: The calls of the step, by which they are compared with those of earlier steps; None if they are not.
         has_calls: True if a call was recorded, or compared.
@@ -185,7 +189,7 @@ class Session:
     recomputed_blocks: set[Hashable] = field(default_factory=set, init=False)
     lazy_tensors: list[weakref.ref[Any]] = field(default_factory=list, init=False)
     random_calls: int = field(default=0, init=False)
-    key: int | None = field(default=None, init=False)
+    keys: dict[torch.device, Tensor] = field(default_factory=dict, init=False)
     merged_into: Session | None = field(default=None, init=False)
     transcript: Transcript | None = field(default=None, init=False)
     has_calls: bool = field(default=False, init=False)
@@ -219,7 +223,7 @@ class Session:
         nodes = tuple(ancestors(wanted, self.vectors))
         if splitting is not None:
             space = min(self.instance_axes, default=max(map(len, self.extents), default=0))
-            nodes = splitting.rewrite(nodes, self.windows_in_training, space, lambda: sum(self.next_random_key()))
+            nodes = splitting.rewrite(nodes, self.windows_in_training, space, self.split_key)
             self.windows_in_training.difference_update(n.serial for n in nodes)
         elif chains == "always" or (chains == "auto" and len(nodes) > CHAINS_FROM_NODES):
             written = {v for v, capture in self.bindings.captures.items() if capture.version is None}
@@ -447,14 +451,40 @@ class Session:
         tensors = [self.captured_tensor(v) for v in values if v in self.bindings.captures]
         return any(w is t for e in self.effects if not e.dormant for w in e.writes for t in tensors)
 
-    def next_random_key(self) -> tuple[int, int]:
-        """Return the step's key, drawn once from PyTorch's generator, and the number of this random call."""
-        if logs.now is not None:
-            logs.now.is_repeatable = False
-        if self.key is None:
-            self.key = int(torch.randint(2**62, (1,)).item())
+    def next_random_call(self) -> int:
+        """Return the number of a call of a random operator."""
         self.random_calls += 1
-        return self.key, self.random_calls
+        if logs.now is not None:
+            logs.now.random_calls += 1
+        return self.random_calls
+
+    def key(self, device: torch.device) -> Tensor:
+        """Return the step's key on a device, drawn once from PyTorch's generator."""
+        if device not in self.keys:
+            cpu = torch.device("cpu")
+            self.keys.setdefault(cpu, torch.randint(2**62, (), device=cpu))
+            self.keys[device] = self.keys[cpu].to(device)
+        return self.keys[device]
+
+    def begin_random_numbers(self) -> None:
+        """Forget the key and the number of random calls, for the next step of an image that the user keeps."""
+        self.keys.clear()
+        self.random_calls = 0
+
+    def draw(self, draw: Callable[[Session], Tensor]) -> Value:
+        """Capture a tensor that a call draws: it is drawn again where the call is repeated."""
+        value = self.capture(draw(self))
+        if logs.now is not None:
+            logs.now.draws.append((value, draw))
+        return value
+
+    def random_key(self, device: torch.device) -> Value:
+        """Return the value of the step's key on a device."""
+        return self.draw(lambda session: session.key(device))
+
+    def split_key(self) -> int:
+        """Return a number for the cuts of a Split-CNN in this run."""
+        return int(self.key(torch.device("cpu"))) + self.next_random_call()
 
 
 def bind(fake: Tensor, value: Value | Stale) -> None:

@@ -13,7 +13,7 @@ values, as images are. So a module's weights may be others in each step, and a w
 buffer that changes its type, a flag, a rate or a branch in Python is another call.
 
 Calls that are always recorded, as is everything after them in their step: those of functions that are not PyTorch's
-(they may depend on anything), with arguments of unknown types, with random numbers by position, which read the data of
+(they may depend on anything), with arguments of unknown types, which read the data of
 a captured tensor while they are recorded, in blocks of `torch.utils.checkpoint`, and within dispatch modes.
 
 Entries are held by an engine, `MAX_ROOTS` first images of steps at most. Their fake tensors serve one step at a time:
@@ -195,6 +195,7 @@ class Transcript:
             return
         if alive[0]._fake is self.root.fake and binding_of(self.root.fake) is self.root.value:
             self.place = self.root
+            session.begin_random_numbers()
 
 
 class Transcripts:
@@ -288,6 +289,11 @@ def repeat(func: Callable[..., Any], args: Any, kwargs: dict[str, Any], session:
             continue
         if session.has_pending_writes(entry.log.settled):
             continue
+        drawn = [(value, draw(session)) for value, draw in entry.log.draws]
+        if any(session.known_capture(tensor) not in (None, value) for value, tensor in drawn):
+            continue  # the step's key has another value
+        for value, tensor in drawn:
+            session.bind_capture(value, tensor)
         transcript.place = entry
         repeat_log(entry.log, session)
         return result_of(entry.out, args, kwargs, session)
@@ -370,6 +376,7 @@ def repeat_log(log: Log, session: Session) -> None:
     if log.axes:
         session.instance_axes |= log.axes
     session.add_nodes(log.serials)
+    session.random_calls += log.random_calls
     for effect, buffers in log.effects:
         writes = tuple(map(session.captured_tensor, buffers))
         norm = None if effect.norm is None else current_module()[0]
@@ -461,7 +468,8 @@ def add_call(func: Callable[..., Any], arguments: Any, out: Any, log: Log, sessi
     assert isinstance(transcript, Transcript)
     leaves = leaves_of(arguments)
     tensors = [a for a in leaves if type(a) is Given]
-    if not tensors or not log.is_repeatable or not log.captured <= {a.state for a in tensors}:
+    known = {a.state for a in tensors}.union(value for value, _ in log.draws)
+    if not tensors or not log.is_repeatable or not log.captured <= known:
         transcript.place = None
         return
     log.axes = frozenset(session.instance_axes - log.axes)

@@ -143,11 +143,13 @@ def record_attention(rec: Recorder, a: AttentionCall, out: Tensor, autocast: Any
     token = query.space.axis_of(rank - 2)
     operands = [v for v in (query, key, value, mask) if v is not None]
     operands.sort(key=lambda v: not v.is_map)
-    key_of_step, call = rec.session.next_random_key() if a.dropout else (0, 0)
+    random = len(operands) if a.dropout else None
+    if random is not None:
+        operands.append(rec.session.random_key(query.device))
     op = Attention(
         tuple(operands.index(v) for v in (query, key, value)), None if mask is None else operands.index(mask),
         tuple(v.space.extent for v in operands if v.is_map), a.scale, a.dropout, a.causal, a.grouped, token, scores,
-        Stream(call, key_of_step), autocast, by_hand,
+        Stream(rec.session.next_random_call() if a.dropout else 0), random, autocast, by_hand,
     )  # fmt: skip
     if a.grouped and not op.plain:
         return NotImplemented
@@ -178,6 +180,7 @@ class Attention(TileOp):
         token: Axis of queries.
         scores: Layout of the scores.
         stream: Random numbers of dropout.
+        random: Index of the step's key among the inputs.
         autocast: Autocast of the call.
         by_hand: The user's code computes it without a fused kernel.
     """
@@ -193,6 +196,7 @@ class Attention(TileOp):
     token: int | None
     scores: Layout
     stream: Stream
+    random: int | None
     autocast: Autocast | None
     by_hand: bool = False
 
@@ -221,7 +225,7 @@ class Attention(TileOp):
         query, key, value = (operands[i] for i in self.roles)
         mask = None if self.mask is None else operands[self.mask]
         if isinstance(key, Pieces):
-            return attend(self.scores_of(box, query), query, mask, key, value)
+            return attend(self.scores_of(box, query, operands), query, mask, key, value)
         if self.by_hand:
             scores = query @ key.transpose(-2, -1) * self.scale
             return torch.softmax(scores if mask is None else scores + mask, -1) @ value
@@ -230,16 +234,18 @@ class Attention(TileOp):
                 return F.scaled_dot_product_attention(
                     query, key, value, mask, is_causal=self.causal, scale=self.scale, enable_gqa=self.grouped
                 )
-        scores_of = self.scores_of(box, query)
+        scores_of = self.scores_of(box, query, operands)
         scores = scores_of(query, key, mask, 0)
         blind = scores.isneginf().all(-1, keepdim=True)  # queries without a visible key get zeros
         weights = torch.softmax(scores.masked_fill(blind, 0.0), -1).masked_fill(blind, 0.0)
         return scores_of.weigh(weights, value, 0).to(query.dtype)
 
-    def scores_of(self, box: Box, query: Tensor) -> Scores:
+    def scores_of(self, box: Box, query: Tensor, operands: Sequence[Any]) -> Scores:
         """Return the function of the scores of a tile's queries."""
         first = None if not self.causal else 0 if self.token is None else box.lo[self.token]
-        dropout = WeightDropout(self.dropout, self.stream, self.scores, box) if self.dropout else None
+        dropout = None
+        if self.random is not None:
+            dropout = WeightDropout(self.dropout, self.stream, operands[self.random], self.scores, box)
         cast = self.autocast is not None and self.autocast.enabled and query.dtype != torch.float64
         dtype = self.autocast.dtype if cast and self.autocast else None
         return Scores(self.scale, first, dropout, dtype, masked_to_zero=not self.by_hand)

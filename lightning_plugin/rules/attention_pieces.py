@@ -30,6 +30,7 @@ class WeightDropout:
 
     p: float
     stream: Stream
+    key: Tensor
     scores: Layout
     box: Box
 
@@ -40,7 +41,7 @@ class WeightDropout:
         count = self.scores.shape[keys]
         layout = Layout((*self.scores.dims[:keys], (Axis(axis),)), (*self.scores.extent, count))
         box = Box((*self.box.lo, first), (*self.box.hi, last))
-        kept = self.stream.keep(self.p, layout, box, weights.device)
+        kept = self.stream.keep(self.key, self.p, layout, box)
         return weights * kept * (1 / (1 - self.p) if self.p < 1 else 0.0)
 
 

@@ -14,7 +14,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -60,21 +59,29 @@ def top_bits(z: Tensor, bits: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Stream:
-    """Random numbers of one call. Plans and tile programs depend on neither field.
+    """Random numbers of one call. Plans and tile programs do not depend on its number.
+
+    The step's ``key`` is a tensor without dimensions: a step that repeats recorded calls has its own.
 
     Attributes:
         call: Number of the call in the step.
-        key: Key of the step.
     """
 
     call: int = field(compare=False)
-    key: int = field(compare=False)
 
-    def base(self, part: int) -> int:
-        return signed(hash_number(hash_number(self.key) ^ hash_number(self.call * 4 + part + 1)))
-
-    def fill(self, out: Tensor, layout: Layout, box: Box, draw: Callable[[Callable[[int], Tensor]], Tensor]) -> Tensor:
-        """Fill a tile by chunks. ``draw`` returns a chunk; it gets a function that hashes the chunk's positions."""
+    def fill(
+        self,
+        out: Tensor,
+        key: Tensor,
+        layout: Layout,
+        box: Box,
+        draw: Callable[[Callable[[int], Tensor]], Tensor],
+        parts: int = 1,
+    ) -> Tensor:
+        """Fill a tile by chunks. ``draw`` returns a chunk; it gets a function that hashes the chunk's positions, in as
+        many independent ``parts``."""
+        hashed = hash_bits(key.clone())
+        bases = [hash_bits(hashed ^ signed(hash_number(self.call * 4 + part + 1))) for part in range(parts)]
         factors = [f for dim in layout.dims for f in dim] or [1]
         sizes = [box.extent[f.index] if isinstance(f, Axis) else f for f in factors]
         lines = list(coordinates(layout, box, out.device))
@@ -83,39 +90,37 @@ class Stream:
             index = torch.zeros((), dtype=torch.int64, device=out.device)
             for line, part in zip(lines, place, strict=True):
                 index = index.unsqueeze(-1) + line[part]
-            view[place] = draw(partial(self.bits, index.mul_(signed(GOLDEN))))
+            scaled = index.mul_(signed(GOLDEN))
+            view[place] = draw(lambda part, scaled=scaled: hash_bits(scaled + bases[part]))  # type: ignore[misc]
         return out
 
-    def bits(self, scaled: Tensor, part: int) -> Tensor:
-        return hash_bits(scaled + self.base(part))
-
-    def keep(self, p: float, layout: Layout, box: Box, device: torch.device) -> Tensor:
+    def keep(self, key: Tensor, p: float, layout: Layout, box: Box) -> Tensor:
         """Return a mask that is false with probability p."""
         bar = round(p * 2**53)
-        out = torch.empty(layout.tile_shape(box), dtype=torch.bool, device=device)
-        return self.fill(out, layout, box, lambda bits: top_bits(bits(0), 53) >= bar)
+        out = torch.empty(layout.tile_shape(box), dtype=torch.bool, device=key.device)
+        return self.fill(out, key, layout, box, lambda bits: top_bits(bits(0), 53) >= bar)
 
-    def uniform(self, layout: Layout, box: Box, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def uniform(self, key: Tensor, layout: Layout, box: Box, dtype: torch.dtype) -> Tensor:
         """Uniform in [0, 1)."""
         bits = BITS[dtype]
-        out = torch.empty(layout.tile_shape(box), dtype=dtype, device=device)
-        return self.fill(out, layout, box, lambda draw: top_bits(draw(0), bits).to(dtype) * 2.0**-bits)
+        out = torch.empty(layout.tile_shape(box), dtype=dtype, device=key.device)
+        return self.fill(out, key, layout, box, lambda draw: top_bits(draw(0), bits).to(dtype) * 2.0**-bits)
 
-    def normal(self, layout: Layout, box: Box, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def normal(self, key: Tensor, layout: Layout, box: Box, dtype: torch.dtype) -> Tensor:
         """Standard normal, by Box and Muller's transform."""
-        out = torch.empty(layout.tile_shape(box), dtype=dtype, device=device)
+        out = torch.empty(layout.tile_shape(box), dtype=dtype, device=key.device)
 
         def draw(bits: Callable[[int], Tensor]) -> Tensor:
             radius = (top_bits(bits(0), 53) + 1).double().mul_(2.0**-53).log_().mul_(-2).sqrt_()
             return radius * top_bits(bits(1), 53).double().mul_(2 * math.pi * 2.0**-53).cos_()
 
-        return self.fill(out, layout, box, draw)
+        return self.fill(out, key, layout, box, draw, parts=2)
 
-    def exponential(self, layout: Layout, box: Box, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def exponential(self, key: Tensor, layout: Layout, box: Box, dtype: torch.dtype) -> Tensor:
         """Exponential with rate one, never zero."""
-        out = torch.empty(layout.tile_shape(box), dtype=dtype, device=device)
+        out = torch.empty(layout.tile_shape(box), dtype=dtype, device=key.device)
         return self.fill(
-            out, layout, box, lambda bits: -(top_bits(bits(0), 53).double().add_(0.5).mul_(2.0**-53).log_())
+            out, key, layout, box, lambda bits: -(top_bits(bits(0), 53).double().add_(0.5).mul_(2.0**-53).log_())
         )
 
 

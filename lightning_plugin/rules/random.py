@@ -1,14 +1,14 @@
 """Dropout and random tensors.
 
 Numbers for each element are functions of its position (`noise`): they equal PyTorch's in distribution. Numbers for each
-channel are one small tensor, drawn during recording by PyTorch's own generator: they equal PyTorch's to the bit. So do
+channel are one small tensor, drawn in each step by PyTorch's own generator: they equal PyTorch's to the bit. So do
 masks that the user's own code draws (stochastic depth).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -34,7 +34,8 @@ ALPHA = 1.7580993408473766
 
 @dataclass(frozen=True)
 class Positional(TileOp):
-    """Operator that draws a random number for each element; tiles with equal inputs have different results."""
+    """Operator that draws a random number for each element, from the key that it reads; tiles with equal inputs have
+    different results."""
 
     kind: ClassVar[str] = "local"
     stream: Stream
@@ -51,7 +52,7 @@ class Dropout(Positional):
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         x = tiles[0]
         scale = 1 / (1 - self.p) if self.p < 1 else 0.0
-        return x * self.stream.keep(self.p, self.layout, box, x.device) * scale
+        return x * self.stream.keep(vectors[0], self.p, self.layout, box) * scale
 
 
 @dataclass(frozen=True)
@@ -62,16 +63,14 @@ class AlphaDropout(Positional):
 
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         x = tiles[0]
-        keep = self.stream.keep(self.p, self.layout, box, x.device)
-        scale, shift = alpha_scale_and_shift(keep.to(x.dtype), self.p)
-        return x * scale + shift
+        keep = self.stream.keep(vectors[0], self.p, self.layout, box)
+        return alpha_drop(x, keep.to(x.dtype), self.p)
 
 
 def alpha_scale_and_shift(keep: Tensor, p: float) -> tuple[Tensor, Tensor]:
     """Return factor and summand of alpha dropout, in PyTorch's order of operations."""
     a = 1 / math.sqrt((ALPHA * ALPHA * p + 1) * (1 - p))
-    shift = keep.sub(1).mul_(ALPHA * a).add_(ALPHA * a * p)
-    return keep.mul_(a), shift
+    return keep * a, (keep - 1) * (ALPHA * a) + ALPHA * a * p
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ class RandomRelu(Positional):
 
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         x = tiles[0]
-        slope = self.stream.uniform(self.layout, box, x.dtype, x.device)
+        slope = self.stream.uniform(vectors[0], self.layout, box, x.dtype)
         slope.mul_(self.upper - self.lower).add_(self.lower)
         return x * slope.masked_fill_(x > 0, 1)
 
@@ -99,7 +98,7 @@ class Noise(Positional):
 
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         draw = getattr(self.stream, self.distribution)
-        return draw(self.layout, box, self.dtype, tiles[0].device).mul_(self.scale).add_(self.offset)
+        return draw(vectors[0], self.layout, box, self.dtype).mul_(self.scale).add_(self.offset)
 
 
 @dataclass(frozen=True)
@@ -112,15 +111,15 @@ class Bernoulli(Positional):
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         x = tiles[0]
         if self.p is not None:
-            return self.stream.keep(1 - self.p, self.layout, box, x.device).to(self.dtype)
-        return (self.stream.uniform(self.layout, box, torch.float64, x.device) < x).to(self.dtype)
+            return self.stream.keep(vectors[0], 1 - self.p, self.layout, box).to(self.dtype)
+        return (self.stream.uniform(vectors[0], self.layout, box, torch.float64) < x).to(self.dtype)
 
 
 def emit_positional(
     rec: Recorder, op: type[Positional], x: Value, outs: Sequence[Tensor], *fields: Any, grad: bool = True
 ) -> Any:
-    key, call = rec.session.next_random_key()
-    return rec.emit(op(Stream(call, key), x.space, *fields), [x], outs, x.space, rec.name, grad=grad)
+    stream, key = Stream(rec.session.next_random_call()), rec.session.random_key(x.device)
+    return rec.emit(op(stream, x.space, *fields), [x, key], outs, x.space, rec.name, grad=grad)
 
 
 def dropout_arguments(func: Any, args: Any, kwargs: Any) -> tuple[Value, float, bool]:
@@ -148,10 +147,12 @@ def alpha_dropout(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequen
     return emit_positional(rec, Dropout, x, outs, 1.0) if p == 1 else emit_positional(rec, AlphaDropout, x, outs, p)
 
 
-def channel_mask(rec: Recorder, x: Value, p: float, lead: int) -> Tensor:
-    """Draw a tensor that is one with probability 1 - p, for each entry of the first ``lead`` dimensions."""
+def channel_mask(x: Value, p: float, lead: int) -> Callable[[], Tensor]:
+    """Return a function that draws a tensor that is one with probability 1 - p, for each entry of the first ``lead``
+    dimensions."""
     shape = [size if d < lead else 1 for d, size in enumerate(x.shape)]
-    return torch.empty(shape, dtype=x.dtype, device=x.device).bernoulli_(1 - p)
+    dtype, device = x.dtype, x.device
+    return lambda: torch.empty(shape, dtype=dtype, device=device).bernoulli_(1 - p)
 
 
 @API.rule(F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout, kind="local, random")
@@ -161,8 +162,8 @@ def feature_dropout(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequ
     if drops_nothing(p, training):
         return NotImplemented
     lead = 1 if (func, len(x.shape)) in ((F.dropout1d, 2), (F.dropout3d, 4)) else 2
-    mask = channel_mask(rec, x, p, lead) if p < 1 else torch.zeros([1] * len(x.shape), dtype=x.dtype, device=x.device)
-    return rec.decompose(torch.mul, x, rec.session.capture(mask.div_(1 - p) if p < 1 else mask))
+    mask = channel_mask(x, p, lead)
+    return rec.decompose(torch.mul, x, rec.session.draw(lambda session: mask().div_(1 - p) if p < 1 else mask()))
 
 
 @API.rule(F.feature_alpha_dropout, torch.feature_alpha_dropout, kind="local, random")
@@ -172,11 +173,12 @@ def feature_alpha_dropout(rec: Recorder, func: Any, args: Any, kwargs: Any, outs
         return NotImplemented
     if p == 1:
         return rec.decompose(torch.mul, x, 0.0)
-    scale, shift = alpha_scale_and_shift(channel_mask(rec, x, p, 2), p)
-    return rec.decompose(scale_and_shift, x, rec.session.capture(scale), rec.session.capture(shift))
+    mask = channel_mask(x, p, 2)
+    return rec.decompose(alpha_drop, x, rec.session.draw(lambda session: mask()), p)
 
 
-def scale_and_shift(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+def alpha_drop(x: Tensor, keep: Tensor, p: float) -> Tensor:
+    scale, shift = alpha_scale_and_shift(keep, p)
     return x * scale + shift
 
 

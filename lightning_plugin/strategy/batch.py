@@ -95,7 +95,7 @@ def prepare_batch(batch: Any, device: torch.device, engine: Engine, min_bytes: i
             descriptions.append("")
             session = tensor._session.root()  # recorded from an image before the step, by a conversion of its type say
             session.captured_values.clear()
-            session.key, session.random_calls = None, 0
+            session.begin_random_numbers()
         elif arrangement_of_image(tensor, min_bytes):
             descriptions.append(f"{tuple(tensor.shape)} {tensor.dtype}")
         return tensor

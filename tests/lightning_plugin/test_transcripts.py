@@ -72,6 +72,8 @@ class Changing(nn.Module):
         if flags.get("picked"):
             y = y[:, self.index].index_select(3, torch.arange(self.steps % 4, 12)) + y[:, self.index, :, 3:4]
             y = torch.cat([y, y[:, :2]], 1)
+        if flags.get("dropped"):
+            y = F.feature_alpha_dropout(F.dropout2d(y, 0.3, self.training), 0.2, self.training)
         if flags.get("fails"):
             raise ZeroDivisionError
         if flags.get("refused"):
@@ -103,7 +105,7 @@ def assert_same(tiled: nn.Module, plain: nn.Module) -> None:
 
 FLAGS = (
     "written", "printed", "autocast", "checkpointed", "unseen", "twice", "instance", "counted", "branches", "picked",
-    "masked",
+    "masked", "dropped",
 )  # fmt: skip
 
 
@@ -310,6 +312,7 @@ def compare_sequence(seed: int, options: dict[str, Any]) -> None:
         change, step, state = rng.choice(changes), rng.choice(steps), rng.random()
         for module, net in ((plain, plain), (tiled, twin)):
             change(net, random.Random(state))
+            torch.manual_seed(number)
             step(module, net, number)
         assert_same(twin, plain)
         for a, b in zip(plain.kept, twin.kept, strict=True):
@@ -385,6 +388,66 @@ def test_nothing_is_recorded_twice(name: str, train: bool, work: list[str]) -> N
         tiled(torch.randn(size)).square().mean().backward()
         if step >= len(sizes):
             assert not work
+
+
+# Random numbers -------------------------------------------------------------------------------------------------------
+
+
+class Drawing(nn.Module):
+    """Random numbers by position and by channel, in a map, its attention and a vector."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.dropout2d(F.dropout(self.first(x), 0.3), 0.3)
+        y = F.feature_alpha_dropout(F.alpha_dropout(F.rrelu(y, training=True), 0.2, True), 0.2, True)
+        y = (y + torch.rand_like(y)) * torch.empty_like(y).bernoulli_(0.7)
+        tokens = y[..., :9].flatten(2).transpose(1, 2)
+        tokens = F.scaled_dot_product_attention(tokens, tokens, tokens, dropout_p=0.3)
+        return self.head(F.dropout(y.mean((2, 3)) + tokens.mean(1), 0.3))
+
+
+def drawn_step(tiled: nn.Module, x: Tensor, seed: int) -> list[Tensor]:
+    torch.manual_seed(seed)
+    out = tiled(x)
+    return [out.detach(), *torch.autograd.grad(out.square().sum(), list(tiled.parameters()))]
+
+
+def test_a_step_that_was_seen_draws_anew(work: list[str]) -> None:
+    torch.manual_seed(0)
+    net = Drawing().double()
+    x, tiled = image(0), TiledModule(net, tiles=(2, 3))
+    found = []
+    for seed in (1, 2, 1, 3):
+        work.clear()
+        found.append(drawn_step(tiled, x, seed))
+    assert not work
+    for seed, step in zip((1, 2, 1, 3), found, strict=True):
+        assert all(map(torch.equal, step, drawn_step(TiledModule(net, tiles=(2, 3)), x, seed)))
+    assert all(map(torch.equal, found[0], found[2])) and not torch.equal(found[0][0], found[1][0])
+
+
+def test_steps_that_wait_for_backward_keep_their_random_numbers() -> None:
+    torch.manual_seed(0)
+    net = Drawing().double()
+    x, tiled, weights = image(0), TiledModule(net, tiles=(2, 3)), list(net.parameters())
+    expected = [drawn_step(tiled, x, seed)[1:] for seed in (1, 2)]
+    waiting = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        waiting.append(tiled(x).square().sum())
+    for loss, gradients in zip(waiting, expected, strict=True):
+        assert all(map(torch.equal, torch.autograd.grad(loss, weights), gradients))
+
+
+def test_an_image_that_is_kept_gets_new_random_numbers_in_each_step() -> None:
+    tiled = TiledModule(nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Dropout(0.5)).double(), tiles=(2, 3))
+    lazy = LazyImage.from_tensor(image(0), engine=tiled.engine)
+    with torch.no_grad():
+        first, second = (float(tiled.module(lazy).square().sum()) for _ in range(2))
+    assert first != second
 
 
 # Nothing is kept ------------------------------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ from lightning_plugin.rules.noise import Stream
 from tests.exactness import TOLERANCE, asked, difference
 from tests.lightning_plugin.rules.helpers import After, assert_tiled, recorded_kinds
 
-CPU = torch.device("cpu")
 GRIDS = [(1, 1), (3, 2), (5, 4), (13, 1)]
 
 
@@ -216,9 +215,9 @@ def layout(*shape: int) -> Layout:
     return Layout.channels_first(shape)
 
 
-def draw(stream: Stream, shape: tuple[int, ...], name: str = "uniform") -> Tensor:
+def draw(call: int, key: int, shape: tuple[int, ...], name: str = "uniform") -> Tensor:
     lay = layout(*shape)
-    return getattr(stream, name)(lay, Box.whole(lay.extent), torch.float64, CPU)
+    return getattr(Stream(call), name)(torch.tensor(key), lay, Box.whole(lay.extent), torch.float64)
 
 
 SHAPE = (2, 8, 128, 128)
@@ -226,7 +225,7 @@ SHAPE = (2, 8, 128, 128)
 
 def test_uniform_numbers_are_uniform():
     """Every decile, and every one of the 53 bits, has its share: within five standard deviations."""
-    u = draw(Stream(1, 42), SHAPE).flatten()
+    u = draw(1, 42, SHAPE).flatten()
     n = u.numel()
     counts = torch.histc(u, 10, 0, 1)
     assert (counts - n / 10).abs().max() < 5 * math.sqrt(n * 0.09)
@@ -240,7 +239,7 @@ def test_uniform_numbers_are_uniform():
     ("name", "mean", "variance"), [("uniform", 0.5, 1 / 12), ("normal", 0, 1), ("exponential", 1, 1)]
 )
 def test_moments(name, mean, variance):
-    z = draw(Stream(3, 7), SHAPE, name)
+    z = draw(3, 7, SHAPE, name)
     tolerance = 6 * math.sqrt(variance / z.numel())
     assert abs(z.mean() - mean) < tolerance
     assert abs(z.var() - variance) < 4 * tolerance
@@ -251,21 +250,21 @@ def correlation(a: Tensor, b: Tensor) -> float:
 
 
 def test_channels_positions_calls_and_keys_are_independent():
-    u = draw(Stream(1, 42), SHAPE)
+    u = draw(1, 42, SHAPE)
     bound = 5 / math.sqrt(u.numel() / 8)
     assert correlation(u[:, 1:], u[:, :-1]) < bound
     assert correlation(u[0], u[1]) < bound
     assert correlation(u[..., 1:], u[..., :-1]) < bound
     assert correlation(u[:, :, 1:], u[:, :, :-1]) < bound
-    for other in (Stream(2, 42), Stream(1, 43), Stream(1, 42 + 2**61)):
-        assert correlation(u, draw(other, SHAPE)) < bound
+    for other in ((2, 42), (1, 43), (1, 42 + 2**61)):
+        assert correlation(u, draw(*other, SHAPE)) < bound
 
 
 def test_nearby_positions_of_a_huge_map_differ():
     """The index of an element goes beyond 32 bits."""
     lay = layout(1, 4, 2**20, 2**20)
     box = Box((2**19, 2**19), (2**19 + 64, 2**19 + 64))
-    u = Stream(1, 42).uniform(lay, box, torch.float64, CPU)
+    u = Stream(1).uniform(torch.tensor(42), lay, box, torch.float64)
     assert u.unique().numel() == u.numel()
     assert abs(u.mean() - 0.5) < 0.02
 
@@ -273,22 +272,22 @@ def test_nearby_positions_of_a_huge_map_differ():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_uniform_numbers_stay_below_one_in_every_type(dtype):
     lay = layout(*SHAPE)
-    u = Stream(1, 9).uniform(lay, Box.whole(lay.extent), dtype, CPU)
+    u = Stream(1).uniform(torch.tensor(9), lay, Box.whole(lay.extent), dtype)
     assert u.max() < 1 and abs(u.double().mean() - 0.5) < 0.01
 
 
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.9, 1.0])
 def test_dropped_fraction(p):
     lay = layout(*SHAPE)
-    keep = Stream(5, 1).keep(p, lay, Box.whole(lay.extent), CPU).double()
+    keep = Stream(5).keep(torch.tensor(1), p, lay, Box.whole(lay.extent)).double()
     assert abs(keep.mean() - (1 - p)) <= 5 * math.sqrt(p * (1 - p) / keep.numel())
 
 
 def test_long_tiles_are_drawn_in_chunks(monkeypatch):
-    whole = draw(Stream(1, 42), (2, 3, 7, 11))
+    whole = draw(1, 42, (2, 3, 7, 11))
     for size in (1, 5, 11, 30, 100):
         monkeypatch.setattr(noise, "CHUNK", size)
-        assert torch.equal(draw(Stream(1, 42), (2, 3, 7, 11)), whole)
+        assert torch.equal(draw(1, 42, (2, 3, 7, 11)), whole)
 
 
 @settings(max_examples=25)
@@ -305,9 +304,9 @@ def test_a_tile_is_a_part_of_the_whole(data):
     full = Box.whole((height, width))
     lo = (data.draw(st.integers(0, height - 1)), data.draw(st.integers(0, width - 1)))
     hi = (data.draw(st.integers(lo[0] + 1, height)), data.draw(st.integers(lo[1] + 1, width)))
-    stream = Stream(4, 2**40 + 17)
-    whole = stream.uniform(lay, full, torch.float64, CPU)
-    assert torch.equal(stream.uniform(lay, Box(lo, hi), torch.float64, CPU), lay.narrow(whole, full, Box(lo, hi)))
+    stream, key = Stream(4), torch.tensor(2**40 + 17)
+    whole = stream.uniform(key, lay, full, torch.float64)
+    assert torch.equal(stream.uniform(key, lay, Box(lo, hi), torch.float64), lay.narrow(whole, full, Box(lo, hi)))
 
 
 def test_the_slope_of_rrelu_in_evaluation_is_the_mean_of_its_bounds() -> None:
