@@ -322,16 +322,31 @@ class Recording:
     derived: dict[Hashable, Any] = field(default_factory=dict)
 
     @property
+    def given(self) -> list[Value]:
+        """The values that no node computes: images and captured tensors."""
+        if "given" not in self.derived:
+            self.derived["given"] = [v for n in self.nodes if not n.inputs for v in n.outputs]
+        return self.derived["given"]  # type: ignore[no-any-return]
+
+    @property
     def images(self) -> list[Image]:
         """The images that the nodes read."""
-        found = (self.bindings.images.get(v) for n in self.nodes for v in n.outputs)
-        return [image for image in found if image is not None]
+        images = self.bindings.images
+        return [images[v] for v in self.given if v in images]
 
     @property
     def tensors(self) -> list[Tensor]:
         """The captured tensors that the nodes read: parameters, buffers, others."""
-        found = (self.bindings.captures.get(v) for n in self.nodes for v in n.outputs)
-        return [capture.tensor for capture in found if capture is not None]
+        captures = self.bindings.captures
+        return [captures[v].tensor for v in self.given if v in captures]
+
+    @property
+    def node_bytes(self) -> tuple[int, int]:
+        """The bytes of what nodes read and make: of all of them, and of the largest."""
+        if "node bytes" not in self.derived:
+            sizes = [sum(v.bytes for v in (*node.inputs, *node.outputs)) for node in self.nodes]
+            self.derived["node bytes"] = sum(sizes), max(sizes, default=0)
+        return self.derived["node bytes"]  # type: ignore[no-any-return]
 
 
 class Rewriting(Protocol):

@@ -100,9 +100,8 @@ class KeptCalls:
     def on_plan_run(self, plan: Plan, recording: Recording, ranks: int = 1) -> None:
         """Note a plan of the call that is being recorded."""
         found = call_bytes(recording, plan.forecast, self.engine.optimizer_bytes, recording.tensors)
-        sizes = [sum(v.bytes for v in (*node.inputs, *node.outputs)) for node in recording.nodes]
-        saved = found.saved if torch.is_grad_enabled() else sum(sizes)
-        largest = max(sizes, default=0)  # what an operator holds for itself, as a sort does
+        total, largest = recording.node_bytes  # the largest: what an operator holds for itself, as a sort does
+        saved = found.saved if torch.is_grad_enabled() else total
         self.plans.append((plan, found._replace(saved=saved, held=saved, workspaces=found.workspaces + largest)))
 
     def run(self, args: Sequence[Any], kwargs: dict[str, Any], record: Callable[[], Any]) -> Any:

@@ -282,10 +282,10 @@ def run_recording(recording: Recording, session: Session) -> None:
 def check_versions(recording: Recording) -> None:
     """Refuse a recording whose images or captured tensors were written to after an operator used them."""
     bindings = recording.bindings
-    for v in dict.fromkeys(v for n in recording.nodes for v in n.inputs):
+    for v in recording.given:
         given = bindings.images.get(v) or bindings.captures.get(v)
-        if given is not None and given.changed:
-            users = [n.label for n in recording.nodes if v in n.inputs]
+        users = [n.label for n in recording.nodes if v in n.inputs] if given is not None and given.changed else []
+        if users:
             what = "an image" if v in bindings.images else "a tensor"
             raise RecordingError(
                 f"{what} of shape {v.shape} was changed in place after {users[0]} used it and before "

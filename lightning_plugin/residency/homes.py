@@ -37,7 +37,7 @@ class Homes:
         self._files: dict[int, tuple[weakref.ref[torch.UntypedStorage], MappedFile]] = {}
 
     def __contains__(self, tensor: object) -> bool:
-        return tensor in self._tiers
+        return bool(self) and tensor in self._tiers
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter(list(self._tiers))
@@ -47,7 +47,7 @@ class Homes:
 
     def tier(self, tensor: Tensor) -> str | None:
         """Return the tier of a tensor; None if it is on the device."""
-        found: str | None = self._tiers.get(tensor)
+        found: str | None = self._tiers.get(tensor) if self else None
         return found
 
     def file(self, tensor: Tensor) -> MappedFile | None:
