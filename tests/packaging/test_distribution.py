@@ -26,9 +26,9 @@ def wheel(tmp_path_factory):
 
 def environment(folder: Path, wheel: Path) -> Path:
     """The commands of a clean environment that holds only the wheel: not even its requirements."""
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    command = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel]
-    subprocess.run(command, check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    pip = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python"]
+    subprocess.run([*pip, "install", "--quiet", "--no-deps", "--no-index", wheel], check=True)
     return folder / "bin"
 
 
@@ -100,7 +100,8 @@ def test_importing_the_engine_imports_neither_the_application_nor_lightning():
     assert run.returncode == 0, run.stderr
     modules = json.loads(run.stdout.splitlines()[-1])
     assert "lightning_plugin" in modules
-    assert [name for name in ("wsi_trainer", "openslide", "pytorch_lightning", "lightning") if name in modules] == []
+    assert [name for name in ("wsi_trainer", "openslide") if name in modules] == []
+    assert [name for name in modules if "lightning" in name and not name.startswith("lightning_plugin")] == []
 
 
 def test_only_the_extra_of_networks_brings_torchvision():

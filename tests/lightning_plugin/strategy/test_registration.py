@@ -58,15 +58,6 @@ for imports in {ORDERS!r}:
     assert python(code, tmp_path).split() == len(ORDERS) * (strategies + whole)
 
 
-def test_importing_the_package_imports_no_lightning(tmp_path: Path) -> None:
-    code = """
-import sys
-import lightning_plugin
-print([name for name in sys.modules if "lightning" in name and not name.startswith("lightning_plugin")])
-"""
-    assert python(code, tmp_path).strip() == "[]"
-
-
 def test_a_trainer_of_the_other_lightning_is_told_so(tmp_path: Path) -> None:
     """Its base class is not that of the strategies."""
     process = start(tmp_path / "log", register_for_the_other)
