@@ -253,7 +253,7 @@ def test_sequences_of_steps_between_which_something_changes(budget: str, count: 
 # Memory ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("share", [1.3, *(pytest.param(share, marks=pytest.mark.full) for share in (2.0, 3.0)), 5.0])
+@pytest.mark.parametrize("share", [1.3, *(pytest.param(share, marks=pytest.mark.full) for share in (2.0, 3.0, 5.0))])
 def test_several_calls_keep_the_budget(share: float) -> None:
     """Calls whose graphs wait for one backward have one budget, whether they are recorded or not."""
     plain = network()

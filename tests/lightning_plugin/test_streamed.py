@@ -149,7 +149,7 @@ def everywhere(module: nn.Module) -> Tensor:
     return sum((p.square().sum() for p in module.parameters()), torch.zeros((), dtype=torch.float64))
 
 
-@pytest.mark.parametrize("tier", ["host", "disk"])
+@pytest.mark.parametrize("tier", ["host", pytest.param("disk", marks=pytest.mark.full)])
 def test_a_regulariser_reads_them_in_the_loss(net: Encoder, bag: Tensor, tier: str) -> None:
     plain = copy.deepcopy(net)
     tiled = tight(net, parameters=tier)
@@ -159,7 +159,7 @@ def test_a_regulariser_reads_them_in_the_loss(net: Encoder, bag: Tensor, tier: s
     same(net, plain)
 
 
-@pytest.mark.parametrize("tier", ["host", "disk"])
+@pytest.mark.parametrize("tier", [pytest.param("host", marks=pytest.mark.full), "disk"])
 def test_what_is_written_between_steps_is_what_the_next_one_uses(net: Encoder, bag: Tensor, tier: str) -> None:
     plain, other = copy.deepcopy(net), Encoder().double()
     tiled = tight(net, parameters=tier)
@@ -338,7 +338,7 @@ def test_a_system_that_cannot_reserve_space(net: Encoder, bag: Tensor, monkeypat
 # Modules without data
 
 
-@pytest.mark.parametrize("tier", ["host", "disk"])
+@pytest.mark.parametrize("tier", [pytest.param("host", marks=pytest.mark.full), "disk"])
 def test_a_module_is_built_where_it_will_live(bag: Tensor, tier: str) -> None:
     plain = Encoder().double()
     with torch.device("meta"):
