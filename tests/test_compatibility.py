@@ -10,6 +10,8 @@ import zipfile
 from pathlib import Path
 from typing import Any, cast
 
+import h5py
+import numpy as np
 import pytest
 import torch
 from pytorch_lightning.utilities import move_data_to_device
@@ -20,6 +22,7 @@ from wsi_trainer.cli import COMMANDS, main
 from wsi_trainer.data.features import FeatureSource
 from wsi_trainer.data.manifest import read_manifest
 from wsi_trainer.fit.run import Run
+from wsi_trainer.metrics import read_predictions
 from wsi_trainer.models import VGG, BinaryTask, ModelConfig, SegmentationTask, Task, make_model
 from wsi_trainer.models.slide_model import FORMER, make_batch
 from wsi_trainer.slide import Slide
@@ -111,17 +114,50 @@ def test_a_run_is_tested_reported_and_found_finished(old: Path, expected: Any) -
     assert main(["fit", "run", "--data.manifest=manifest.csv", "--data.stores=stores"]) == 0
 
 
-def test_slides_of_a_run_are_known_again_by_their_files(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The run knows its stores, and of the slides that these were made from a hash of all bytes."""
+def write_slides() -> None:
+    """Write the slides that the stores were made from, which are not kept."""
     Path("slides").mkdir()
     for number in range(1, 7):
         spec = SlideSpec(64 + 8 * number, 72, seed=3, slide=number, patient=number, positive=bool(number % 2))
         write_slide(Path("slides") / f"s{number}.tif", spec)
+    shutil.copyfile("manifest.csv", "slides/manifest.csv")
+
+
+@pytest.mark.parametrize("old", ["1.0"], indirect=True)
+def test_stores_features_predictions_and_maps_are_what_1_0_made(old: Path) -> None:
+    """`maps.npz` has those that 1.0 made of the run's test slides."""
+    write_slides()
+    assert main(["preprocess", "slides/manifest.csv", "anew", "--levels=2", "--workers=1"]) == 0
+    chunks = [path.relative_to("stores") for path in Path("stores").glob("*.zarr/**/c/**/*") if path.is_file()]
+    assert len(chunks) == 24
+    assert all((Path("anew") / chunk).read_bytes() == (Path("stores") / chunk).read_bytes() for chunk in chunks)
+    assert main(["embed", "--config=embed.yaml", "--out=anew features"]) == 0
+    for path in sorted(Path("features").glob("*.h5")):
+        with h5py.File(path) as before, h5py.File(Path("anew features") / path.name) as now:
+            assert (before["coords"][:] == now["coords"][:]).all()
+            np.testing.assert_allclose(now["features"][:], before["features"][:], rtol=1e-5, atol=1e-6)
+    root = f"--data-root={old / 'stores'}"
+    before = read_predictions(Path("run/predictions/test.csv"))
+    assert main(["test", "run", root, "--overwrite"]) == 0
+    now = read_predictions(Path("run/predictions/test.csv"))
+    assert (now.slides, now.patients) == (before.slides, before.patients)
+    for name, column in before.columns().items():
+        assert list(now.columns()[name]) == pytest.approx(list(column), abs=1e-6)
+    for method in ("activation", "gradient", "attention"):
+        assert main(["heatmap", "run", root, f"--method={method}", "--top=0", "--tiles=0"]) == 0
+    with np.load(DATA / "1.0" / "maps.npz") as maps:
+        for name, values in maps.items():
+            np.testing.assert_allclose(np.load(f"run/heatmaps/{name}.npy"), values, rtol=1e-5, atol=1e-7)
+
+
+def test_slides_of_a_run_are_known_again_by_their_files(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The run knows its stores, and of the slides that these were made from a hash of all bytes."""
+    write_slides()
+    for number in range(1, 7):
         shutil.copyfile(f"slides/s{number}.tif", f"slides/copy {number}.tif")
     Path("copies.csv").write_text("slide,path\n" + "".join(f"c{n},slides/copy {n}.tif\n" for n in range(1, 7)))
     copies = read_manifest(Path("copies.csv"), labelled=False)
     assert [record.slide for record in Run(Path("run")).unseen(copies)] == ["c5", "c6"]
-    shutil.copyfile("manifest.csv", "slides/manifest.csv")
     capsys.readouterr()
     assert main(["preprocess", "slides/manifest.csv", "stores", "--levels=2", "--workers=1"]) == 0
     assert "6 converted (0 now), 0 failed" in capsys.readouterr().out

@@ -37,7 +37,7 @@ from wsi_trainer.view.contents import contents_of
 
 ATTENTION = ["--model.head=abmil", "--model.head.hidden=4"]
 MODELS = {
-    "image": [*VGG, *ATTENTION, *QUICK],
+    "image": [*VGG, "--model.backbone.norm=batch", *ATTENTION, *QUICK],  # evaluation mode is another network
     "bag": [*BAG, *ATTENTION, *QUICK],
     "regions": [*regions(), "--train.monitor=val_loss"],
     "features": [*FROZEN, *ATTENTION, *QUICK],
