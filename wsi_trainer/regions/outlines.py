@@ -113,7 +113,9 @@ def read_geojson(path: Path) -> list[Region]:
         return regions
     except RegionsError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except KeyError as error:
+        raise RegionsError(path, f"not GeoJSON with polygons: a part of it has no {error}") from error
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise RegionsError(path, f"not GeoJSON with polygons ({type(error).__name__}: {error})") from error
 
 
