@@ -33,7 +33,8 @@ class SegmentForecast:
         backward_needs: Bytes that its backward allocates at its peak.
         retained_needs: The same under ``retain_graph=True``, where backward frees nothing.
         seconds: Time in a step.
-        recompute: Recomputed work, as a share of its forward work.
+        recompute: Recomputed work, as a share of its forward work; 0 where tiles compute less than plain PyTorch, as of
+            tokens of which one is read.
         copied_bytes: Copies of streamed parameters, which each pass fetches.
     """
 

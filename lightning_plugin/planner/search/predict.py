@@ -185,12 +185,13 @@ def with_recall(plan: Plan, network: Network, seconds: dict[int, float]) -> Plan
     segments, saved = list(plan.segments), work_saved(plan, network)
     for i, more in seconds.items():
         s = segments[i]
-        figures = replace(s.forecast, seconds=s.forecast.seconds + more, recompute=s.forecast.recompute - saved[i][0])
+        recompute = max(0.0, s.forecast.recompute - saved[i][0])
+        figures = replace(s.forecast, seconds=s.forecast.seconds + more, recompute=recompute)
         segments[i] = replace(s, recall=True, forecast=figures)
     forecast = replace(
         plan.forecast,
         seconds=plan.forecast.seconds + sum(seconds.values()),
-        recompute=plan.forecast.recompute - sum(saved[i][1] for i in seconds),
+        recompute=max(0.0, plan.forecast.recompute - sum(saved[i][1] for i in seconds)),
     )
     return replace(plan, segments=tuple(segments), forecast=forecast)
 

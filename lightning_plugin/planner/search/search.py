@@ -305,7 +305,7 @@ class Search:
                 forward_bytes=base + way.forward_bytes,
                 backward_bytes=base + peak,
                 seconds=seconds,
-                recompute=extra / plain if plain else 0.0,
+                recompute=max(0.0, extra / plain) if plain else 0.0,
                 copied_bytes=self.copies.copied(interval.begin, interval.end),
             ),
         )
@@ -439,7 +439,7 @@ class Search:
                 plain_bytes=network.plain_bytes,
                 index_bytes=network.index_bytes,
                 seconds=best.seconds,
-                recompute=best.extra / total if total else 0.0,
+                recompute=max(0.0, best.extra / total) if total else 0.0,
                 fixed_bytes=self.fixed,
                 streamed_bytes=sum(v.bytes for v in self.copies.tiers),
                 traffic_bytes=self.copies.traffic(itertools.pairwise([0, *ends])),

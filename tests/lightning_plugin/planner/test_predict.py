@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from benchmarks.published import POLICIES
 from lightning_plugin.boxes import Grid
@@ -90,3 +90,21 @@ def test_what_is_dropped_is_predicted_to_be_made_twice() -> None:
         assert predict(plan, found, CPU) == pytest.approx(plan.seconds)
         stored = replace(plan, segments=tuple(replace(s, drop=0) for s in plan.segments))
         assert predict(stored, found, CPU) < predict(plan, found, CPU)
+
+
+class Corner(nn.Module):
+    """Convolutions of which one position is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(*(nn.Conv2d(3, 3, 1) for _ in range(3)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)[:, :, 0, 0]
+
+
+def test_tiles_that_compute_less_than_plain_recompute_nothing() -> None:
+    with recorded(Corner(), (1, 3, 64, 64), torch.float32) as (found, _):
+        plan = Search(found, CPU, lower_tiers(None, Options()), POLICIES["overl"]).run(found.fixed_bytes * 100)
+        assert plan is not None and not all(s.keep for s in plan.segments)
+        assert plan.recompute == 0.0 and all(s.forecast.recompute == 0.0 for s in plan.segments)
