@@ -34,7 +34,7 @@ How = Literal["NaN", "infinite"]
 def how_non_finite(t: Tensor) -> How | None:
     """Return if a tensor has a NaN, or else an infinite number, without a copy of it; None if it is finite."""
     if t.is_complex():
-        t = torch.view_as_real(t)
+        t = torch.view_as_real(t.conj() if t.is_conj() else t)
     if not t.is_floating_point() or not t.numel() or t.is_meta:
         return None
     least, most = (float(end) for end in torch.aminmax(t.detach()))

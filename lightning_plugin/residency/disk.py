@@ -143,7 +143,8 @@ def memoryview_of(tensor: Tensor) -> memoryview:
 
 def flat_bytes(tensor: Tensor) -> Tensor:
     """Return the bytes of a dense tensor in memory order."""
-    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+    tensor = tensor.detach().resolve_conj().resolve_neg()  # whose bytes would be those of the other tensor
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def fills_its_memory(tensor: Tensor) -> bool:

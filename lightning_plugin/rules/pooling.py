@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -112,11 +112,11 @@ class AvgPool(PoolOp):
         size = math.prod(kernel)
         if self.divisor is not None:
             return out * (size / self.divisor)
-        counts = self.counts(box)
-        if all(c is None for c in counts):
-            return out
-        dims = [d for d, w in enumerate(self.plain or counts, -len(kernel)) if not isinstance(w, Window)]
-        for d, w, count in zip(dims, self.windows, counts, strict=True):
+        cut = iter(self.counts(box))
+        for d, w in enumerate(self.all_windows, -len(kernel)):
+            # A dimension without an axis is whole in each tile.
+            is_cut = not self.plain or self.plain[d] is None
+            count = next(cut) if is_cut else self.divisors(w, x.shape[d], w.before, range(out.shape[d]))
             if count is not None:
                 scale = torch.tensor([w.kernel / c for c in count], dtype=out.dtype, device=out.device)
                 out = out * scale.view(-1, *[1] * (-d - 1))
@@ -138,11 +138,14 @@ class AvgPool(PoolOp):
         return [self.window_counts(i, box.lo[a], box.hi[a]) for i, a in enumerate(self.axes)]
 
     def window_counts(self, i: int, lo: int, hi: int) -> list[int] | None:
-        w, size = self.windows[i], self.extent[self.axes[i]]
+        return self.divisors(self.windows[i], self.extent[self.axes[i]], self.padding[i], range(lo, hi))
+
+    def divisors(self, w: Window, size: int, padding: int, places: Iterable[int]) -> list[int] | None:
+        """Return the divisors of windows on a dimension of a size; None if they are those of whole windows."""
         line = []
-        for o in range(lo, hi):
+        for o in places:
             start = o * w.stride - w.before
-            end = min(start + w.kernel, size + self.padding[i])
+            end = min(start + w.kernel, size + padding)
             if not self.count_padding:
                 start, end = max(start, 0), min(end, size)
             line.append(end - start)

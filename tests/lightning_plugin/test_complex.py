@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightning_plugin import LazyImage, TiledModule, check, materialize
+from lightning_plugin.residency.disk import flat_bytes
 from tests.exactness import asked, assert_exact
 from tests.lightning_plugin.rules.helpers import recorded_kinds
 from tests.sampling import sampled
@@ -217,6 +218,20 @@ def test_conjugates_that_are_not_computed_yet() -> None:
         image = LazyImage.from_tensor(x, engine=asked(tiles=(2, 3)))
         found = materialize((image * x.conj()).mean(SPACE) + image.flatten(2)[..., 3])
         assert (found - expected).abs().max() < 1e-12
+
+
+def test_conjugates_are_written_to_files_as_they_read() -> None:
+    z = torch.randn(3, 4, dtype=torch.complex128)
+    for t in (z.conj(), torch._neg_view(z.abs())):
+        assert torch.equal(flat_bytes(t), flat_bytes(t.clone()))
+
+
+def test_a_conjugate_is_searched_for_nan() -> None:
+    engine = asked(tiles=(2, 3))
+    image = LazyImage.from_tensor(torch.randn(1, 4, 12, 14, dtype=torch.complex128), engine=engine)
+    mean = nn.Conv2d(4, 4, 1, dtype=torch.complex128)(image).mean(SPACE).conj()
+    (mean / (mean - mean)).abs().sum().backward()
+    assert engine.non_finite is not None
 
 
 def test_check_compares_complex_networks() -> None:

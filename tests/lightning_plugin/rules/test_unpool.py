@@ -1,4 +1,4 @@
-"""Max unpooling, and windows laid out as columns."""
+"""Max unpooling, windows laid out as columns, and the padding of average pools."""
 
 from __future__ import annotations
 
@@ -107,3 +107,16 @@ def test_pooling_beside_a_dimension_of_one_position(shape: tuple[int, ...]) -> N
     lazy = LazyImage.from_tensor(x, engine=asked((3, 3)[: len(kernel)], (2, 2)[: len(kernel)]))
     found, where = largest(lazy, kernel, return_indices=True)[1], largest(x, kernel, return_indices=True)[1]
     assert torch.equal(materialize(found), where)
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (3, 3), (2, 1)])
+@pytest.mark.parametrize("counted", [True, False])
+def test_padding_of_a_map_of_one_position(kernel: int, stride: int, counted: bool) -> None:
+    """The pooled dimension is no axis then, and padding counts there as on axes."""
+    x, weight = torch.randn(1, 2, 5, dtype=torch.float64), torch.randn(3, 2, 5, dtype=torch.float64)
+
+    def pooled(x: Tensor) -> Tensor:
+        return F.avg_pool1d(F.conv1d(x, weight), kernel, stride, 1, count_include_pad=counted)
+
+    found = materialize(pooled(LazyImage.from_tensor(x, engine=asked(tiles=(2,)))))
+    assert (found - pooled(x)).abs().max() < 1e-12
