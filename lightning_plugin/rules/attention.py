@@ -143,13 +143,14 @@ def record_attention(rec: Recorder, a: AttentionCall, out: Tensor, autocast: Any
     token = query.space.axis_of(rank - 2)
     operands = [v for v in (query, key, value, mask) if v is not None]
     operands.sort(key=lambda v: not v.is_map)
-    random = len(operands) if a.dropout else None
-    if random is not None:
+    random, call = None, 0
+    if a.dropout:
+        random, call = len(operands), rec.session.next_random_call()
         operands.append(rec.session.random_key(query.device))
     op = Attention(
         tuple(operands.index(v) for v in (query, key, value)), None if mask is None else operands.index(mask),
         tuple(v.space.extent for v in operands if v.is_map), a.scale, a.dropout, a.causal, a.grouped, token, scores,
-        Stream(rec.session.next_random_call() if a.dropout else 0), random, autocast, by_hand,
+        Stream(call), random, autocast, by_hand,
     )  # fmt: skip
     if a.grouped and not op.plain:
         return NotImplemented

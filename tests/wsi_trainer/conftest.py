@@ -1,4 +1,4 @@
-"""What the tests of the application share: how classes are documented is read once, not by every command, and a plan
+"""Fixtures of the application's tests: how classes are documented is read once, not by every command, and a plan
 is searched for once, not by every command that trains or explains a network on images of the same size."""
 
 from collections.abc import Iterator

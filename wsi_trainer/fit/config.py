@@ -370,9 +370,8 @@ def instantiate(parser: ArgumentParser, options: Namespace) -> Loaded:
         objects = parser.instantiate(options)
         return Loaded(models.make_model(objects.model), objects.data, objects.train)
     except (ValueError, TypeError, RuntimeError) as error:
-        raised = (
-            error.__cause__ if isinstance(error.__cause__, RuntimeError) else error
-        )  # the parser makes it a ValueError
+        cause = error.__cause__  # of a RuntimeError the parser makes a ValueError
+        raised = cause if isinstance(cause, RuntimeError) else error
         if not isinstance(raised, RuntimeError):  # how classes refuse arguments, those of this package and any other
             raise UserError(about_refusal(error)) from error
         if "memory" in str(raised):  # that it is short is said elsewhere

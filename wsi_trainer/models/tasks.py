@@ -154,7 +154,7 @@ class Task(nn.Module):
         return {part.name: Decision((given,) * part.task.entries, rule) for part in parts}
 
     def decided(self, predicted: NDArray[np.float64], decisions: Mapping[str, Decision]) -> dict[str, list[str]]:
-        """Of each target of slides with classes what is decided for, in words, from (rows, len(names)) predictions."""
+        """Decide, in words, for each target of slides with classes, from (rows, len(names)) predictions."""
         found, at = {}, 0
         for name, task in self.by_target.items():
             own, at = predicted[:, at : at + len(task.names)], at + len(task.names)
