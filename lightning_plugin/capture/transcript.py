@@ -13,8 +13,8 @@ values, as images are. So a module's weights may be others in each step, and a w
 buffer that changes its type, a flag, a rate or a branch in Python is another call.
 
 Calls that are always recorded, as is everything after them in their step: those of functions that are not PyTorch's
-(they may depend on anything), with arguments of unknown types, which read the data of
-a captured tensor while they are recorded, in blocks of `torch.utils.checkpoint`, and within dispatch modes.
+(they may depend on anything), with arguments of unknown types, which read the data of a captured tensor while they are
+recorded, in blocks of `torch.utils.checkpoint`, and within dispatch modes. What a call draws itself is drawn anew.
 
 Entries are held by an engine, `MAX_ROOTS` first images of steps at most. Their fake tensors serve one step at a time:
 a step that begins while another one with the same first image has lazy tensors gets entries of its own.
