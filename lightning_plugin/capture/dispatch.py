@@ -493,6 +493,13 @@ def _refuse(what: str, way_out: str) -> Callable[..., Any]:
     return refuse
 
 
+def _addbmm_in_place(self: LazyTensor, batch1: Tensor, batch2: Tensor, **kwargs: Any) -> Any:
+    """Refuse what PyTorch does by resizing the tensor in place, to the size of the product."""
+    if tuple(self.shape) != (batch1.shape[1], batch2.shape[2]):
+        _refuse("addbmm_() with a product of another shape", "it cannot be resized. Use addbmm().")()
+    return record_call(Tensor.addbmm_, (self, batch1, batch2), kwargs)
+
+
 def _repr(self: LazyTensor, **kwargs: Any) -> str:
     value = binding_of(self._fake)
     if isinstance(value, Value) and (real := computed_vector(self, value)) is not None:
@@ -537,6 +544,7 @@ HANDLERS: dict[Any, Callable[..., Any]] = {
     Tensor.set_: _refuse("set_()", "it has no memory."),
     Tensor.resize_: _refuse("resize_()", "it has no memory."),
     Tensor.resize_as_: _refuse("resize_as_()", "it has no memory."),
+    Tensor.addbmm_: _addbmm_in_place,
     shape_as_tensor: lambda self: torch.tensor(self.shape),
     make_dual: _refuse(
         "torch.autograd.forward_ad.make_dual()", "its tangent would be lost. Use backward or torch.autograd.grad."

@@ -171,7 +171,7 @@ class Recorder:
         """Add a node; an output requires grad as PyTorch's would. An empty map is a vector."""
         needs = grad and self.grad and any(v.requires_grad for v in inputs)
         if layouts is not None and not any(f.numel() for f in fakes):
-            return tuple(nothing(self, [v for v in inputs if needs and v.requires_grad], f) for f in fakes)
+            return tuple(nothing(self, inputs if grad else (), f) for f in fakes)
         if layouts is None or isinstance(layouts, Layout):
             layouts = [layouts] * len(fakes)
         if needs and self.block is not None:
@@ -446,11 +446,13 @@ def apply_rule(
     rule: Callable[..., Any], recorder: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]
 ) -> tuple[Value, ...] | None:
     """Apply a rule to a call or, if it declines, to the call on maps that are cut along fewer axes; None if it declines
-    all."""
+    all. Empty results need no rule."""
+    values = [a for a in tree_leaves((args, kwargs)) if isinstance(a, Value)]
+    if outs and not any(o.numel() for o in outs):
+        return tuple(nothing(recorder, values, o) for o in outs)
     found = as_values(rule(recorder, func, args, kwargs, outs))
     if found is not None:
         return found
-    values = [a for a in tree_leaves((args, kwargs)) if isinstance(a, Value)]
     for replacements in alternatives(recorder, values, rule is API.get(func)):
         new_args, new_kwargs = tree_map(
             lambda a: replacements.get(a, a) if isinstance(a, Value) else a,  # noqa: B023

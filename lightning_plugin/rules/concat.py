@@ -19,7 +19,8 @@ from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Layout, canonical
 from lightning_plugin.ops import TileOp
 from lightning_plugin.rules.channels import arguments, resized
-from lightning_plugin.rules.pointwise import Local, local, spread
+from lightning_plugin.rules.pointwise import Local, ZeroGradient, local, spread
+from lightning_plugin.rules.reductions import nothing
 from lightning_plugin.rules.slices import IndexMap
 from lightning_plugin.rules.table import ATEN, Recorder
 from lightning_plugin.rules.views import Reshape
@@ -78,8 +79,22 @@ class AsInstance(Reshape):
 
 @ATEN.rule(aten.cat, kind="layout")
 def cat(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    values = [v for v in args[0] if 0 not in v.shape]
     dim = arguments(func, args, kwargs)["dim"] % len(outs[0].shape)
+    values = [v for v in args[0] if 0 not in v.shape]
+    empty = [v for v in args[0] if 0 in v.shape and v.requires_grad and not shares_gradients(v, values)]
+    if not empty or not rec.grad:
+        return concatenated(rec, func, values, dim, outs)
+    how = outs[0].dtype, outs[0].device
+    found = concatenated(rec, func, values, dim, [rec.fake(outs[0].shape, *how)])
+    if found is NotImplemented:
+        return NotImplemented
+    made = found if isinstance(found, Value) else found[0]
+    zeros = nothing(rec, empty, rec.fake((0,), *how))
+    return local(rec, ZeroGradient.apply, [zeros, made], {}, outs[0], made.space, name="cat")
+
+
+def concatenated(rec: Recorder, func: Any, values: Sequence[Value], dim: int, outs: Sequence[Tensor]) -> Any:
+    """Record a concatenation of values that have elements."""
     if dim == 0 and (found := stack_images(rec, values, outs[0], 1)) is not NotImplemented:
         return found
     first = next(v for v in values if v.is_map)
@@ -107,6 +122,28 @@ def concat_along_axis(rec: Recorder, values: Sequence[Value], lies: Layout, dim:
     starts = tuple(itertools.accumulate((v.shape[dim] for v in values), initial=0))
     extent = (*lies.extent[:axis], starts[-1], *lies.extent[axis + 1 :])
     return rec.emit(Concat(axis, dim, starts), maps, outs, lies.with_extent(extent), "cat")
+
+
+def shares_gradients(empty: Value, values: Sequence[Value]) -> bool:
+    """True if what an empty value was made of gets a gradient from one of these values, too."""
+    made_of: set[Value] = set()
+    todo = [empty]
+    while todo:
+        v = todo.pop()
+        if 0 not in v.shape:
+            made_of.add(v)
+        elif v.node is not None:
+            todo += [i for i in v.node.inputs if i.requires_grad]
+    first = min((v.node.serial if v.node is not None else 0 for v in made_of), default=0)
+    reached: set[Value] = set()
+    todo = [v for v in values if v.requires_grad]
+    while todo and not made_of <= reached:
+        v = todo.pop()
+        if v not in reached:
+            reached.add(v)
+            if v.node is not None and v.node.serial >= first:
+                todo += [i for i in v.node.inputs if i.requires_grad]
+    return made_of <= reached
 
 
 @ATEN.rule(aten.stack, kind="local")

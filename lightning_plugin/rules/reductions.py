@@ -409,12 +409,12 @@ class Nothing(ReduceOp):
 
 
 def nothing(rec: Recorder, inputs: Sequence[Value], out: Tensor) -> Value:
-    """Record an empty result, a vector, of inputs that require grad."""
+    """Record an empty result, a vector: inputs that require grad get gradients of zeros."""
 
     def of_map(v: Value) -> Value:
         return rec.emit(Nothing(), [v], [rec.fake((0,), v.dtype, v.device)], None, "nothing")[0]
 
-    parts = [of_map(v) if v.is_map else v for v in inputs]
+    parts = [of_map(v) if v.is_map else v for v in inputs if rec.grad and v.requires_grad]
     how = {"shape": list(out.shape), "dtype": out.dtype, "device": out.device}
     return rec.vector(empty_of, [parts], how, [out], name="nothing")[0]
 

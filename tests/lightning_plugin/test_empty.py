@@ -57,6 +57,10 @@ PARTS: dict[str, Callable[[Tensor], Tensor]] = {
     "tensor_split": lambda h: h.tensor_split((0, 3, 3), 2)[2],
     "diff": lambda h: h.diff(14, 2),
     "mask": lambda h: h[torch.zeros(2, dtype=torch.bool)],
+    "gather": lambda h: h.gather(2, torch.zeros(2, 4, 0, 14, dtype=torch.long)),
+    "take_along_dim": lambda h: h.take_along_dim(torch.zeros(2, 4, 0, 14, dtype=torch.long), 2),
+    "bmm": lambda h: torch.bmm(h[:, 0, :0], h[:, 0])[:, None].expand(2, 4, 0, 14),
+    "attention": lambda h: nn.functional.scaled_dot_product_attention(h[:, :, :0], h, h),
 }
 
 
@@ -73,3 +77,50 @@ def test_a_part_without_positions_is_plain_pytorchs(name: str) -> None:
         assert p.grad is not None and q.grad is not None and torch.equal(q.grad, p.grad)
     for a, b in zip(plain.buffers(), tiled.buffers(), strict=True):
         assert torch.equal(a, b)
+
+
+class Joined(nn.Module):
+    """Two maps, concatenated, of one of which a piece without elements is taken."""
+
+    def __init__(self, join: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.a, self.b, self.join = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3), join
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.join(self.a(x), self.b(x))
+
+
+JOINS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "an axis": lambda a, b: torch.cat([a[..., :0], b], -1),
+    "an axis, in the middle": lambda a, b: torch.cat([b, a[..., 5:5], b], -1),
+    "channels": lambda a, b: torch.cat([a[:, :0], b], 1),
+    "images": lambda a, b: torch.cat([a[:0], b]),
+    "images, one by one": lambda a, b: torch.cat([a[:0], b[:1], b[1:]]),
+    "split": lambda a, b: torch.cat([a.split([0, 14], 3)[0], b], 3),
+    "tensor_split": lambda a, b: torch.cat([a.tensor_split((0, 3, 3), 2)[2], b], 2),
+    "of one map": lambda a, b: torch.cat([b[..., :0], b, a[..., :0].detach()], -1),
+    "of the map before": lambda a, b: torch.cat([b[..., :0], b.relu()], -1),
+    "of a small result": lambda a, b: torch.cat([a.mean(3, keepdim=True)[:, :, :, :0], b], -1),
+}
+
+
+@pytest.mark.parametrize("how", [{"tiles": 2}, {"budget": "90KiB"}, {"budget": "10MiB"}], ids=str)
+@pytest.mark.parametrize("name", JOINS)
+def test_the_gradient_of_a_piece_without_elements_is_zero(name: str, how: dict[str, Any]) -> None:
+    plain = fill(Joined(JOINS[name]).double())
+    tiled = copy.deepcopy(plain)
+    x = torch.randn(2, 3, 16, 16, dtype=torch.float64)
+    expected, actual = plain(x), TiledModule(tiled, **how)(x)
+    expected.square().sum().backward()
+    actual.square().sum().backward()
+    assert torch.allclose(actual, expected, rtol=1e-12, atol=0)
+    for p, q in zip(plain.parameters(), tiled.parameters(), strict=True):
+        assert (q.grad is None) == (p.grad is None)
+        assert p.grad is None or torch.allclose(q.grad, p.grad, rtol=1e-10, atol=1e-12)
+
+
+def test_a_piece_without_elements_adds_nothing_where_the_rest_gets_the_gradient() -> None:
+    h = nn.Conv2d(3, 4, 3)(LazyImage.from_tensor(torch.zeros(1, 3, 16, 16)))
+    rest = torch.cat([h[:, :0], h[:, 0:].relu()], 1)  # as rotary embeddings leave out a prefix
+    other = torch.cat([h[:, :0].relu(), h.detach()], 1)
+    assert not rest._value.node.vectors and other._value.node.vectors

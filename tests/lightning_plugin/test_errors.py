@@ -299,6 +299,14 @@ def test_what_needs_memory_is_refused(name: str) -> None:
         getattr(net().conv(lazy()), name)()
 
 
+def test_a_product_that_resizes_the_tensor_it_is_added_to_is_refused() -> None:
+    small = net().conv(lazy()).mean().reshape(1, 1)
+    factors = torch.ones(2, 3, 4), torch.ones(2, 4, 5)
+    with pytest.raises(RecordingError, match=r"addbmm_\(\).*addbmm\(\)"):
+        small.addbmm_(*factors)
+    assert small.expand(3, 5).clone().addbmm_(*factors).shape == (3, 5)
+
+
 def test_hooks_on_recorded_tensors_are_refused() -> None:
     with pytest.raises(RecordingError, match=r"register_hook.*never held whole.*features = materialize"):
         net().conv(lazy()).register_hook(lambda g: g)
