@@ -24,7 +24,7 @@ from wsi_trainer.data.manifest import read_manifest
 from wsi_trainer.fit.run import Run
 from wsi_trainer.metrics import read_predictions
 from wsi_trainer.models import VGG, BinaryTask, ModelConfig, SegmentationTask, Task, make_model
-from wsi_trainer.models.slide_model import FORMER, make_batch
+from wsi_trainer.models.batch import FORMER, make_batch
 from wsi_trainer.slide import Slide
 from wsi_trainer.synthetic import SlideSpec, write_slide
 

@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from lightning_plugin import LazyImage
-from wsi_trainer.data.dataset import DataConfig, SlideDataset, ToImage, Visit, dense, grouped, targets_of
+from wsi_trainer.data.dataset import DataConfig, SlideDataset, ToImage, Visit, as_it_is, dense, grouped, targets_of
 from wsi_trainer.data.features import check_one_each
 from wsi_trainer.data.manifest import SlideRecord, check_files
 from wsi_trainer.data.splits import apply_splits, complete_splits
 from wsi_trainer.errors import SlideError
-from wsi_trainer.models.slide_model import SlideBatch
+from wsi_trainer.models.batch import SlideBatch
 from wsi_trainer.models.tasks import MultiClassTask, Task
 from wsi_trainer.slide.augment import Augmenter
 from wsi_trainer.slide.views import View
@@ -301,8 +301,4 @@ def _options(workers: int) -> dict[str, Any]:
     options: dict[str, Any] = {"multiprocessing_context": "spawn", "persistent_workers": True} if workers else {}
     # A generator of its own: an iterator draws a number when it is made, which a continued run makes anew.
     generator = torch.Generator()
-    return {"batch_size": None, "num_workers": workers, "collate_fn": _as_it_is, "generator": generator, **options}
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
+    return {"batch_size": None, "num_workers": workers, "collate_fn": as_it_is, "generator": generator, **options}

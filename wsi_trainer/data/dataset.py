@@ -1,4 +1,7 @@
-"""Slides as batches of one: image, bag or features, target, and map of tissue."""
+"""Slides as batches of one: image, bag or features, target, and map of tissue.
+
+The processes of a data loader import this file: it imports no Lightning, which takes seconds.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,8 @@ from wsi_trainer.data.manifest import SlideRecord, by_patient, read_manifest
 from wsi_trainer.data.patches import PatchConfig, augmented, augmenter_of, open_bag
 from wsi_trainer.data.splits import By
 from wsi_trainer.errors import SlideError, UserError
+from wsi_trainer.models.batch import SlideBatch, make_batch
 from wsi_trainer.models.segmentation import SegmentationTask
-from wsi_trainer.models.slide_model import SlideBatch, make_batch
 from wsi_trainer.models.tasks import Task
 from wsi_trainer.regions.target import Legend, counted, open_target
 from wsi_trainer.slide.augment import AS_IT_IS, Augmentation, Augmented, Augmenter
@@ -299,6 +302,11 @@ class DataConfig:
         """The slides of the manifest, or of another one, as they are read in training: `read_manifest` says how."""
         stores = None if self.features is not None else self.stores
         return read_manifest(manifest or self.manifest, self.root, stores=stores, **how)
+
+
+def as_it_is(batch: SlideBatch) -> SlideBatch:
+    """Not collated: it stands here since the processes of a loader import the file that it is in."""
+    return batch
 
 
 class Visit(NamedTuple):

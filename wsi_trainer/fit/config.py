@@ -365,7 +365,7 @@ def _spelled_out(words: Sequence[str]) -> Iterator[str]:
 def instantiate(parser: ArgumentParser, options: Namespace) -> Loaded:
     """The model with its seeded initial weights, and the configs."""
     check_backbone(options.model.backbone)
-    pl.seed_everything(options.train.seed, workers=True, verbose=False)
+    pl.seed_everything(options.train.seed, verbose=False)  # workers draw by slide and epoch, and import no Lightning
     try:
         objects = parser.instantiate(options)
         return Loaded(models.make_model(objects.model), objects.data, objects.train)

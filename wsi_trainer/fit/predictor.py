@@ -30,9 +30,10 @@ from wsi_trainer.io.display import clean
 from wsi_trainer.io.files import as_written
 from wsi_trainer.metrics.decision import Decision, read_decisions
 from wsi_trainer.models.backbones import FrozenFeatures
+from wsi_trainer.models.batch import SlideBatch
 from wsi_trainer.models.encoders import PatchEncoder
 from wsi_trainer.models.hub import folder_of, push
-from wsi_trainer.models.slide_model import SlideBatch, SlideClassifier, SlideModel, forget
+from wsi_trainer.models.slide_model import SlideClassifier, SlideModel, forget
 from wsi_trainer.models.tasks import Task
 from wsi_trainer.slide.places import Places
 from wsi_trainer.slide.views import Bag, Image, View

@@ -1,6 +1,12 @@
-"""Slide classifiers: backbones, heads, tasks, and the LightningModule that joins them."""
+"""Slide classifiers: backbones, heads, tasks, and the LightningModule that joins them.
+
+The last is imported when it is used first: Lightning takes seconds, and the processes of a data loader need none of it.
+"""
+
+from typing import TYPE_CHECKING, Any
 
 from wsi_trainer.models.backbones import VGG, Backbone, FrozenFeatures, ResNet, SegmentationBackbone, TimmBackbone, UNet
+from wsi_trainer.models.batch import SlideBatch
 from wsi_trainer.models.encoders import PatchEncoder
 from wsi_trainer.models.heads import (
     AttentionPooling,
@@ -16,14 +22,6 @@ from wsi_trainer.models.heads import (
     TransMILPooling,
 )
 from wsi_trainer.models.segmentation import SegmentationTask
-from wsi_trainer.models.slide_model import (
-    ModelConfig,
-    SlideBatch,
-    SlideClassifier,
-    SlideModel,
-    SlideSegmenter,
-    make_model,
-)
 from wsi_trainer.models.targets import MultiTargetTask
 from wsi_trainer.models.tasks import (
     BinaryTask,
@@ -37,6 +35,9 @@ from wsi_trainer.models.tasks import (
     SurvivalTask,
     Task,
 )
+
+if TYPE_CHECKING:
+    from wsi_trainer.models.slide_model import ModelConfig, SlideClassifier, SlideModel, SlideSegmenter, make_model
 
 __all__ = [
     "VGG",
@@ -77,3 +78,11 @@ __all__ = [
     "UNet",
     "make_model",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.slide_model"), name)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 import math
 import traceback
-import warnings
 from argparse import ArgumentError
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NotRequired, Self, TypedDict, cast
+from typing import Any, Literal, Self, cast
 
 import pytorch_lightning as pl
 import torch
@@ -28,6 +27,7 @@ from wsi_trainer.io.untrusted import read_yaml
 from wsi_trainer.metrics import PredictionsError
 from wsi_trainer.models.allowed import about, check_backbone, denied, is_limited, limited
 from wsi_trainer.models.backbones import describe, fitted, make_backbone
+from wsi_trainer.models.batch import FORMER, SlideBatch, deprecate
 from wsi_trainer.models.finetune import FineTune, freeze, parameter_groups, train_only, warmup_cosine
 from wsi_trainer.models.heads import AveragePooling, Pooling
 from wsi_trainer.models.hub import CONFIG, WEIGHTS, folder_of
@@ -193,54 +193,6 @@ class BranchLinear(nn.Module):
         return (x.unflatten(1, tuple(self.weight.shape)) * self.weight).sum(dim=2) + self.bias
 
 
-class SlideBatch(TypedDict):
-    """One slide: its pixels (uint8, or already float in 0..1), its targets, and its name.
-
-    Version 1.0 had `label`, and `auxiliary` for the target of the slide beside that of its pixels. Both may be read of
-    batches of this package, and given to its networks, with a `DeprecationWarning`.
-    """
-
-    image: Tensor
-    targets: dict[str, Tensor]
-    """The targets that are known of the slide, by name, as the task's `target` makes them; where each pixel has a
-    class, the map of them, (1, 1, height, width).
-    """
-    slide: str
-    context: NotRequired[list[Tensor]]
-    """The same slide at further magnifications, from fine to coarse."""
-    tissue: NotRequired[list[Tensor]]
-    """Which positions of the map count, (1, 1, h, w), for the image and for each of its context."""
-    failure: NotRequired[str]
-    """Why the slide could not be opened; there is no image then."""
-
-
-FORMER = ("label", "auxiliary")
-"""Keys of a batch of 1.0: its target, where there are two that of pixels, and then that of the slide."""
-
-
-def _deprecate(key: str) -> None:
-    warnings.warn(
-        f"SlideBatch has 'targets' by name in place of {key!r}; version 2 removes {key!r}", DeprecationWarning,
-        stacklevel=3,
-    )  # fmt: skip
-
-
-class _WithFormer(dict[str, Any]):
-    """A batch of which the keys of 1.0 may be read."""
-
-    def __missing__(self, key: str) -> Tensor:
-        targets: list[Tensor] = sorted(self["targets"].values(), key=lambda target: -target.ndim)
-        if key not in FORMER or len(targets) <= FORMER.index(key):
-            raise KeyError(key)
-        _deprecate(key)
-        return targets[FORMER.index(key)]
-
-
-def make_batch(image: Tensor, targets: Mapping[str, Tensor], slide: str) -> SlideBatch:
-    """A batch of a slide, of which the keys of 1.0 may be read."""
-    return cast(SlideBatch, _WithFormer(image=image, targets=dict(targets), slide=slide))
-
-
 class Gathered(Metric):
     """Keeps targets and predictions until the end of the epoch; with several devices those of all."""
 
@@ -367,7 +319,7 @@ class SlideModel(pl.LightningModule):
             return batch["targets"]
         given = [key for key in FORMER if key in batch]
         for key in given:
-            _deprecate(key)
+            deprecate(key)
         return {name: cast(Any, batch)[key] for name, key in zip(self.task.by_target, given)}
 
     def _loss(self, batch: SlideBatch) -> Tensor:

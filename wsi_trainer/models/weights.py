@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_plugin import WholeCheckpoints
 from wsi_trainer.errors import UserError
 from wsi_trainer.models.backbones import FrozenFeatures, import_timm
 from wsi_trainer.models.encoders import PatchEncoder
@@ -88,6 +87,8 @@ def write_weights(path: Path, weights: Mapping[str, torch.Tensor]) -> None:
 
 def _write(path: Path, values: dict[str, torch.Tensor]) -> None:
     if path.suffix != SAFETENSORS:
+        from lightning_plugin import WholeCheckpoints  # who reads weights alone needs no Lightning
+
         WholeCheckpoints().save_checkpoint(values, path)
         return
     try:

@@ -1,5 +1,8 @@
 """From files to batches of one slide."""
 
+import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -7,10 +10,12 @@ import pytest
 import tifffile
 import torch
 
+from lightning_plugin import LazyImage
 from wsi_trainer.data.datamodule import SlideData
 from wsi_trainer.data.dataset import DataConfig
 from wsi_trainer.data.manifest import read_manifest
 from wsi_trainer.errors import UserError
+from wsi_trainer.models import BinaryTask
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.views import Image
 
@@ -74,6 +79,23 @@ def test_workers_deliver_the_same(manifest: Path) -> None:
     parallel = SlideData(DataConfig(manifest=manifest, workers=1), ["a", "b"])
     for one, other in zip(plain.val_dataloader(), parallel.val_dataloader(), strict=True):
         assert one["slide"] == other["slide"] and torch.equal(one["image"], other["image"])
+
+
+def test_workers_import_no_lightning(manifest: Path, tmp_path: Path) -> None:
+    """It takes longer than reading many a slide, and each worker is a process of its own."""
+    config, task = DataConfig(manifest=manifest, stain=0.1, workers=1), BinaryTask(["a", "b"])
+    loader = SlideData(config, task, to_image=LazyImage, tissue_stride=8).train_dataloader()
+    given = tmp_path / "given"
+    given.write_bytes(pickle.dumps((loader.dataset, loader.collate_fn, loader.worker_init_fn)))
+    code = f"""
+import pickle, sys
+from wsi_trainer.data.dataset import Visit
+dataset, collate, _ = pickle.load(open({str(given)!r}, "rb"))
+assert collate(dataset[Visit(0, 0)])["slide"] == "0.tif"
+print(sorted({{name.partition(".")[0] for name in sys.modules}} & {{"pytorch_lightning", "lightning", "torchmetrics"}}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "[]\n", done.stdout + done.stderr[-1000:]
 
 
 def test_an_unreadable_slide_and_bad_settings_are_named(tmp_path: Path) -> None:
