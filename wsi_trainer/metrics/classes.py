@@ -126,6 +126,13 @@ def calibration_error(predictions: ClassPredictions, bins: int = 10) -> float:
     return float(np.abs(gaps).sum() / len(said))
 
 
+def is_biased(score: Score) -> bool:
+    """True for a calibration error, also one of several labels or of a target: chance alone makes it larger."""
+    while (within := getattr(score, "score", None) or getattr(score, "keywords", {}).get("score")) is not None:
+        score = within
+    return score is calibration_error
+
+
 def confusion(predictions: ClassPredictions) -> NDArray[np.int64]:
     """(classes, classes) counts of slides: the label gives the row, the class decided for the column."""
     size = len(predictions.classes)

@@ -4,14 +4,14 @@ Patients are the unit: resamples draw patients with all their slides, and analyt
 interval is
 
 - AUC of two classes: the score interval of Newcombe (Statistics in Medicine 2006, method 5), right at 0 and 1 too;
-- others: bias-corrected and accelerated bootstrap (BCa; Efron 1987). Where resamples are so biased that this
-  has no meaning (the calibration error of a resample is nearly always larger), percentiles of the resamples moved by
-  their median onto the value;
+- others: bias-corrected and accelerated bootstrap (BCa; Efron 1987);
 - a score of exactly 0 or 1, as 95 % of resamples have it: Wilson's interval for so many patients as the rarest group
   that the score asks for has.
 
 Below `LEAST` patients, or `LEAST_OF_GROUP` in a group, there is none, nor where resamples are all the value and this is
-neither 0 nor 1: the text says why.
+neither 0 nor 1, nor where nearly all of them lie on one side of it. The calibration error never has one: chance alone
+makes it larger, in the slides and in each resample of them once more, so that an interval around it leaves out the
+truth where a model is well calibrated. The text says why.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wsi_trainer.metrics.classes import Auc
+from wsi_trainer.metrics.classes import Auc, is_biased
 from wsi_trainer.metrics.table import Kind, Predictions, PredictionsError, Score, join, rows_of_patients
 
 LEAST = 10
@@ -33,8 +33,9 @@ LEAST_OF_GROUP = 3
 """Patients of each class, with an event, or with a lesion, from which on there are intervals."""
 _NORMAL = NormalDist()
 _Z = _NORMAL.inv_cdf(0.975)
+LARGER_BY_CHANCE = "no interval: chance alone makes this error larger"
 _BIASED = 1.0
-"""Standard deviations by which the value may lie from the median of its resamples for BCa."""
+"""Standard deviations by which the value may lie from the median of its resamples."""
 
 
 @dataclass(frozen=True)
@@ -119,14 +120,15 @@ def _intervals(predictions: Predictions, scores: Mapping[str, Score], count: int
     found = {}
     for name, score in scores.items():
         positive = score.positive(predictions) if isinstance(score, Auc) else None
-        if positive is not None:
+        if is_biased(score):
+            found[name] = sample.none(values[name], LARGER_BY_CHANCE)
+        elif positive is not None:
             found[name] = sample.of_auc(values[name], predictions, positive)
         elif values[name] in (0, 1) and _settled(drawn[name], values[name]):
             bounds = wilson(round(values[name] * sample.rarest), sample.rarest)
             found[name] = sample.bounded(values[name], *bounds, count)
         else:
-            least = 0.0 if np.nanmin(drawn[name], initial=0.0) >= 0 else -np.inf  # what was never negative cannot be
-            found[name] = sample.interval(values[name], drawn[name], left_out[name], least)
+            found[name] = sample.interval(values[name], drawn[name], left_out[name])
     return found
 
 
@@ -156,8 +158,8 @@ def paired_difference(first: Kind, second: Kind, score: Score, count: int = 2000
             "the two sets of predictions have different labels for the same slides; compare like with like"
         )
     sample, value = _Sample.of(first), score(first) - score(second)
-    if sample.absent:
-        return sample.none(value)
+    if sample.absent or is_biased(score):
+        return sample.none(value, LARGER_BY_CHANCE)
     named = {"score": score}
     rows, left = list(resamples(first.patients, count, seed)), list(_without_one(first.patients))
     drawn = [_each(one, named, rows)["score"] for one in (first, second)]
@@ -229,17 +231,8 @@ class _Sample:
             return self.none(value, few_of_group(min(groups)))
         return Interval(value, *auc_bounds(value, *groups), 0, self.patients, groups[0])
 
-    def interval(
-        self, value: float, drawn: NDArray[np.float64], left_out: NDArray[np.float64], least: float = -np.inf
-    ) -> Interval:
-        """BCa, or what stands in for it where it has no meaning.
-
-        Args:
-            value: The score.
-            drawn: That of the resamples.
-            left_out: That without each patient.
-            least: The least value that the score can have.
-        """
+    def interval(self, value: float, drawn: NDArray[np.float64], left_out: NDArray[np.float64]) -> Interval:
+        """BCa, from the scores of resamples and those without each patient."""
         known = np.sort(drawn[np.isfinite(drawn)])
         if not np.isfinite(value) or len(known) < 0.9 * len(drawn):
             return self.none(value, f"no interval: defined on {len(known)} of {len(drawn)} resamples", len(known))
@@ -248,8 +241,7 @@ class _Sample:
         below = float((known < value).mean() + (known == value).mean() / 2)
         bias = _NORMAL.inv_cdf(min(max(below, 1e-9), 1 - 1e-9))
         if abs(bias) > _BIASED:
-            low, high = value + np.quantile(known, [0.025, 0.975]) - np.median(known)
-            return self.bounded(value, float(max(low, least)), float(high), len(known))
+            return self.none(value, "no interval: nearly all resamples lie on one side of it", len(known))
         rest = left_out[np.isfinite(left_out)]
         apart = rest.mean() - rest
         spread = (apart**2).sum() ** 1.5

@@ -15,6 +15,7 @@ from wsi_trainer.metrics import (
     AreaPredictions,
     ClassPredictions,
     MultiLabelPredictions,
+    MultiTargetPredictions,
     Predictions,
     PredictionsError,
     RiskPredictions,
@@ -23,6 +24,7 @@ from wsi_trainer.metrics import (
     auc,
     paired_difference,
     score_intervals,
+    scores_by_target,
 )
 from wsi_trainer.metrics.classes import balanced_accuracy
 from wsi_trainer.metrics.intervals import Interval, _Sample, too_few
@@ -132,8 +134,11 @@ def test_every_kind_of_predictions_is_compared_by_slide(kind: int) -> None:
 def test_all_scores_get_an_interval_that_holds_their_value() -> None:
     intervals = score_intervals(cohort(np.random.default_rng(2), 60, 1, 1.5), SCORES, count=200)
     assert set(intervals) == set(SCORES)
-    assert all(i.low <= i.value <= i.high and i.patients == 60 for i in intervals.values())
-    assert {name: i.resamples for name, i in intervals.items()} == dict.fromkeys(SCORES, 200) | {"auc": 0}
+    assert all(i.low <= i.value <= i.high for name, i in intervals.items() if name != "calibration_error")
+    assert {name: i.resamples for name, i in intervals.items()} == dict.fromkeys(SCORES, 200) | {
+        "auc": 0,
+        "calibration_error": 0,
+    }
 
 
 @pytest.mark.parametrize(("positive", "negative"), [(5, 5), (25, 25), (3, 40)])
@@ -200,16 +205,32 @@ def test_a_score_that_all_resamples_have_has_no_interval() -> None:
     assert difference.value == 0.5 and difference.absent and not difference.excludes(0)
 
 
-def test_the_interval_of_a_difference_is_not_cut_at_zero() -> None:
-    """Calibration errors of resamples are larger than that of the sample: their interval is moved, and may cross 0."""
-    interval = _Sample(40, None, 40).interval(
-        0.01, np.random.default_rng(0).normal(0.06, 0.03, 1000), np.full(40, 0.01)
-    )
-    assert interval.low < 0 < interval.high
-    error = _Sample(40, None, 40).interval(
-        0.01, np.random.default_rng(0).normal(0.06, 0.015, 1000).clip(0), np.full(40, 0.01), 0.0
-    )
-    assert error.low == 0
+def test_a_calibration_error_has_no_interval() -> None:
+    """Labels are drawn with the probabilities that are predicted: the error is 0, and larger in a study by chance."""
+    generator = np.random.default_rng(0)
+    drawn = cohort(generator, 200, 1, 0.0)
+    calibrated = replace(drawn, labels=(generator.random(200) < drawn.probabilities[:, 1]).astype(np.int64))
+    found = score_intervals(calibrated, SCORES, count=100)
+    assert found["calibration_error"].value > 0.02 and np.isnan(found["calibration_error"].low)
+    assert found["calibration_error"].bounds == "no interval: chance alone makes this error larger"
+    assert not found["brier"].absent
+    other = replace(calibrated, probabilities=calibrated.probabilities[::-1])
+    difference = paired_difference(calibrated, other, SCORES["calibration_error"], count=100)
+    assert difference.absent and not difference.excludes(0)
+    labels = MultiLabelPredictions(
+        calibrated.slides, calibrated.patients, ("a",), calibrated.labels[:, None].astype(float),
+        calibrated.probabilities[:, 1:],
+    )  # fmt: skip
+    targets = scores_by_target({"grade": SCORES, "markers": MULTI_LABEL_SCORES})
+    both = MultiTargetPredictions(calibrated.slides, calibrated.patients, {"grade": calibrated, "markers": labels})
+    absent = {name for name, one in score_intervals(both, targets, count=100).items() if one.absent}
+    assert absent == {"calibration_error", "markers_calibration_error"}
+
+
+def test_a_score_of_which_resamples_lie_on_one_side_has_no_interval() -> None:
+    drawn = np.random.default_rng(0).normal(0.06, 0.03, 1000)
+    interval = _Sample(40, None, 40).interval(0.01, drawn, np.full(40, 0.01))
+    assert interval.bounds == "no interval: nearly all resamples lie on one side of it"
 
 
 def test_a_number_that_is_rounded_to_zero_has_no_sign() -> None:
