@@ -20,7 +20,7 @@ from rich.console import Console
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.folder import RunFolder
 from wsi_trainer.fit.study import Study
-from wsi_trainer.io.display import LOGGERS, duration, format_bytes, say
+from wsi_trainer.io.display import duration, format_bytes, listening, say
 from wsi_trainer.io.files import as_written, read_json, write_json
 from wsi_trainer.signals import Stopped
 
@@ -115,11 +115,9 @@ def recorded(path: Path) -> Iterator[StatusFile]:
     """In this context the status of a run is kept: who runs it, what warns, and how it ends."""
     file = StatusFile(path)
     file.update()
-    handler = _Warnings(file)
-    for name in LOGGERS:
-        logging.getLogger(name).addHandler(handler)
     try:
-        yield file
+        with listening(_Warnings(file)):
+            yield file
     except Stopped:
         file.update(state="stopped")
         raise
@@ -128,9 +126,6 @@ def recorded(path: Path) -> Iterator[StatusFile]:
         raise
     else:
         file.update(state="done")
-    finally:
-        for name in LOGGERS:
-            logging.getLogger(name).removeHandler(handler)
 
 
 COLOURS = {"running": "green", "done": "green", "failed": "bold red", "died": "bold red", "stopped": "yellow"}

@@ -24,7 +24,7 @@ from wsi_trainer.data.dataset import ToImage, dense
 from wsi_trainer.errors import UserError, explain_full_disk
 from wsi_trainer.fit.config import AUTO, Tracker, TrainConfig
 from wsi_trainer.fit.folder import RunFolder
-from wsi_trainer.io.display import LOGGERS, CleanFormatter, clean
+from wsi_trainer.io.display import LOGGERS, CleanFormatter, clean, listening
 from wsi_trainer.io.untrusted import read_yaml
 from wsi_trainer.models.weights import read_checkpoint
 from wsi_trainer.signals import GRACE, Stopped, ends_at_once
@@ -232,19 +232,14 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def logged_to(path: Path) -> Iterator[None]:
-    """In this context Lightning's messages go to a file; only warnings also go to the console."""
+    """In this context messages of a run go to a file; only warnings also go to the console."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = LogFile(path, encoding="utf-8")
     handler.setFormatter(CleanFormatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
-    loggers = [logging.getLogger(name) for name in LOGGERS]
     try:
-        with quiet():
-            for logger in loggers:
-                logger.addHandler(handler)
+        with quiet(), listening(handler):
             yield
     finally:
-        for logger in loggers:
-            logger.removeHandler(handler)
         handler.close()
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,25 @@ if TYPE_CHECKING:
 
 LOGGERS = ("pytorch_lightning", "lightning_fabric", "wsi_trainer", "lightning_plugin")
 """Names of the loggers whose messages are a run's."""
+
+
+@contextmanager
+def listening(handler: logging.Handler) -> Iterator[None]:
+    """In this context a handler gets what these loggers say.
+
+    The console goes on showing warnings, as Python does by itself only where nobody listens.
+    """
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    console = None if logging.root.handlers else logging.lastResort
+    silent = [one for one in loggers if console is not None and one.propagate and console not in one.handlers]
+    added = [(one, handler) for one in loggers] + [(one, console) for one in silent if console is not None]
+    for logger, one in added:
+        logger.addHandler(one)
+    try:
+        yield
+    finally:
+        for logger, one in added:
+            logger.removeHandler(one)
 
 
 #: Control characters, what turns the direction of text, and halves of characters, which stand for bytes of a name that

@@ -1,6 +1,7 @@
 """A slide that cannot be read ends the run with one line, or is left out of it exactly and named."""
 
 import csv
+import logging
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,12 +60,19 @@ def test_a_slide_that_is_only_tested_on_is_named_before_the_first_step(
 
 @pytest.mark.parametrize("budget", ["null", "4MiB"])
 def test_a_run_goes_on_without_it_and_says_so(
-    words: list[str], damaged: tuple[Path, dict[str, str]], tmp_path: Path, budget: str
-) -> None:
+    words: list[str], damaged: tuple[Path, dict[str, str]], tmp_path: Path, budget: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     path, spoilt = damaged
     options = [f"--data.manifest={path}", "--data.on_error=skip", "--train.epochs=2", f"--train.budget={budget}"]
+    monkeypatch.setattr(logging.root, "handlers", [])  # those of pytest: a process has none
     assert main(["fit", *words, *options]) == 0
     folder = Run(tmp_path / "run")
+    said, listed, log = capsys.readouterr().err, read_json(folder.status)["warnings"], folder.log.read_text()
+    for split, times in (("train", 2), ("val", 2), ("test", 1)):
+        told = f"slide {spoilt[split]} is left out"
+        assert said.count(told) == times and told in log
+    assert told in listed[-1]
     with folder.failures.open(newline="") as file:
         rows = [(row["slide"], row["stage"], row["epoch"]) for row in csv.DictReader(file)]
     expected = [
