@@ -24,8 +24,8 @@ from wsi_trainer.slide.names import slide_name
 from wsi_trainer.synthetic import SlideSpec, write_slide
 
 NAMES = (
-    "TCGA-05-4244-01Z-00-DX1.d4ff32cd-b4a8.svs", "a.ome.tif", "Müller_01.tif", "case 03 #1.tiff", "x.v2.tif",
-    "日本 (02).tif", "s07.tif", "s8.ndpi.tif", "Fall.10.tif", "s10.svs",
+    "TCGA-05-4244-01Z-00-DX1.d4ff32cd-b4a8.svs", "a.ome.tif", "s8.ndpi.tif", "case 03 #1.tiff", "x.v2.tif",
+    "日本 (02).tif", "s07.tif", "Müller_01.tif", "Fall.10.tif", "s10.svs",
 )  # fmt: skip
 SPLITS = ("train", "train", "train", "train", "val", "val", "test", "test", "", "")
 """Splits of the run's slides; the run does not know the last two."""

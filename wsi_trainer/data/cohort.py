@@ -19,7 +19,7 @@ from wsi_trainer.io.display import clean, say
 from wsi_trainer.io.files import as_written, read_json, write_json
 from wsi_trainer.slide.geometry import TOLERANCE, Resolution
 from wsi_trainer.slide.identity import KnownSlides, SlideId
-from wsi_trainer.slide.names import same_path, same_patient, slide_name
+from wsi_trainer.slide.names import same_path, same_patient, spellings
 
 log = logging.getLogger("wsi_trainer")
 
@@ -313,7 +313,7 @@ class Trained:
 
 
 def _called(record: SlideRecord) -> set[str]:
-    return {same_path(record.path), slide_name(record.slide), slide_name(record.path)}
+    return {same_path(record.path), *(name for one in record.called for name in spellings(one))}
 
 
 def check_copies(records: Sequence[SlideRecord], slides: Mapping[str, SlideId]) -> None:

@@ -15,7 +15,7 @@ from wsi_trainer.data.manifest import PATHS, SPLITS, SlideRecord, read_manifest,
 from wsi_trainer.errors import UserError
 from wsi_trainer.io.display import clean
 from wsi_trainer.io.tables import Table, read_table
-from wsi_trainer.slide.names import slide_name
+from wsi_trainer.slide.names import spellings
 
 
 def divide_marked(groups: Sequence[str], marks: Sequence[Sequence[str]], parts: int, seed: int) -> list[list[int]]:
@@ -315,7 +315,7 @@ def apply_splits(records: Sequence[SlideRecord], path: Path, fold: int) -> list[
     known = published_splits(path, fold)
     found = []
     for record in records:
-        names = (record.slide, *map(slide_name, record.called))
+        names = (record.slide, *(name for one in record.called for name in spellings(one)))
         name = next((name for name in names if name in known), None)
         if name is None:
             raise UserError(f"{path} lacks slide {record.slide}; leave it out of the manifest, or give its split")

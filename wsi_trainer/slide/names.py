@@ -33,8 +33,11 @@ def slide_name(slide: str | Path) -> str:
     return without_ending(whole)
 
 
-def _spellings(slide: str | Path) -> list[str]:
-    """The names under which other programs write of a slide: `a`, `a.ome` and `a.ome.tif` for `a.ome.tif`."""
+def spellings(slide: str | Path) -> list[str]:
+    """The names under which tables and programs write of a slide: `a`, `a.ome` and `a.ome.tif` for `a.ome.tif`.
+
+    A name that looks as if it had an ending has two: `b.ndpi` of `b.ndpi.tif` is also `b`.
+    """
     whole = Path(slide).name
     ending = _ENDING.search(whole)
     half = whole if ending is None else whole.removesuffix(ending[2])
@@ -56,7 +59,7 @@ def file_about(
         SlideError: There are several, or none where one is needed.
     """
     slides = list(slides)
-    names = dict.fromkeys(name for slide in slides for name in _spellings(slide))
+    names = dict.fromkeys(name for slide in slides for name in spellings(slide))
     wanted = {kind.format(name): kind for name in names for kind in kinds}
     there = [(kind, folder / name) for name, kind in wanted.items() if (folder / name).is_file()]
     if not there and not all(map(str.isascii, wanted)) and folder.is_dir():
