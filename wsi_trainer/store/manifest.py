@@ -191,11 +191,11 @@ _OTHERS = "labels/zarr.json"
 def check_complete(store: Path) -> Set[str] | None:
     """The files that a store of this package lists, all of which are there; None for a store of others.
 
-    The metadata are as they were written, too: what they say is not checked by any chunk, and a smaller height would
-    be believed.
+    Each has the size that was written, which tells a shard or a mask of another store, and the metadata have their
+    hash: what they say is not checked by any chunk, and a smaller height would be believed.
 
     Raises:
-        SlideError: The manifest is missing or damaged, lists a file that is not there, or other metadata.
+        SlideError: The manifest is missing or damaged, or lists a file that is not there or another one.
     """
     if not (store / NAME).is_file() and not _is_ours(store):
         return None
@@ -204,24 +204,26 @@ def check_complete(store: Path) -> Set[str] | None:
         files: dict[str, dict[str, Any]] = read_manifest(store)["files"]
     except ValueError as error:
         raise SlideError(store, f"damaged: {error}; {way_out}") from error
-    missing = sorted(files.keys() - files_of(store))
+    sizes = files_of(store)
+    missing = sorted(files.keys() - sizes.keys())
     if missing:
         more = f" and {len(missing) - 1} more of its files are" if len(missing) > 1 else " is"
         raise SlideError(store, f"damaged: {missing[0]}{more} missing; {way_out}")
     for key, entry in files.items():
-        described = key.endswith(_METADATA) and key != _OTHERS
-        if described and (reason := check_file(store / key, entry["size"], entry["sha256"])):
+        changed = sizes[key] != entry["size"] or key.endswith(_METADATA)
+        if changed and key != _OTHERS and (reason := check_file(store / key, entry["size"], entry["sha256"])):
             raise SlideError(store, f"damaged: {key}: {reason}; {way_out}")
     return files.keys()
 
 
-def files_of(store: Path) -> set[str]:
-    """The files of a store, as its manifest names them."""
-    found: set[str] = set()
-    prefix = len(str(store)) + 1
-    for folder, _, names in os.walk(store):
-        inside = folder[prefix:].replace(os.sep, "/")
-        found.update(f"{inside}/{name}" if inside else name for name in names)
+def files_of(store: Path, inside: str = "") -> dict[str, int]:
+    """The size of each file of a store, by the name that its manifest gives it."""
+    found: dict[str, int] = {}
+    for entry in os.scandir(store / inside):
+        if entry.is_dir(follow_symlinks=False):
+            found |= files_of(store, f"{inside}{entry.name}/")
+        elif entry.is_file():
+            found[inside + entry.name] = entry.stat().st_size
     return found
 
 

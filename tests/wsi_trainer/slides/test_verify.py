@@ -122,6 +122,24 @@ OPENED: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("use", OPENED)
+def test_files_of_another_store_are_refused_by_name(stored: Path, use: str) -> None:
+    """A shard that took another's place, and a mask that has grown: each file is whole by itself."""
+    first, *_, last = sorted(_shards(stored), key=lambda key: (stored / key).stat().st_size)
+    mask = next(key for key in manifest.read_manifest(stored)["files"] if re.match(r"labels/tissue/\d+/c/", key))
+    for key, reason, content in (
+        (first, "grown", (stored / last).read_bytes()),
+        (last, "truncated", (stored / first).read_bytes()),
+        (mask, "grown", (stored / mask).read_bytes() + b"0"),
+    ):
+        before = (stored / key).read_bytes()
+        (stored / key).write_bytes(content)
+        with pytest.raises(SlideError, match=rf"slide\.zarr: damaged: {key}: {reason}.*; copy the store again"):
+            OPENED[use](stored)
+        (stored / key).write_bytes(before)
+    OPENED[use](stored)
+
+
+@pytest.mark.parametrize("use", OPENED)
 @pytest.mark.parametrize("level", [0, 1])
 def test_hole_is_refused_by_name(stored: Path, use: str, level: int) -> None:
     OPENED[use](stored)
