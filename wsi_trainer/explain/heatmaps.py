@@ -20,7 +20,7 @@ from wsi_trainer.explain.outputs import sentence_on_regions, write_script
 from wsi_trainer.explain.slide_map import MapFiles, MapOptions, SlideMap, painted
 from wsi_trainer.fit.evaluate import add_overwrite
 from wsi_trainer.fit.opening import fields_of, open_run, run_parser
-from wsi_trainer.fit.result import LESION_SCORES, LESIONS, Result
+from wsi_trainer.fit.result import LESION_SCORES, LESIONS, Result, Work
 from wsi_trainer.fit.run import Run
 from wsi_trainer.fit.scoring import write_lesions
 from wsi_trainer.fit.trainer import at_work
@@ -88,14 +88,12 @@ def write_heatmaps(
             shares are not computed.
         overwrite: Whether to replace maps of an earlier command.
     """
-    model, data, config = run.loaded
+    model = run.loaded.model
     assert isinstance(model, SlideClassifier)
     options = options or MapOptions()
     if options.dicom:
         need_highdicom()
-    originals = Originals(options.originals)
-    target = index_of(model.task, options.target)
-    shown_as = PathClass.of(targets_of(model.task)[target], target)
+    target, originals = index_of(model.task, options.target), Originals(options.originals)
     records = [
         replace(record, label=label_of(model.task, target, record.cells))
         for record in run.records(split, model.task.columns)
@@ -103,64 +101,108 @@ def write_heatmaps(
     result = result_of(run, model, options, split)
     with result.locked(overwrite):
         work = run.work(result, records, {**asdict(options), "regions": regions}, overwrite)
-        folder = result.folder
-        field = receptive_field(model.backbone) if data.patches is None else data.patches.size
-        names, predictor = result_names([record.slide for record in records]), run.predictor
-        skipped: dict[str, str] = {}
-        for record in track(records, description="maps", transient=True):
-            if work.entry(record) is not None:
-                continue
-            try:
-                with predictor.opened(record) as (batch, view):
-                    attribution = predictor.attribute(batch, target, options.method, options.steps)
-                    image = view
-                    if isinstance(view, Bag):
-                        assert data.patches is not None
-                        image, patches = view.whole(), painted(view, data.patches, attribution.values.cpu())
-                        attribution = replace(patches, peak_bytes=attribution.peak_bytes)
-                    assert isinstance(image, Image)
-                    one = SlideMap(folder, record, image.size, image.place, attribution.stride, names[record.slide])
-                    files = one.write(attribution.values, image, options, shown_as)
-            except SlideError as error:
-                if data.on_error == "stop":
-                    raise
-                skipped[record.slide] = error.reason
-                continue
-            drawn = one.in_image(_regions_of(record, regions, one.place.shape))
-            known = regions is not None and is_known(record, drawn, shown_as.name, targets_of(model.task))
-            marks = marks_of(files.outlines, drawn, one.stride) if known else None
-            peak = {"peak_bytes": attribution.peak_bytes}
-            work.add(record, {
-                "entry": files.entry | peak | _of_original(one, files, originals, shown_as, options),
-                "size": one.size,
-                "largest": float(attribution.positive.max()),
-                "marks": None if marks is None else [marks.lesions.tolist(), marks.false.tolist()],
-            })  # fmt: skip
-        made = {record.slide: made for record in records if (made := work.entry(record)) is not None}
-        entries: dict[str, dict[str, Any]] = {slide: dict(one["entry"]) for slide, one in made.items()}
-        maps = {
-            record.slide: SlideMap(
-                folder, record, tuple(made[record.slide]["size"]), SlideTransform.of(entries[record.slide]["place"]),
-                entries[record.slide]["stride"], names[record.slide],
-            )
-            for record in records
-            if record.slide in made
-        }  # fmt: skip
-        scale = None if options.method == "attention" else max((one["largest"] for one in made.values()), default=0.0)
-        for slide, one in maps.items():
-            entries[slide] |= one.overlay(scale, _regions_of(one.record, regions, one.place.shape), field)
-        found = {
-            slide: Marks(*(np.array(values, np.float64) for values in one["marks"]))
-            for slide, one in made.items()
-            if one["marks"] is not None
-        }
-        write_detected(folder, records, found, shown_as.name, split, config.resamples)
-        write_script(folder)
-        facts = {"split": split, "checkpoint": run.checkpoint_name}
-        facts |= facts_of(shown_as.name, options, field, entries, skipped, maps)
+        maps = Maps(run, work, records, options, target, originals, regions)
+        maps.write()
+        facts = {"split": split, "checkpoint": run.checkpoint_name} | maps.finish()
         write_json(result.file, facts)
         run.finish(work)
     return facts
+
+
+class Maps:
+    """Writer of the maps of slides."""
+
+    def __init__(
+        self, run: Run, work: Work, records: Sequence[SlideRecord], options: MapOptions, target: int,
+        originals: Originals, regions: Path | None,
+    ) -> None:  # fmt: skip
+        """Write maps into the folder of a result.
+
+        Args:
+            run: The run.
+            work: The result, and the slides of which it has the maps already.
+            records: All slides.
+            options: What is mapped and written.
+            target: Index of the class.
+            originals: The slides that stores were made of.
+            regions: Folder with the true regions.
+        """
+        model, data, config = run.loaded
+        self.run, self.work, self.options, self.originals, self.regions = run, work, options, originals, regions
+        self.records, self.names = records, result_names([record.slide for record in records])
+        self.folder, self.patches, self.resamples = work.result.folder, data.patches, config.resamples
+        self.target, self.classes = target, targets_of(model.task)
+        self.shown_as = PathClass.of(self.classes[target], target)
+        self.field = receptive_field(model.backbone) if data.patches is None else data.patches.size
+        self.skipped: dict[str, str] = {}
+        """The reasons why slides were left out."""
+
+    def write(self) -> None:
+        """Write the map of each slide that has none yet."""
+        for record in track(self.records, description="maps", transient=True):
+            if self.work.entry(record) is not None:
+                continue
+            try:
+                entry = self._write(record)
+            except SlideError as error:
+                if self.run.loaded.data.on_error == "stop":
+                    raise
+                self.skipped[record.slide] = error.reason
+            else:
+                self.work.add(record, entry)
+
+    def _write(self, record: SlideRecord) -> dict[str, Any]:
+        """Write the map of a slide; returns all that the end needs of it."""
+        options, predictor = self.options, self.run.predictor
+        with predictor.opened(record) as (batch, view):
+            attribution = predictor.attribute(batch, self.target, options.method, options.steps)
+            image = view
+            if isinstance(view, Bag):
+                assert self.patches is not None
+                image, patches = view.whole(), painted(view, self.patches, attribution.values.cpu())
+                attribution = replace(patches, peak_bytes=attribution.peak_bytes)
+            assert isinstance(image, Image)
+            one = SlideMap(self.folder, record, image.size, image.place, attribution.stride, self.names[record.slide])
+            files = one.write(attribution.values, image, options, self.shown_as)
+        drawn = one.in_image(_regions_of(record, self.regions, one.place.shape))
+        known = self.regions is not None and is_known(record, drawn, self.shown_as.name, self.classes)
+        marks = marks_of(files.outlines, drawn, one.stride) if known else None
+        original = _of_original(one, files, self.originals, self.shown_as, options)
+        return {
+            "entry": files.entry | {"peak_bytes": attribution.peak_bytes} | original,
+            "size": one.size,
+            "largest": float(attribution.positive.max()),
+            "marks": None if marks is None else [marks.lesions.tolist(), marks.false.tolist()],
+        }
+
+    def finish(self) -> dict[str, Any]:
+        """Write what all maps say together: colours of one scale, and lesions; returns facts for heatmaps.json."""
+        made = [(record, one) for record in self.records if (one := self.work.entry(record)) is not None]
+        scale = max((one["largest"] for _, one in made), default=0.0) if self.options.method != "attention" else None
+        entries: dict[str, dict[str, Any]] = {}
+        found: dict[str, Marks] = {}
+        for record, one in made:
+            entry, size, name = dict(one["entry"]), tuple(one["size"]), self.names[record.slide]
+            place = SlideTransform.of(entry["place"])
+            drawn = _regions_of(record, self.regions, place.shape)
+            written = SlideMap(self.folder, record, size, place, entry["stride"], name)
+            entries[record.slide] = entry | written.overlay(scale, drawn, self.field)
+            if one["marks"] is not None:
+                found[record.slide] = Marks(*(np.array(values, np.float64) for values in one["marks"]))
+        target = self.shown_as.name
+        write_detected(self.folder, self.records, found, target, self.work.result.split, self.resamples)
+        write_script(self.folder)
+        facts = {"class": target, "method": self.options.method, "receptive_field": self.field}
+        shares = shares_of([entries[record.slide] for record, _ in made if record.label == target])
+        return facts | shares | {"slides": entries, "skipped": self.skipped}
+
+
+def shares_of(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """How much of the maps lies inside of drawn regions: the mean over slides of the class."""
+    # A map of which nothing speaks for the class has no share of it anywhere.
+    found = [entry for entry in entries if np.isfinite(entry.get("mass_inside", np.nan))]
+    keys = ("mass_inside", "area_inside") if found else ()
+    return {"annotated_slides": len(found)} | {key: float(np.mean([one[key] for one in found])) for key in keys}
 
 
 def result_of(run: Run, model: SlideClassifier, options: MapOptions, split: str) -> Result:
@@ -175,27 +217,6 @@ def _of_original(
     original = originals.of(one.record.path)
     dicom = results_as_dicom(one, files, original, target, options) if options.dicom else {}
     return {"original": None if original is None else str(original.resolve()), **dicom}
-
-
-def facts_of(
-    name: str, options: MapOptions, field: int, entries: dict[str, dict[str, Any]], skipped: dict[str, str],
-    maps: dict[str, SlideMap],
-) -> dict[str, Any]:  # fmt: skip
-    """The content of heatmaps.json."""
-    # A map of which nothing speaks for the class has no share of it anywhere.
-    labelled = [entry for slide, entry in entries.items() if maps[slide].record.label == name]
-    found = [entry for entry in labelled if np.isfinite(entry.get("mass_inside", np.nan))]
-    facts: dict[str, Any] = {
-        "class": name,
-        "method": options.method,
-        "receptive_field": field,
-        "annotated_slides": len(found),
-        "slides": entries,
-        "skipped": skipped,
-    }
-    if found:
-        facts |= {key: float(np.mean([entry[key] for entry in found])) for key in ("mass_inside", "area_inside")}
-    return facts
 
 
 def _regions_of(record: SlideRecord, folder: Path | None, shape: tuple[int, int]) -> list[Region]:

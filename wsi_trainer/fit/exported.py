@@ -20,6 +20,7 @@ from wsi_trainer.environment import versions
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.config import PATHS, Loaded, keys_of
 from wsi_trainer.fit.folder import RunFolder
+from wsi_trainer.io.display import clean
 from wsi_trainer.io.files import as_written, read_json, write_json, write_text
 from wsi_trainer.metrics import Decision, Interval
 from wsi_trainer.metrics.decision import MOST_PROBABLE, decisions_record
@@ -164,21 +165,30 @@ def card_of(loaded: Loaded, about: Mapping[str, Any], decisions: Mapping[str, De
         "",
         "| | |",
         "|---|---|",
-        f"| predicts | {', '.join(model.task.names)} |",
-        f"| classes | {', '.join(model.task.classes) or 'none'} |",
-        f"| network | {type(model.backbone).__name__}, {type(model.head).__name__} |",
-        *(f"| decision | {text} |" for text in model.task.sentences_on(decisions)),
-        *(f"| {name} | {text} |" for name, text in _input(loaded, about)),
-        *(
-            f"| split {split} | {n['slides']} slides of {n['patients']} patients |"
-            for split, n in about.get("splits", {}).items()
-        ),
-        f"| weights | the {about.get('checkpoint', 'best')} checkpoint |",
+        *(_row(*cells) for cells in _facts(loaded, about, decisions)),
         "",
         *_scores(about),
         *_versions(about),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _row(*cells: object) -> str:
+    """A line of a table, in which names of classes may have any letter."""
+    return "| " + " | ".join(clean(cell).replace("|", "\\|") for cell in cells) + " |"
+
+
+def _facts(loaded: Loaded, about: Mapping[str, Any], decisions: Mapping[str, Decision]) -> Iterator[tuple[str, object]]:
+    model = loaded.model
+    yield "predicts", ", ".join(model.task.names)
+    yield "classes", ", ".join(model.task.classes) or "none"
+    yield "network", f"{type(model.backbone).__name__}, {type(model.head).__name__}"
+    for sentence in model.task.sentences_on(decisions):
+        yield "decision", sentence
+    yield from _input(loaded, about)
+    for split, known in about.get("splits", {}).items():
+        yield f"split {split}", f"{known['slides']} slides of {known['patients']} patients"
+    yield "weights", f"the {about.get('checkpoint', 'best')} checkpoint"
 
 
 def _input(loaded: Loaded, about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -211,7 +221,7 @@ def _scores(about: Mapping[str, Any]) -> Iterator[str]:
         yield "| score | value, 95 % interval |"
         yield "|---|---|"
         for name, interval in found.get("slide", {}).items():
-            yield f"| {name} | {Interval.of(interval)} |"
+            yield _row(name, Interval.of(interval))
         yield ""
 
 
@@ -222,4 +232,4 @@ def _versions(about: Mapping[str, Any]) -> Iterator[str]:
     yield "|---|---|---|"
     before, now = about.get("trained_with", {}), about.get("exported_with", {})
     for package in dict.fromkeys([*before, *now]):
-        yield f"| {package} | {before.get(package, '')} | {now.get(package, '')} |"
+        yield _row(package, before.get(package, ""), now.get(package, ""))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,8 +115,7 @@ def test_split(
         overwrite: Whether to replace what an earlier command wrote.
         slides: The slides of a cohort, which it keeps.
     """
-    task, config, failures = run.loaded.model.task, run.loaded.train, Failures(run)
-    result = run.result("test", split)
+    failures, result = Failures(run), run.result("test", split)
     if slides is None:
         data = slides_of(run, split)  # refuses them before anything is written
     with result.locked(overwrite):
@@ -128,15 +127,18 @@ def test_split(
         decisions = decisions_of(run, predictions if split == "val" else None, progress)
         predictions = predictions.with_decisions(decisions)
         write_predictions(result.file, predictions)
-        scores: dict[str, Any] = {"split": split, "checkpoint": run.checkpoint_name, "task": type(task).__name__}
-        scores |= {} if run.cohort is None else {"cohort": run.cohort}
-        scores |= summarise(predictions, dict(task.scores), config.resamples, 0)
-        if decisions:
-            scores["decisions"] = task.sentences_on(decisions)
-        scores["skipped"] = failures.slides
+        scores = scores_of(run, split, predictions, decisions) | {"skipped": failures.slides}
         write_json(result.scores, scores)
         run.finish(work)
     return scores
+
+
+def scores_of(run: Run, split: str, predictions: Predictions, decisions: Mapping[str, Decision]) -> dict[str, Any]:
+    """The scores of a split with what they are of, as in `evaluation/SPLIT.json`."""
+    task, cohort = run.loaded.model.task, {} if run.cohort is None else {"cohort": run.cohort}
+    scores = {"split": split, "checkpoint": run.checkpoint_name, "task": type(task).__name__} | cohort
+    scores |= summarise(predictions, dict(task.scores), run.loaded.train.resamples, 0)
+    return scores | ({"decisions": task.sentences_on(decisions)} if decisions else {})
 
 
 def slides_of(run: Run, split: str) -> SlideData:

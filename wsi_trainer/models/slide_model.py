@@ -675,16 +675,17 @@ class SlideSegmenter(SlideModel):
         return self.at_pixels_and_pooled(batch["image"], tissue[0] if tissue else None)
 
     def _loss(self, batch: SlideBatch) -> Tensor:
-        logits, vector = self._recorded(batch)
-        loss = materialize(self.pixels.loss(logits, self._targets(batch)[self._drawn]))
-        return self._total(loss, self._of_slide(vector), batch)
+        (logits, vector), targets = self._recorded(batch), self._targets(batch)
+        loss = materialize(self.pixels.loss(logits, targets[self._drawn]))
+        return self._total(loss, self._of_slide(vector), targets)
 
     def _scored(self, batch: SlideBatch) -> tuple[Tensor, Tensor, Tensor]:
-        (logits, vector), drawn = self._recorded(batch), self._targets(batch)[self._drawn]
+        (logits, vector), targets = self._recorded(batch), self._targets(batch)
+        drawn = targets[self._drawn]
         lazy, areas = self.pixels.loss(logits, drawn), self.pixels.areas(logits, drawn)
         loss, of_slide = materialize(lazy), self._of_slide(vector)
-        row = loss.new_zeros(1) if of_slide is None else self.task.row(self._targets(batch))
-        return self._total(loss, of_slide, batch), row, self._joined(materialize(areas), of_slide)
+        row = loss.new_zeros(1) if of_slide is None else self.task.row(targets)
+        return self._total(loss, of_slide, targets), row, self._joined(materialize(areas), of_slide)
 
     def predicted(self, batch: SlideBatch) -> Tensor:
         """The areas of pixels, or shares where no class of them is known, and the predictions of the slide."""
@@ -696,10 +697,10 @@ class SlideSegmenter(SlideModel):
         """The logits of the slide as an ordinary tensor, where there is a vector."""
         return None if vector is None else self.forward_head(materialize(vector))
 
-    def _total(self, of_pixels: Tensor, of_slide: Tensor | None, batch: SlideBatch) -> Tensor:
+    def _total(self, of_pixels: Tensor, of_slide: Tensor | None, targets: Mapping[str, Tensor]) -> Tensor:
         """The loss of all targets."""
         loss = self.task.pixel_weight * of_pixels
-        return loss if of_slide is None else loss + self.task.loss_of(of_slide, self._targets(batch))
+        return loss if of_slide is None else loss + self.task.loss_of(of_slide, targets)
 
     def _joined(self, pixels: Tensor, of_slide: Tensor | None) -> Tensor:
         """The numbers of the pixels, and behind them the predictions of the slide."""

@@ -15,9 +15,9 @@ from lightning_plugin import Box, TensorSource
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.errors import UserError
 from wsi_trainer.explain.attribution import Attribution, index_of, label_of, score, targets_of
-from wsi_trainer.explain.heatmaps import facts_of, is_known, marks_of
+from wsi_trainer.explain.heatmaps import is_known, marks_of, shares_of
 from wsi_trainer.explain.outputs import crop, peaks, sentence_on_regions, shares_inside
-from wsi_trainer.explain.slide_map import MapOptions, SlideMap
+from wsi_trainer.explain.slide_map import MapOptions
 from wsi_trainer.metrics import MISSED
 from wsi_trainer.models import BinaryTask, CoxTask, MultiClassTask, MultiTargetTask, OrdinalTask
 from wsi_trainer.regions.geojson import PathClass, objects_of, write_objects
@@ -55,13 +55,11 @@ def test_a_map_that_aims_has_all_and_what_speaks_against_counts_as_nothing() -> 
     assert np.isnan(shares_inside(Attribution(-torch.ones(4, 4), 8), [[square(0, 0, 8)]], 0).mass)
 
 
-def test_a_slide_on_which_nothing_speaks_for_the_class_does_not_spoil_the_mean(tmp_path: Path) -> None:
-    record = SlideRecord("s", tmp_path, "tumour", "p", "test")
-    maps = {name: SlideMap(tmp_path, record, (8, 8), SlideTransform((8, 8)), 8, name) for name in "ab"}
-    nothing = {"a": {"mass_inside": float("nan"), "area_inside": 0.5}}
-    assert sentence_on_regions(facts_of("tumour", MapOptions(), 9, nothing, {}, maps)) == ""
-    both = nothing | {"b": {"mass_inside": 0.25, "area_inside": 0.1}}
-    said = sentence_on_regions(facts_of("tumour", MapOptions(), 9, both, {}, maps))
+def test_a_slide_on_which_nothing_speaks_for_the_class_does_not_spoil_the_mean() -> None:
+    nothing = {"mass_inside": float("nan"), "area_inside": 0.5}
+    facts = {"class": "tumour", "method": "activation", "receptive_field": 9}
+    assert sentence_on_regions(facts | shares_of([nothing])) == ""
+    said = sentence_on_regions(facts | shares_of([nothing, {"mass_inside": 0.25, "area_inside": 0.1}]))
     assert "25 % of the map's positive values for 'tumour'" in said and "mean over 1 slides" in said
 
 

@@ -257,6 +257,16 @@ def test_an_exported_folder_tells_what_the_model_is_and_names_nobody(
         assert (tmp_path / "again" / name).read_bytes() == (exported / name).read_bytes(), name
 
 
+def test_the_table_of_the_card_holds_any_name_of_a_class(on_features: Path, tmp_path: Path) -> None:
+    found = Predictor.open(on_features / "run")
+    found.model.task.classes = ("low | none", "two\nlines")
+    found.save_pretrained(tmp_path / "model")
+    table = [
+        line for line in (tmp_path / "model" / "README.md").read_text().splitlines() if line.startswith("| classes")
+    ]
+    assert table == ["| classes | low \\| none, two\\nlines |"]
+
+
 def test_an_exported_folder_that_was_changed_is_refused(exported: Path) -> None:
     weights = exported / "model.safetensors"
     kept = weights.read_bytes()
