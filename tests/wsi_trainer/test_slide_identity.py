@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from tests.wsi_trainer.forms import FROZEN, NAMES, SPLITS, UNSEEN, Form, Forms, table, write_table
-from tests.wsi_trainer.owners import files_with
 from tests.wsi_trainer.small import QUICK, VGG, rows
 from wsi_trainer.cli import main
 from wsi_trainer.data.manifest import read_manifest
@@ -271,29 +270,3 @@ def test_spellings_of_a_patient(one: str, two: str, tmp_path: Path) -> None:
     (tmp_path / "m.csv").write_text(f"slide,patient\na,{one}\nb,{two}\nA,\na1,\na01,\n")
     found = [record.patient for record in read_manifest(tmp_path / "m.csv", labelled=False)]
     assert found == [one, one, "A", "a1", "a01"], "a slide without a patient is one of its own"
-
-
-# One owner of each.
-
-RULES = {
-    "hashes of slides": (r"\b_hash\(|full_hash\(|hash_of_1_0\(", {
-        "slide/identity.py", "store/convert.py", "data/features.py",
-    }),
-    "the hash in a store": (r'\["source"\]', {"slide/identity.py", "store/convert.py"}),
-    "names without endings": (r"\.stem\b|with_suffix|removesuffix\(Path|splitext", {
-        "slide/names.py", "slide/identity.py", "slide/formats/openslide.py", "preprocess/inputs.py",
-        "preprocess/tissue.py", "store/convert.py", "report/pictures.py", "fit/evaluate.py", "fit/run.py",
-        "fit/status.py", "fit/cross_validation.py", "fit/folder.py", "fit/result.py", "fit/study.py", "fit/scoring.py",
-        "metrics/targets.py",
-    }),
-    "spellings": (r"normalize\(|normpath|realpath|lstrip\(\"0", {
-        "slide/names.py", "preprocess/stores.py",
-    }),
-}  # fmt: skip
-"""Patterns, and the files that may have them: the owner, and those that name something else than slides."""
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_hashes_names_and_spellings_have_one_owner(rule: str) -> None:
-    pattern, owners = RULES[rule]
-    assert files_with(pattern) <= owners

@@ -7,7 +7,6 @@ another cohort are in a folder of their own, `cohorts/NAME`, laid out like those
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,7 +24,7 @@ from wsi_trainer.environment import environment, versions
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.result import Kind, Result, Work, seals_of
 from wsi_trainer.io.display import clean, say
-from wsi_trainer.io.files import Locked, as_written, lock, read_json, write_json
+from wsi_trainer.io.files import Locked, as_written, lock, read_json, sha256_of, write_json
 from wsi_trainer.io.tables import append_row, read_table
 from wsi_trainer.slide.identity import SlideId
 from wsi_trainer.slide.names import same_path
@@ -185,7 +184,7 @@ class RunFolder:
         """Says which results are of weights that the checkpoint held before training went on; empty where none is."""
         if not self.checkpoint_path(self.chosen).is_file():
             return ""
-        now, former = _sha256(self.checkpoint()), []
+        now, former = sha256_of(self.checkpoint()), []
         for one in self.found:
             with as_written(one.about):
                 if one.of.get("checkpoint", {}).get("sha256", now) != now:  # 1.0 did not say
@@ -231,7 +230,8 @@ class RunFolder:
         """
         of: dict[str, Any] = {
             "schema": 1, "kind": result.kind, "split": result.split, "method": result.method, "cohort": self.cohort,
-            "checkpoint": {"name": self.checkpoint_name, "sha256": _sha256(self.checkpoint())}, "overrides": self.given,
+            "checkpoint": {"name": self.checkpoint_name, "sha256": sha256_of(self.checkpoint())},
+            "overrides": self.given,
             "options": asdict(options) if is_dataclass(options) and not isinstance(options, type) else options or {},
             "versions": versions(),
         }  # fmt: skip
@@ -278,7 +278,7 @@ class RunFolder:
             if self.chosen == name or same_path(self.chosen) == same_path(self.checkpoint_path(name)):
                 return name
         path = self.checkpoint()
-        return f"{path.stem}-{_sha256(path)[:8]}"
+        return f"{path.stem}-{sha256_of(path)[:8]}"
 
     @property
     def begun(self) -> bool:
@@ -488,11 +488,6 @@ class RunFolder:
         other = replace(self, **changes)
         vars(other).update({key: value for key, value in vars(self).items() if key == "loaded"})
         return other
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 Curves = dict[str, list[float]]

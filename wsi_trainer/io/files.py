@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import io
 import json
 import math
@@ -38,6 +39,12 @@ def replace_file(path: Path, *parts: bytes | memoryview) -> None:
         if isinstance(error, OSError):
             error.filename, error.filename2 = os.fspath(path), None  # a write that fails names no file
         raise
+
+
+def sha256_of(path: Path) -> str:
+    """The hash of a file, read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_text(path: Path, text: str) -> None:

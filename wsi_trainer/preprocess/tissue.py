@@ -19,7 +19,7 @@ from rich.console import Console
 
 from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.io.display import say
-from wsi_trainer.io.files import write_json
+from wsi_trainer.io.files import sha256_of, write_json
 from wsi_trainer.io.untrusted import read_json
 from wsi_trainer.regions.geojson import PathClass, write_outlines
 from wsi_trainer.regions.shapes import joined, pieces
@@ -31,7 +31,6 @@ from wsi_trainer.slide.rules import RULES
 from wsi_trainer.slide.slide import ScaledImage
 from wsi_trainer.slide.tissue import REMOVED, Mask, TissueMask
 from wsi_trainer.store.convert import THUMBNAILS, Job
-from wsi_trainer.store.manifest import sha256_of
 
 from .inputs import check_outlines, list_slides
 from .pool import Failure, Progress, stall_seconds, work_on_all, workers_of

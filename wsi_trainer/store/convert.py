@@ -18,7 +18,7 @@ from PIL import Image
 
 from wsi_trainer import __version__
 from wsi_trainer.errors import SlideError, UserError
-from wsi_trainer.io.files import LOCKS, Locked, lock, remove, sync_folder, sync_tree, write_json
+from wsi_trainer.io.files import LOCKS, Locked, lock, remove, sha256_of, sync_folder, sync_tree, write_json
 from wsi_trainer.io.untrusted import read_json
 from wsi_trainer.slide.geometry import KEY, PROVENANCE, SlideTransform
 from wsi_trainer.slide.identity import SlideId, full_hash, same_header
@@ -26,7 +26,7 @@ from wsi_trainer.slide.mask import OVERLAY, MaskOptions, check_mpp, draw_overlay
 from wsi_trainer.slide.slide import ScaledImage, Slide
 from wsi_trainer.slide.tissue import TissueMask
 from wsi_trainer.store.chunks import Layout, StoredLevel, ZstdCodec, pyramid
-from wsi_trainer.store.manifest import Journal, read_manifest, sha256_of, write_manifest
+from wsi_trainer.store.manifest import Journal, read_manifest, write_manifest
 from wsi_trainer.store.ngff import group, image_array, image_attributes, write_label
 from wsi_trainer.store.writer import ChunkCutter, PyramidWriter, drop_missing
 

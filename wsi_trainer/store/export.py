@@ -17,11 +17,11 @@ from numcodecs import Zstd
 from PIL import Image
 
 from wsi_trainer.errors import SlideError
-from wsi_trainer.io.files import remove, save_picture, sync_folder
+from wsi_trainer.io.files import remove, save_picture, sha256_of, sync_folder
 from wsi_trainer.io.untrusted import read_json
 from wsi_trainer.slide.formats.base import CHANNELS, FILL, PLAIN, ReadOptions
 from wsi_trainer.slide.slide import Slide
-from wsi_trainer.store.manifest import NAME, sha256_of
+from wsi_trainer.store.manifest import NAME
 
 _PARTIAL, _ASIDE = ".partial", ".aside"
 _ORIGIN = "wsi_trainer"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from wsi_trainer.errors import SlideError
-from wsi_trainer.io.files import replace_file
+from wsi_trainer.io.files import replace_file, sha256_of
 from wsi_trainer.io.untrusted import json_of, read_json, read_text
 from wsi_trainer.slide.geometry import PROVENANCE
 
@@ -93,12 +93,6 @@ class Damage:
     store: Path
     file: str
     reason: str
-
-
-def sha256_of(path: Path) -> str:
-    """The hash of a file, read in pieces."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _serialise(content: Mapping[str, Any]) -> bytes:

@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from lightning_plugin.planner.make import make_plan
-from tests.wsi_trainer.owners import files_with
 from tests.wsi_trainer.small import QUICK
 from wsi_trainer.cli import main
 from wsi_trainer.data.dataset import DataConfig, dense
@@ -304,26 +303,3 @@ def test_a_model_goes_to_the_hub_and_comes_back(
     file = on_features / "features" / "s6.h5"
     found = Predictor.from_pretrained("me/first", revision="main")
     assert found.predict(file).to_dict() == Predictor.open(exported).predict(file).to_dict()
-
-
-# One way to a model.
-
-RULES = {
-    "Trainers": (r"Trainer\(|make_trainer\(", {"fit/trainer.py", "fit/fit.py"}),
-    "loops of Trainers that predict": (r"trainer\.(predict|test|validate)\(|predict_step|test_step", set()),
-    "files of weights": (r"read_checkpoint\(|torch\.load\(", {"models/weights.py", "fit/trainer.py"}),
-    "weights in a model": (r"\.load_state_dict\(", {"models/weights.py", "data/datamodule.py"}),
-    "weights of runs": (r"load_weights\(", {
-        "models/weights.py", "fit/config.py", "fit/run.py", "fit/fit.py", "models/slide_model.py", "embed.py",
-    }),
-    "engines": (r"TiledModule\(", {"fit/predictor.py", "explain/attribution.py"}),
-    "batches that are predicted": (r"\.predicted\(", {"fit/predictor.py"}),
-    "the hub": (r"huggingface_hub\b", {"models/hub.py", "models/slide_model.py", "fit/predictor.py"}),
-}  # fmt: skip
-"""Patterns, and the files that may have them: the owner, training, and what is given a config by its user."""
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_there_is_one_way_to_a_model(rule: str) -> None:
-    pattern, owners = RULES[rule]
-    assert files_with(pattern) <= owners

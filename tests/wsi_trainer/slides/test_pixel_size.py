@@ -12,7 +12,6 @@ import tifffile
 import torch
 
 from lightning_plugin import Box
-from tests.wsi_trainer.owners import files_with
 from tests.wsi_trainer.small import QUICK, rows
 from tests.wsi_trainer.test_uses import cohort
 from wsi_trainer.cli import main
@@ -262,22 +261,3 @@ def test_a_contradiction_is_told_once_whatever_the_run_reads(
     checkpoint = f"--checkpoint={tmp_path / 'run' / 'checkpoints' / 'last.ckpt'}"
     assert main(["embed", f"--out={tmp_path / 'features'}", *words, checkpoint]) == 0
     assert sum(said in message for message in caplog.messages) == 1
-
-
-RULES = {
-    "what the file says": (r"\binfo\.mpp\b", {"slide/slide.py", "slide/geometry.py"}),
-    "what is taken": (r"\bresolve\((?!\))", {"slide/slide.py", "slide/geometry.py"}),
-    "who gives it": (r"Slide\.open\([^)]*mpp=(?!0)", {"data/manifest.py", "slide/mask.py", "view/scene.py"}),
-    "how far slides are shrunk": (r"factors_to\(|\.factors(_from)?\(", {
-        "slide/geometry.py", "slide/slide.py", "slide/views.py", "store/convert.py", "data/patches.py",
-        "data/dataset.py",
-    }),
-    "former ways": (r"shrink_factor|\.shrink\b|(slide|view|bag|image|source)\.mpp\b(?!-)|patches\.resolution", set()),
-}  # fmt: skip
-"""Patterns, and the files that may have them: the owner, and those that hand it what a user has given."""
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_the_size_of_a_pixel_has_one_owner(rule: str) -> None:
-    pattern, owners = RULES[rule]
-    assert files_with(pattern) <= owners
