@@ -198,7 +198,7 @@ class Maps:
 
 
 def shares_of(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """How much of the maps lies inside of drawn regions: the mean over slides of the class."""
+    """Shares of the maps inside of drawn regions: the means over slides of the class, and how many these are."""
     # A map of which nothing speaks for the class has no share of it anywhere.
     found = [entry for entry in entries if np.isfinite(entry.get("mass_inside", np.nan))]
     keys = ("mass_inside", "area_inside") if found else ()
