@@ -4,7 +4,8 @@
 around PyTorch's kernels (recording, planning, running a plan) is the largest part of a small step. So the user's module
 itself is called if an earlier call with the same *signature* was recorded and planned without tiles, and if the budget
 has room for a bound of its bytes: all that plain PyTorch saves for backward, gradients of the same size, and the
-largest operator's inputs and results once more; without gradients, all inputs and results. The signature names what
+largest operator's inputs and results once more; all maps, which a list in the user's code may hold until it returns;
+without gradients, all inputs and results. The signature names what
 decides the memory of most modules: shapes, types and strides of arguments, modes, ``requires_grad``, autocast. It may
 miss something, such as a flag that the module reads. That costs memory and never exactness, since plain PyTorch runs.
 One call of `RECORDED_EVERY` is recorded again, and on CUDA the next one after a peak above the budget.
@@ -102,7 +103,9 @@ class KeptCalls:
         found = call_bytes(recording, plan.forecast, self.engine.optimizer_bytes, recording.tensors)
         total, largest = recording.node_bytes  # the largest: what an operator holds for itself, as a sort does
         saved = found.saved if torch.is_grad_enabled() else total
-        self.plans.append((plan, found._replace(saved=saved, held=saved, workspaces=found.workspaces + largest)))
+        held = max(0, plan.forecast.made_bytes - saved)  # by code that keeps its intermediate results until it returns
+        more = found.workspaces + largest + held
+        self.plans.append((plan, found._replace(saved=saved, held=saved, workspaces=more)))
 
     def run(self, args: Sequence[Any], kwargs: dict[str, Any], record: Callable[[], Any]) -> Any:
         """Call the user's module if the call is known to be kept whole; else ``record`` it."""

@@ -84,6 +84,7 @@ class Forecast:
         held_bytes: Bytes that the call leaves on the device until its backward.
         streamed_bytes: Parameters on lower tiers.
         traffic_bytes: Transfers of these parameters and their gradients in a step.
+        made_bytes: Bytes of all maps, as code holds them that keeps each of its intermediate results.
     """
 
     peak_bytes: int = 0
@@ -96,6 +97,7 @@ class Forecast:
     held_bytes: int = 0
     streamed_bytes: int = 0
     traffic_bytes: int = 0
+    made_bytes: int = 0
 
 
 #: Tiers of stored maps. `costs.lower.tier_of` decides the order in which they are filled.

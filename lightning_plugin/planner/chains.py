@@ -135,9 +135,10 @@ class Chains:
         return self.found[node.serial]
 
     @cached_property
-    def plain(self) -> list[int]:
-        """Bytes that plain PyTorch holds for backward of a link of each chain."""
-        return [self.network_of(op.body, {}).plain_bytes for _, _, op in self.all]
+    def plain(self) -> list[tuple[int, int]]:
+        """Bytes that plain PyTorch holds for backward of a link of each chain, and those of its maps."""
+        links = [self.network_of(op.body, {}) for _, _, op in self.all]
+        return [(link.plain_bytes, link.made_bytes) for link in links]
 
     def network_of(self, body: Body, below: Mapping[int, str]) -> Network:
         """A link as a network of its own; ``below`` are the tiers of its own vectors that live below the device."""
@@ -162,7 +163,8 @@ class Chains:
             plan.forecast,
             seconds=plan.seconds + seconds(chains),
             recompute=(again + plan.recompute * rest) / max(forward + rest, 1e-12),
-            plain_bytes=plan.plain_bytes + sum(c.count * each for c, each in zip(chains, self.plain, strict=True)),
+            plain_bytes=plan.plain_bytes + sum(c.count * saved for c, (saved, _) in zip(chains, self.plain)),
+            made_bytes=plan.forecast.made_bytes + sum(c.count * made for c, (_, made) in zip(chains, self.plain)),
             traffic_bytes=plan.forecast.traffic_bytes + traffic,
         )
 

@@ -93,6 +93,7 @@ class Recipe:
             held_bytes=found.held,
             plain_bytes=int(plan.plain_bytes * ratio),
             index_bytes=int(plan.forecast.index_bytes * ratio),
+            made_bytes=int(plan.forecast.made_bytes * ratio),
             seconds=plan.seconds * ratio,
         )
         return replace(plan, segments=segments, forecast=forecast)

@@ -275,6 +275,38 @@ def test_several_calls_keep_the_budget(share: float) -> None:
             assert difference(q.grad, p.grad, 1e-3) < TOLERANCE  # type: ignore[arg-type]
 
 
+class Collected(nn.Module):
+    """Code that holds all its intermediate results until it returns, of which autograd saves few."""
+
+    def __init__(self, whole: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.conv, self.whole = nn.Conv2d(3, 4, 3, padding=1), whole
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = [self.whole(self.conv(x))]
+        for _ in range(6):
+            found.append(found[-1] * 2 + 1)
+        return found[-1].std((2, 3))
+
+
+@pytest.mark.parametrize("share", [1.05, 0.8, 0.6])
+@pytest.mark.parametrize(
+    "whole", [lambda y: y, lambda y: y.sort(3)[0], lambda y: torch.fft.fft2(y).abs()], ids=["none", "sort", "fft"]
+)
+def test_code_that_holds_its_intermediate_results_keeps_the_budget(
+    whole: Callable[[Tensor], Tensor], share: float
+) -> None:
+    net, x = Collected(whole), image(0, 1, 3, 64, 64).float()
+
+    def step(module: nn.Module) -> None:
+        net.zero_grad(set_to_none=True)
+        module(x).square().sum().backward()
+
+    budget = int(share * account(lambda: step(net), net).held)
+    tiled = TiledModule(net, budget=budget)
+    assert account(lambda: step(tiled), net).held <= budget + 2**10
+
+
 def test_a_call_of_many_is_recorded_again(recorded: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lightning_plugin.kept_calls.RECORDED_EVERY", 3)
     tiled, times = TiledModule(network(), budget=ROOMY), []

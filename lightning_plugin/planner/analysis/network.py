@@ -203,7 +203,30 @@ class Network:
     def plain_bytes(self) -> int:
         """Bytes that plain PyTorch holds for backward: each map that some operator saves, once, what operators save
         besides, and the input."""
-        return self.image_bytes + self.saved_bytes(0, len(self.order))
+        return self.image_bytes + self.saved_bytes(0, len(self.order)) + self.saved_at_barriers
+
+    @cached_property
+    def saved_at_barriers(self) -> int:
+        """Bytes that barriers save for backward, and those of their results that other operators save, beyond maps that
+        `kept_maps` has."""
+        saved = {v.node.inputs[0] for v in self.saved_roots if v.node is not None and isinstance(v.node.op, Spread)}
+        extra = 0
+        for n in self.barriers:
+            if any(v.requires_grad for v in n.outputs):
+                p = profile(n)
+                saved.update(n.inputs[i] for i in p.saves)
+                saved.update(n.outputs[:1] if p.saves_output else ())
+                extra += p.extra
+        made = [v for v in saved if v.node is not None]
+        maps = {self.root(v.node.inputs[0]) for v in made if isinstance(v.node.op, Gather)}  # type: ignore[union-attr]
+        results = [v for v in made if isinstance(v.node.op, Barrier)]  # type: ignore[union-attr]
+        return extra + sum(v.bytes for v in (*results, *(maps - self.saved_roots)) if not is_given(v))
+
+    @cached_property
+    def made_bytes(self) -> int:
+        """Bytes of all maps and of the results of barriers: views and results in place have those of their inputs."""
+        maps = {self.root(v) for n in self.order for v in n.outputs if v.is_map}
+        return sum(v.bytes for v in maps if not is_given(v)) + sum(v.bytes for n in self.barriers for v in n.outputs)
 
     @cached_property
     def index_bytes(self) -> int:

@@ -12,8 +12,8 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.fakes import MODES
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ledger import Ledger, watched
-from lightning_plugin.ops import ReduceOp, TileOp, has_gradients
-from lightning_plugin.private import FlopCounter, storage_key
+from lightning_plugin.ops import Barrier, ReduceOp, TileOp, has_gradients
+from lightning_plugin.private import FlopCounter, storage_key, tree_leaves
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Profile:
     """Figures of one node at full size.
 
     Attributes:
-        saves: Places of the input maps whose memory it saves for backward.
+        saves: Places of the input maps whose memory it saves for backward; of a barrier, of its inputs.
         saves_output: It saves its own result.
         extra: Bytes that it saves besides (pooling indices, masks).
         views: Place of the input map whose memory its result shares; None if it has memory of its own.
@@ -54,7 +54,8 @@ def profile(node: Node) -> Profile:
             return Trial(node).profile(traffic)
     except (RuntimeError, NotImplementedError, TypeError):
         # An operator that has no fake form: assume the worst, that it keeps all it touches.
-        return Profile(tuple(range(len(node.maps))), True, 0, None, 0, traffic)
+        given = node.inputs if isinstance(node.op, Barrier) else node.maps
+        return Profile(tuple(range(len(given))), True, 0, None, 0, traffic)
 
 
 class Trial:
@@ -62,8 +63,9 @@ class Trial:
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.maps = [_fake(v) for v in node.maps]
-        self.vectors = [_fake(v) for v in node.vectors]
+        whole = isinstance(node.op, Barrier)
+        self.maps = [_fake(v) for v in (node.inputs if whole else node.maps)]
+        self.vectors = [_fake(v) for v in (() if whole else node.vectors)]
         self.ledger = Ledger(node.outputs[0].device, fakes=True)
         for t in (*self.maps, *self.vectors):
             self.ledger.ignore(t)
@@ -106,6 +108,8 @@ class Trial:
             for r in results:
                 self.ledger.ignore(r)
             return list(op.pull_with_grad(Box.whole(node.maps[0].space.extent), self.maps, self.vectors, results))
+        if isinstance(op, Barrier):
+            return [t for t in tree_leaves(op.run(self.maps)) if isinstance(t, Tensor)]
         assert isinstance(op, TileOp)
         return [op.apply(Box.whole(node.outputs[0].space.extent), self.maps, self.vectors)]
 

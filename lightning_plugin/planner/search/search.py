@@ -438,6 +438,7 @@ class Search:
                 peak_bytes=best.peak + self.fixed,
                 plain_bytes=network.plain_bytes,
                 index_bytes=network.index_bytes,
+                made_bytes=network.made_bytes,
                 seconds=best.seconds,
                 recompute=max(0.0, best.extra / total) if total else 0.0,
                 fixed_bytes=self.fixed,

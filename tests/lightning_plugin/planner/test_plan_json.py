@@ -26,7 +26,9 @@ numbers = st.floats(0, allow_nan=False)
 words = st.text(max_size=8)
 places = st.lists(st.integers(0, 999), max_size=4).map(tuple)
 figures = st.builds(SegmentForecast, counts, counts, counts, counts, counts, numbers, numbers, counts)
-forecasts = st.builds(Forecast, counts, counts, counts, numbers, numbers, counts, counts, counts, counts, counts)
+forecasts = st.builds(
+    Forecast, counts, counts, counts, numbers, numbers, counts, counts, counts, counts, counts, counts
+)
 
 
 @st.composite
