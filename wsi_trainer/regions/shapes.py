@@ -90,24 +90,48 @@ def mask_of(regions: Iterable[Rings], shape: tuple[int, int], stride: int) -> Ma
 
 
 def pieces(mask: Mask, corner: tuple[int, ...]) -> list[shapely.Polygon]:
-    """The pixels of a block as polygons in pixels of the image: the union of what each row has in one piece.
+    """The pixels of a block as polygons in pixels of the image: the faces of the edges between inside and outside.
 
     Args:
         mask: The pixels.
         corner: Row and column at which the block begins.
     """
-    turns = np.diff(np.pad(mask, ((0, 0), (1, 1))).astype(np.int8), axis=1)
-    rows, starts = np.nonzero(turns == 1)
-    _, ends = np.nonzero(turns == -1)
-    top, left = corner
-    runs = shapely.box(starts + left, rows + top, ends + left, rows + top + 1)
-    return polygons_of(shapely.union_all(runs))
+    padded = np.pad(mask, 1)
+    left, right = padded[:, :-1], padded[:, 1:]
+    one, other = left[:-1], right[:-1]
+    meets = (one == right[1:]) & (other == left[1:]) & (one != other)  # corners at which two pixels touch
+    level = _straight(padded[:-1, 1:-1] != padded[1:, 1:-1], meets)
+    upright = _straight((left != right)[1:-1].T, meets.T)[..., ::-1]
+    faces = shapely.get_parts(shapely.polygonize(shapely.linestrings(np.concatenate([level, upright]).astype(float))))
+    corners, which = shapely.get_coordinates(shapely.get_exterior_ring(faces), return_index=True)
+    order = np.lexsort((corners[:, 1], corners[:, 0], which))
+    x, y = corners[order[np.searchsorted(which[order], np.arange(len(faces)))]].astype(int).T
+    inside = faces[mask[y, x]]  # at the upper end of a face's leftmost edge, the pixel to the right is in it
+    return list(shapely.transform(inside, lambda points: points + corner[::-1]))
+
+
+def _straight(edges: Mask, meets: Mask) -> NDArray[np.int64]:
+    """The ends, as x and y, of rows of edges without a corner at which four edges meet."""
+    here = np.pad(edges, ((0, 0), (1, 1)))
+    before, after = here[:, :-1], here[:, 1:]
+    row, first = np.nonzero(after & (~before | meets))
+    last = np.nonzero(before & (~after | meets))[1]
+    return np.stack([np.stack([first, row], axis=-1), np.stack([last, row], axis=-1)], axis=1)
 
 
 def joined(parts: Sequence[shapely.Polygon], least: float = 0.0) -> list[shapely.Polygon]:
-    """Regions of the whole image, the largest first, without those of fewer pixels than `least`."""
-    found = [polygon for polygon in polygons_of(shapely.union_all(list(parts))) if polygon.area >= least]
-    return sorted(found, key=lambda polygon: -polygon.area)
+    """Regions of the whole image, the largest first, without those of fewer pixels than `least`.
+
+    Pieces of one block touch at corners at most; those of two blocks that have an edge in common are one region.
+    """
+    given = np.array(parts, dtype=object)
+    one, other = shapely.STRtree(given).query(given, predicate="intersects")
+    one, other = one[one < other], other[one < other]
+    joins = ~shapely.relate_pattern(given[one], given[other], "F***0****")
+    several = np.zeros(len(given), dtype=bool)
+    several[one[joins]] = several[other[joins]] = True
+    found = [*given[~several], *polygons_of(shapely.union_all(given[several]))]
+    return sorted((polygon for polygon in found if polygon.area >= least), key=lambda polygon: -polygon.area)
 
 
 def polygons_of(geometry: Any) -> list[shapely.Polygon]:

@@ -36,7 +36,7 @@ from wsi_trainer.models import SegmentationTask, SlideSegmenter, UNet
 from wsi_trainer.regions import ngff
 from wsi_trainer.regions.ngff import add_levels, create_labels
 from wsi_trainer.regions.outlines import read_regions
-from wsi_trainer.regions.shapes import joined, pieces
+from wsi_trainer.regions.shapes import joined, pieces, polygons_of
 from wsi_trainer.regions.target import Legend, blocks_of, open_target
 from wsi_trainer.report.contents import RunResults
 from wsi_trainer.segment.predict import OneBlock, predicted
@@ -274,6 +274,14 @@ def test_outlines_hold_the_pixels_of_the_mask(mask: np.ndarray, side: int) -> No
     y, x = np.mgrid[: mask.shape[0], : mask.shape[1]]
     assert sum(polygon.area for polygon in found) == mask.sum()
     assert np.array_equal(shapely.contains_xy(shapely.union_all(found), x + 0.5, y + 0.5), mask)
+    pixels = shapely.union_all(shapely.box(x[mask], y[mask], x[mask] + 1, y[mask] + 1))
+    regions = polygons_of(pixels)
+    assert sorted(map(normal, found)) == sorted(map(normal, regions)), "each region is one, with all its holes"
+
+
+def normal(polygon: shapely.Polygon) -> bytes:
+    """The same for polygons that differ in where their rings begin."""
+    return shapely.to_wkb(shapely.normalize(polygon.simplify(0)))
 
 
 def test_a_label_of_the_slide_is_learnt_and_scored_beside(
