@@ -95,7 +95,8 @@ class FeatureSource(View):
         """The features (1, width, patches, 1 or 0) of a box of patches."""
         (first, left), (last, right) = box.lo, box.hi
         rows = self._read(first, last) if self._rows is None else self._rows[first:last]
-        return rows.float().t()[None, :, :, None][..., left:right].contiguous()
+        columns = rows.float().t().contiguous()  # of two dimensions, which PyTorch transposes block by block
+        return columns[None, :, :, None][..., left:right]
 
     def _read(self, first: int, last: int) -> Tensor:
         with _reading(self.path) as file:
