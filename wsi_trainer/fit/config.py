@@ -33,6 +33,7 @@ from wsi_trainer.metrics.decision import MOST_PROBABLE, check_rule
 from wsi_trainer.models import FrozenFeatures, ModelConfig, PatchEncoder, SlideModel
 from wsi_trainer.models.allowed import TRUST, about, check_backbone, denied, is_limited, limited
 from wsi_trainer.models.encoders import is_encoder
+from wsi_trainer.models.hub import is_on_hub
 from wsi_trainer.models.weights import load_weights
 
 KEYS = {
@@ -415,7 +416,7 @@ class Config:
         """The file that a run keeps: with absolute paths, and without its folder, which may be moved."""
         kept = self.keys.clone()
         for key in PATHS:
-            if kept.get(key) is not None:
+            if kept.get(key) is not None and not is_on_hub(kept[key]):
                 kept[key] = Path(kept[key]).absolute()
         kept.pop("out")
         return str(_parser().dump(kept, skip_validation=True))

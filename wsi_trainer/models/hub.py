@@ -31,6 +31,27 @@ def folder_of(name: str | Path, **download: Any) -> Path:
     return Path(name)
 
 
+ON_HUB = "hf-hub:"
+"""What a name on the hub begins with where a file of weights is meant, as timm has it."""
+
+
+def downloaded(weights: Path) -> Path:
+    """The file of weights, which is downloaded once where the hub has it, as `hf-hub:user/model`."""
+    if not is_on_hub(weights):
+        return weights
+    name, kinds = weights.as_posix().removeprefix(ON_HUB), (WEIGHTS, "pytorch_model.bin")
+    folder = Path(_hub(name).snapshot_download(name, allow_patterns=list(kinds)))
+    found = next((folder / kind for kind in kinds if (folder / kind).is_file()), None)
+    if found is None:
+        raise UserError(f"{name} on the hub has neither {' nor '.join(kinds)}; download its file, and give that")
+    return found
+
+
+def is_on_hub(weights: Path) -> bool:
+    """True for the name of a model on the hub in place of a file."""
+    return str(weights).startswith(ON_HUB)
+
+
 def push(save: Callable[[Path], None], name: str, **options: Any) -> str:
     """Upload what `save` writes into a folder; returns the address.
 

@@ -82,7 +82,9 @@ class ModelConfig:
     lora_alpha: float = 16.0
     """Factor of the matrices of LoRA, times their rank."""
     pretrained: Path | None = None
-    """File of weights of the backbone to start from; what of it matched is printed."""
+    """File of weights of the backbone to start from, or hf-hub:USER/MODEL of Hugging Face's hub, from which it is
+    downloaded once; what of it matched is printed.
+    """
     dropout: float = 0.0
     """Dropout of the pooled vector."""
     pool_over: Literal["slide", "tissue"] = "slide"

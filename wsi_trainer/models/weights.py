@@ -26,6 +26,7 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.models.backbones import FrozenFeatures, import_timm
 from wsi_trainer.models.encoders import PatchEncoder
 from wsi_trainer.models.finetune import low_rank_names, merge_low_rank
+from wsi_trainer.models.hub import downloaded
 
 SAFETENSORS = ".safetensors"
 _CODE = re.compile(r"(?:GLOBAL|Unsupported global:|class) `?([\w.]+\.[\w.]+)")
@@ -311,6 +312,7 @@ def _as_parts_of(
 
 
 def _read(path: Path) -> dict[str, Tensor]:
+    path = downloaded(path)
     if not path.is_file():
         raise UserError(f"model.pretrained: there is no file {path}")
     try:

@@ -15,7 +15,8 @@ from lightning_plugin import LazyImage, TiledModule
 from tests.exactness import assert_same_step
 from wsi_trainer.cli import main
 from wsi_trainer.errors import UserError
-from wsi_trainer.models import AttentionPooling, PatchEncoder, SlideClassifier
+from wsi_trainer.fit.config import Config
+from wsi_trainer.models import AttentionPooling, PatchEncoder, ResNet, SlideClassifier
 from wsi_trainer.models.backbones import answer, import_timm, timm_network
 from wsi_trainer.models.encoders import (
     ENCODERS,
@@ -171,3 +172,27 @@ def test_every_form_of_vector_is_trained_in_tiles_as_whole(kind: str, tmp_path: 
     expected: Tensor = plain.task.loss(plain(patches), torch.tensor([1]))
     actual = network.task.loss(TiledModule(network, tiles=(1, 1, 3))(LazyImage.from_tensor(patches)), torch.tensor([1]))
     assert_same_step(plain, network, expected, actual)
+
+
+def test_weights_are_downloaded_from_the_hub_once_and_the_run_names_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub, asked = pytest.importorskip("huggingface_hub"), []
+    torch.save(ResNet().state_dict(), tmp_path / "pytorch_model.bin")
+
+    def snapshot(name: str, allow_patterns: list[str]) -> str:
+        asked.append(name)
+        return str(tmp_path)
+
+    monkeypatch.setattr(hub, "snapshot_download", snapshot)
+    words = {"pretrained": "hf-hub:me/encoder", "backbone": {"class_path": "wsi_trainer.models.ResNet"}}
+    config = Config.of({"model": words, "data": {"manifest": "slides.csv"}}, tmp_path / "run")
+    assert "pretrained: hf-hub:me/encoder" in config.text
+    model = config.build().model
+    match = model.load_pretrained()
+    assert match is not None and match.fits and asked == ["me/encoder"]
+    given = torch.load(tmp_path / "pytorch_model.bin")
+    assert all(torch.equal(value, given[name]) for name, value in model.backbone.state_dict().items())
+    (tmp_path / "pytorch_model.bin").unlink()
+    with pytest.raises(UserError, match=r"me/encoder on the hub has neither model\.safetensors nor pytorch_model\.bin"):
+        model.load_pretrained()
