@@ -316,33 +316,25 @@ def predicted(run: Run, slides: Sequence[str | Path] | DataFrame) -> DataFrame:
 
 def compared(run: Run, other: Run, split: str) -> DataFrame:
     """A row for each score of two runs on the slides that both have predicted, and their difference."""
-    from wsi_trainer.metrics import kinds_of, paired_difference, read_predictions, scores_by_target
+    from wsi_trainer.metrics import comparison, kinds_of, read_predictions, scores_by_target
 
     first, second = (read_predictions(one.predictions_file(split)) for one in (run, other))
     if kinds_of(first) != kinds_of(second):
         raise UserError(f"{other.path} predicts something else than {run.path}; compare runs of one task")
-    both = [slide for slide in first.slides if slide in set(second.slides)]
-    if not both:
-        raise UserError(f"{run.path} and {other.path} have predicted no slide of the split {split} in common")
-    first, second = first.aligned(both), second.aligned(both)
     names = (run.name, other.name) if run.name != other.name else (str(run.path), str(other.path))
     targets = first.by_target
-    scores = (
-        scores_by_target({name: part.SCORES for name, part in targets.items()}) if len(targets) > 1 else first.SCORES
-    )
-    found = [paired_difference(first, second, score) for score in scores.values()]
-    return frame(
-        {
-            "score": list(scores),
-            names[0]: [score(first) for score in scores.values()],
-            names[1]: [score(second) for score in scores.values()],
-            "difference": [one.value for one in found],
-            "low": [one.low for one in found],
-            "high": [one.high for one in found],
-            "patients": [one.patients for one in found],
-        },
-        index="score",
-    )
+    several = scores_by_target({name: part.SCORES for name, part in targets.items()})
+    found = comparison(first, second, several if len(targets) > 1 else first.SCORES)["scores"]
+    columns = _compared(found, names)
+    return frame({**columns, "patients": [one["difference"]["patients"] for one in found.values()]}, index="score")
+
+
+def _compared(scores: Mapping[str, Any], names: Sequence[str]) -> dict[str, list[Any]]:
+    """The columns of a table of two runs: the scores of each, and their differences."""
+    columns: dict[str, list[Any]] = {"score": list(scores)}
+    columns |= {name: [one["values"][place] for one in scores.values()] for place, name in enumerate(names)}
+    ends = {"difference": "value", "low": "low", "high": "high"}
+    return columns | {name: [one["difference"][end] for one in scores.values()] for name, end in ends.items()}
 
 
 def study_of(study: Study) -> DataFrame:
@@ -357,26 +349,16 @@ def _scores_of(study: Study) -> dict[str, list[Any]]:
     facts = study.scores
     if not facts:
         return {}
-    columns: dict[str, Mapping[str, float]]
     with as_written(study.results):
-        if study.kind == "folds":
-            intervals = facts["pooled"]
-            columns = {name: fold["slide"] for name, fold in zip(study.names, facts["folds"], strict=True)}
-            columns |= {"mean": facts["mean"], "sd": facts["sd"]}
-            columns["pooled"] = {score: one["value"] for score, one in intervals.items()}
-        else:
-            scores = facts["scores"]
-            intervals = {score: one["difference"] for score, one in scores.items()}
-            columns = {
-                name: {score: one["values"][place] for score, one in scores.items()}
-                for place, name in enumerate(study.names)
-            }
-            columns["difference"] = {score: one["value"] for score, one in intervals.items()}
-        columns |= {end: {score: one[end] for score, one in intervals.items()} for end in ("low", "high")}
-        return {
-            "score": list(intervals),
-            **{name: [one[score] for score in intervals] for name, one in columns.items()},
-        }
+        if study.kind == "comparison":
+            return _compared(facts["scores"], study.names)
+        pooled = facts["pooled"]
+        columns = {name: fold["slide"] for name, fold in zip(study.names, facts["folds"], strict=True)}
+        columns |= {"mean": facts["mean"], "sd": facts["sd"]}
+        found = {name: [one[score] for score in pooled] for name, one in columns.items()}
+        ends = {"pooled": "value", "low": "low", "high": "high"}
+        found |= {name: [one[end] for one in pooled.values()] for name, end in ends.items()}
+        return {"score": list(pooled), **found}
 
 
 def encoders() -> DataFrame:

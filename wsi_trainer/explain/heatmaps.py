@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import track
 
 from wsi_trainer.data.manifest import SlideRecord
-from wsi_trainer.errors import SlideError, UserError
+from wsi_trainer.errors import UserError
 from wsi_trainer.explain.attribution import folder_of, index_of, label_of, receptive_field, targets_of
 from wsi_trainer.explain.dicom import need_highdicom, results_as_dicom
 from wsi_trainer.explain.outputs import sentence_on_regions, write_script
@@ -102,8 +102,8 @@ def write_heatmaps(
     with result.locked(overwrite):
         work = run.work(result, records, {**asdict(options), "regions": regions}, overwrite)
         maps = Maps(run, work, records, options, target, originals, regions)
-        maps.write()
-        facts = {"split": split, "checkpoint": run.checkpoint_name} | maps.finish()
+        skipped = work.each(track(records, description="maps", transient=True), maps.write, run.loaded.data.on_error)
+        facts = {"split": split, "checkpoint": run.checkpoint_name, **maps.finish(), "skipped": skipped}
         write_json(result.file, facts)
         run.finish(work)
     return facts
@@ -134,24 +134,8 @@ class Maps:
         self.target, self.classes = target, targets_of(model.task)
         self.shown_as = PathClass.of(self.classes[target], target)
         self.field = receptive_field(model.backbone) if data.patches is None else data.patches.size
-        self.skipped: dict[str, str] = {}
-        """The reasons why slides were left out."""
 
-    def write(self) -> None:
-        """Write the map of each slide that has none yet."""
-        for record in track(self.records, description="maps", transient=True):
-            if self.work.entry(record) is not None:
-                continue
-            try:
-                entry = self._write(record)
-            except SlideError as error:
-                if self.run.loaded.data.on_error == "stop":
-                    raise
-                self.skipped[record.slide] = error.reason
-            else:
-                self.work.add(record, entry)
-
-    def _write(self, record: SlideRecord) -> dict[str, Any]:
+    def write(self, record: SlideRecord) -> dict[str, Any]:
         """Write the map of a slide; returns all that the end needs of it."""
         options, predictor = self.options, self.run.predictor
         with predictor.opened(record) as (batch, view):
@@ -177,7 +161,7 @@ class Maps:
 
     def finish(self) -> dict[str, Any]:
         """Write what all maps say together: colours of one scale, and lesions; returns facts for heatmaps.json."""
-        made = [(record, one) for record in self.records if (one := self.work.entry(record)) is not None]
+        made = self.work.finished(self.records)
         scale = max((one["largest"] for _, one in made), default=0.0) if self.options.method != "attention" else None
         entries: dict[str, dict[str, Any]] = {}
         found: dict[str, Marks] = {}
@@ -194,7 +178,7 @@ class Maps:
         write_script(self.folder)
         facts = {"class": target, "method": self.options.method, "receptive_field": self.field}
         shares = shares_of([entries[record.slide] for record, _ in made if record.label == target])
-        return facts | shares | {"slides": entries, "skipped": self.skipped}
+        return facts | shares | {"slides": entries}
 
 
 def shares_of(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

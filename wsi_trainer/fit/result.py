@@ -10,14 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from wsi_trainer.data.manifest import SlideRecord
-from wsi_trainer.errors import UserError
+from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.io.files import Locked, as_written, lock, read_json, write_json, write_text
 from wsi_trainer.io.untrusted import read_text
 from wsi_trainer.slide.identity import SlideId
@@ -185,6 +185,32 @@ class Work:
         _, seal, entry = json.loads(line)
         self._entries[record.slide] = seal, entry
         return entry
+
+    def each(
+        self, records: Iterable[SlideRecord], make: Callable[[SlideRecord], Any], on_error: Literal["stop", "skip"]
+    ) -> dict[str, str]:
+        """Make the entry of each slide that has none; returns why others were left out.
+
+        Args:
+            records: The slides.
+            make: Writes the files of a slide; returns its entry.
+            on_error: Whether the command goes on without a slide that cannot be read.
+        """
+        skipped: dict[str, str] = {}
+        for record in records:
+            if self.entry(record) is not None:
+                continue
+            try:
+                self.add(record, make(record))
+            except SlideError as error:
+                if on_error == "stop":
+                    raise
+                skipped[record.slide] = error.reason
+        return skipped
+
+    def finished(self, records: Iterable[SlideRecord]) -> list[tuple[SlideRecord, Any]]:
+        """The slides that are finished, and the entry of each."""
+        return [(record, entry) for record in records if (entry := self.entry(record)) is not None]
 
     def finish(self) -> None:
         """Say beside the result what it is of: its tables are written, and nothing is left to go on with."""

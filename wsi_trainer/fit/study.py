@@ -132,24 +132,10 @@ class Study:
 
     def compare(self, scores: Mapping[str, Score], resamples: int, seed: int) -> dict[str, Any]:
         """The scores of two runs on the slides that both predicted, and their difference, paired."""
-        from wsi_trainer.metrics import paired_difference
+        from wsi_trainer.metrics import comparison
 
         first, second = self.each.values()
-        both = [slide for slide in first.slides if slide in set(second.slides)]
-        one, two = first.aligned(both), second.aligned(both)
-        return {
-            "split": self.split or "what folds hold out",
-            "slides": len(one),
-            "patients": len(set(one.patients)),
-            "left_out": sorted(set(first.slides) ^ set(second.slides)),
-            "scores": {
-                name: {
-                    "values": [score(one), score(two)],
-                    "difference": paired_difference(one, two, score, resamples, seed).to_dict(),
-                }
-                for name, score in scores.items()
-            },
-        }
+        return {"split": self.split or "what folds hold out", **comparison(first, second, scores, resamples, seed)}
 
     def _repr_html_(self) -> str:
         from wsi_trainer.notebook import study_card

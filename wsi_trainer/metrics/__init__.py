@@ -23,6 +23,7 @@ from wsi_trainer.metrics.classes import (
 from wsi_trainer.metrics.decision import Decision
 from wsi_trainer.metrics.intervals import (
     Interval,
+    comparison,
     cross_validation,
     joined_folds,
     paired_difference,
@@ -90,6 +91,7 @@ __all__ = [
     "ValuePredictions",
     "Words",
     "auc",
+    "comparison",
     "cross_validation",
     "is_lower_better",
     "joined_folds",

@@ -175,6 +175,37 @@ def paired_difference(first: Kind, second: Kind, score: Score, count: int = 2000
     return sample.interval(value, drawn[0] - drawn[1], left_out[0] - left_out[1])
 
 
+def comparison(
+    first: Kind, second: Kind, scores: Mapping[str, Score], resamples: int = 2000, seed: int = 0
+) -> dict[str, Any]:
+    """Every score of two models on the slides that both have predicted, and their paired differences, as JSON.
+
+    Returns:
+        `slides` and `patients` (how many), `left_out` (the slides that one of them lacks), and `scores`: by name
+        `values` (of the first and of the second) and `difference` (`Interval.to_dict`).
+
+    Raises:
+        PredictionsError: There is no such slide.
+    """
+    theirs = set(second.slides)
+    both = [slide for slide in first.slides if slide in theirs]
+    if not both:
+        raise PredictionsError("the two have predicted no slide in common")
+    one, two = first.aligned(both), second.aligned(both)
+    return {
+        "slides": len(one),
+        "patients": len(set(one.patients)),
+        "left_out": sorted(set(first.slides) ^ theirs),
+        "scores": {
+            name: {
+                "values": [score(one), score(two)],
+                "difference": paired_difference(one, two, score, resamples, seed).to_dict(),
+            }
+            for name, score in scores.items()
+        },
+    }
+
+
 def _each(
     predictions: Predictions, scores: Mapping[str, Score], parts: Iterable[NDArray[np.int64]]
 ) -> dict[str, NDArray[np.float64]]:

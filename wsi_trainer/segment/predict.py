@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.fit.evaluate import add_overwrite
 from wsi_trainer.fit.opening import fields_of, open_run, run_parser
 from wsi_trainer.fit.predictor import Predictor
-from wsi_trainer.fit.result import Work
 from wsi_trainer.fit.scoring import keep_slides
 from wsi_trainer.fit.trainer import at_work
 from wsi_trainer.io.display import say
@@ -121,33 +120,21 @@ class Segments:
     model: SlideSegmenter
     predictor: Predictor
     folder: Path
+    names: Mapping[str, str]
+    """By slide, the name of its files."""
     options: SegmentOptions
-    work: Work
-    skipped: dict[str, str] = field(default_factory=dict)
-    """The reasons why slides were left out."""
+    bar: Progress
 
-    def write(self, records: Sequence[SlideRecord]) -> None:
-        """Write NAME.ome.zarr and NAME.geojson of each slide."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        names = result_names([record.slide for record in records])
-        with Progress(transient=True) as bar:
-            for record in records:
-                if self.work.entry(record) is not None:
-                    continue
-                try:
-                    with self.predictor.opened(record) as (batch, view):
-                        assert isinstance(view, Image)
-                        image = batch["image"]
-                        total = len(blocks_of(image.shape[2], image.shape[3], self.options.block))
-                        self._write(
-                            record, names[record.slide], image, view, bar, bar.add_task(record.slide, total=total)
-                        )
-                except SlideError as error:
-                    if self.predictor.loaded.data.on_error == "stop":
-                        raise
-                    self.skipped[record.slide] = error.reason
+    def write(self, record: SlideRecord) -> dict[str, Any]:
+        """Write NAME.ome.zarr and NAME.geojson of a slide; returns what all slides together need of it."""
+        with self.predictor.opened(record) as (batch, view):
+            assert isinstance(view, Image)
+            image = batch["image"]
+            total = len(blocks_of(image.shape[2], image.shape[3], self.options.block))
+            return self._write(record, image, view, self.bar.add_task(record.slide, total=total))
 
-    def _write(self, record: SlideRecord, name: str, image: Any, source: Image, bar: Progress, task: Any) -> None:
+    def _write(self, record: SlideRecord, image: Any, source: Image, task: Any) -> dict[str, Any]:
+        name = self.names[record.slide]
         drawn = self._drawn(record, source)
         if drawn is not None and self.options.join and source.resolution is None:
             raise SlideError(
@@ -158,7 +145,7 @@ class Segments:
         blocks = predicted(self.predictor.network(question, question.probability), image, self.options.block)
         classes, store = self.model.pixels.classes, self.folder / f"{name}.ome.zarr"
         labels = create_labels(store, (source.shape[2], source.shape[3]), classes, source.place)
-        parts, points = _taken(bar.track(blocks, task_id=task), labels, len(classes))
+        parts, points = _taken(self.bar.track(blocks, task_id=task), labels, len(classes))
         add_levels(store, source.place)
         regions = [joined(polygons, self.options.smallest) for polygons in parts]
         shown = [PathClass.of(its, number) for number, its in enumerate(classes)][1:]
@@ -173,7 +160,7 @@ class Segments:
             "outlines": f"{name}.geojson",
             "regions": {its: len(polygons) for its, polygons in zip(classes[1:], regions, strict=True)},
         }
-        self.work.add(record, {"files": files, "judged": None if judged is None else judged.to_dict()})
+        return {"files": files, "judged": None if judged is None else judged.to_dict()}
 
     def _drawn(self, record: SlideRecord, source: Image) -> TileSource | None:
         if not self.options.compare or "regions" not in record.others:
@@ -220,7 +207,7 @@ def segment(words: Sequence[str]) -> int:
     chosen = fields_of(SegmentOptions, options)
     result = run.result("segment", "test" if options.slides is not None else options.split)
     result.keep(options.overwrite)
-    model, _, config = run.loaded
+    model, data, config = run.loaded
     if not isinstance(model, SlideSegmenter):
         raise UserError(f"{type(model.task).__name__} has one prediction for a slide; segment is for SegmentationTask")
     if options.slides is None:
@@ -232,21 +219,23 @@ def segment(words: Sequence[str]) -> int:
             keep_slides(run, records)
         work = run.work(result, records, chosen, options.overwrite)
         classes = list(model.pixels.classes)
-        segments = Segments(model, run.predictor, result.folder, chosen, work)
-        with at_work(run.path):
-            segments.write(records)
-        made = {record.slide: made for record in records if (made := work.entry(record)) is not None}
-        found = {slide: one["files"] for slide, one in made.items()}
-        judged = {slide: Judged.of(one["judged"]) for slide, one in made.items() if one["judged"] is not None}
+        names = result_names([record.slide for record in records])
+        result.folder.mkdir(parents=True, exist_ok=True)
+        with at_work(run.path), Progress(transient=True) as bar:
+            segments = Segments(model, run.predictor, result.folder, names, chosen, bar)
+            skipped = work.each(records, segments.write, data.on_error)
+        made = [(record.slide, one) for record, one in work.finished(records)]
+        found = {slide: one["files"] for slide, one in made}
+        judged = {slide: Judged.of(one["judged"]) for slide, one in made if one["judged"] is not None}
         facts = {"split": "" if options.slides else options.split, "tolerance": chosen.tolerance, "join": chosen.join}
         scores = write_scores(result.folder, records, judged, classes, facts, config.resamples)
-        write_json(result.file, {"classes": classes, "slides": found, "skipped": segments.skipped})
+        write_json(result.file, {"classes": classes, "slides": found, "skipped": skipped})
         run.finish(work)
     console = Console()
     say(console, f"{len(found)} slides: {result.folder}")
     for line in sentences_on(scores):
         say(console, line)
-    for slide, reason in segments.skipped.items():
+    for slide, reason in skipped.items():
         say(console, f"left out: {slide}: {reason}")
     return 0
 
