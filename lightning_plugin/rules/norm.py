@@ -126,7 +126,8 @@ def channel_sums(x: Tensor) -> Tensor:
     flat = x.reshape(*x.shape[:2], -1)
     whole = flat.shape[2] // BLOCK * BLOCK
     blocks = flat[..., :whole].unflatten(2, (-1, BLOCK)).sum(3, dtype=accumulation_dtype(x.dtype))
-    return blocks.sum((0, 2), dtype=torch.float64) + flat[..., whole:].sum((0, 2), dtype=torch.float64)
+    total = blocks.sum((0, 2), dtype=torch.float64)
+    return total if whole == flat.shape[2] else total + flat[..., whole:].sum((0, 2), dtype=torch.float64)
 
 
 def is_channels_last(x: Tensor) -> bool:

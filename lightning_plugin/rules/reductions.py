@@ -197,9 +197,10 @@ def root_of_sum(total: Tensor, order: float, dtype: torch.dtype) -> Tensor:
 
 def unsqueeze_dims(result: Tensor, dims: Sequence[int]) -> Tensor:
     """Return a result with the reduced dimensions inserted as ones."""
+    shape = list(result.shape)
     for d in sorted(dims):
-        result = result.unsqueeze(d)
-    return result
+        shape.insert(d, 1)
+    return result.reshape(shape)
 
 
 def with_reduced_dims(result: Tensor, op: SpaceReduction) -> Tensor:
