@@ -196,6 +196,7 @@ def run(session: Session, wanted: Sequence[Value] = ()) -> list[Tensor]:
     see [Note: engines]."""
     wanted = [v if not v.is_map else session.gathered(v) for v in wanted]
     values = [v for v in dict.fromkeys((*pending_vectors(session), *wanted)) if v not in session.vectors]
+    asked = set(values)
     values += [v for e in session.effects if not e.dormant for v in e.values]
     restore_buffers(session.effects)
     with torch.inference_mode(False), saved_tensor_hooks_allowed(), outside_checkpoint(), profiler_range("step"):
@@ -206,7 +207,7 @@ def run(session: Session, wanted: Sequence[Value] = ()) -> list[Tensor]:
                 recording = session.recording_of(now)
                 run_recording(recording, session)
                 if session.engine is not None:
-                    session.engine.watch_loss(recording, now, session.vectors)
+                    session.engine.watch_loss(recording, [v for v in now if v in asked], session.vectors)
         except BaseException:
             for effect in session.effects:  # as in PyTorch, where a failed forward updates nothing
                 suspend(effect)

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -524,6 +525,14 @@ def current_module() -> tuple[nn.Module | None, str]:
         cached = _names.cache = root, {id(m): n for n, m in root.named_modules()}
     paths = cached[1]
     return innermost, next((paths[id(m)] for m in modules if id(m) in paths), type(innermost).__name__)
+
+
+def innermost_module() -> nn.Module | None:
+    """Return the innermost module on the call stack."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not _CALL:
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals["self"]
 
 
 def drop_module_names() -> None:

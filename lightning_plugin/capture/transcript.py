@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from lightning_plugin.capture.alias import register_storage
 from lightning_plugin.capture.lazy import LazyImage, LazyTensor
 from lightning_plugin.capture.run import AwaitingBuffer, add_effect
-from lightning_plugin.capture.session import Log, Session, Stale, bind, binding_of, current_module
+from lightning_plugin.capture.session import Log, Session, Stale, bind, binding_of, innermost_module
 from lightning_plugin.graph import Effect, Value
 from lightning_plugin.ops import Autocast
 from lightning_plugin.private import (
@@ -75,12 +75,12 @@ class Given(NamedTuple):
     Attributes:
         fake: Its fake tensor.
         state: What the fake tensor was bound to.
-        is_captured: The tensor had data.
+        facts: Of a tensor with data, shape, strides, type and ``requires_grad``; None of a recorded one.
     """
 
     fake: Tensor
     state: Value | Stale
-    is_captured: bool
+    facts: tuple[Any, ...] | None
 
 
 class Argument(NamedTuple):
@@ -324,7 +324,7 @@ def equals(recorded: Any, given: Any, session: Session) -> bool:
     """True if an argument equals a recorded one."""
     kind = type(recorded)
     if kind is Given:
-        if recorded.is_captured:
+        if recorded.facts is not None:
             has_data = isinstance(given, Tensor) and not isinstance(given, LazyTensor)
             return has_data and is_bound(recorded, given, session)
         fake, state = recorded.fake, recorded.state
@@ -335,7 +335,12 @@ def equals(recorded: Any, given: Any, session: Session) -> bool:
     if type(given) is not kind:
         return False
     if kind is tuple or kind is list or kind is torch.Size:
-        return len(given) == len(recorded) and all(equals(a, b, session) for a, b in zip(recorded, given, strict=True))
+        if len(given) != len(recorded):
+            return False
+        for a, b in zip(recorded, given, strict=True):  # noqa: SIM110 (all() of a generator takes twice as long)
+            if not equals(a, b, session):
+                return False
+        return True
     if kind is dict:
         return list(given) == list(recorded) and all(equals(a, given[name], session) for name, a in recorded.items())
     if kind is slice:
@@ -355,15 +360,17 @@ def is_bound(recorded: Given, tensor: Tensor, session: Session) -> bool:
         return known is value
     if isinstance(tensor, AwaitingBuffer) and tensor._session.root() is not session:
         return False
-    if not is_plain(tensor) or tensor.requires_grad is not value.requires_grad:
+    if not is_plain(tensor) or facts_of(tensor) != recorded.facts:
         return False
-    fake = value.fake
-    if tensor.shape != fake.shape or tensor.dtype is not fake.dtype or tensor.stride() != fake.stride():
-        return False
-    if session.device_of(tensor) != fake.device:
+    if session.device_of(tensor) != value.device:
         return False
     session.bind_capture(value, tensor)
     return True
+
+
+def facts_of(tensor: Tensor) -> tuple[Any, ...]:
+    """Return what recording depends on of a tensor with data, besides its device."""
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad
 
 
 def repeat_log(log: Log, session: Session) -> None:
@@ -379,7 +386,7 @@ def repeat_log(log: Log, session: Session) -> None:
     session.random_calls += log.random_calls
     for effect, buffers in log.effects:
         writes = tuple(map(session.captured_tensor, buffers))
-        norm = None if effect.norm is None else current_module()[0]
+        norm = None if effect.norm is None else innermost_module()
         add_effect(session, Effect(effect.values, effect.run, writes, norm=norm), buffers)  # type: ignore[arg-type]
 
 
@@ -435,7 +442,8 @@ def given(a: Any, owners: Mapping[int, Tensor]) -> Any:
         is_captured = not isinstance(owner, LazyTensor)
         if state is None or (is_captured and not is_plain(owner)):
             raise NotComparable
-        return Given(a, state, is_captured)
+        requires_grad = isinstance(state, Value) and state.requires_grad
+        return Given(a, state, (a.shape, a.stride(), a.dtype, requires_grad) if is_captured else None)
     if kind is tuple or kind is list:
         return kind([given(part, owners) for part in a])
     if kind is dict:
