@@ -9,10 +9,10 @@ of each kind is watched, and of the others only the tensors that outlive their s
 cotangents, results). The first tile may have less memory beside it than later ones, since it allocates the sums that
 they add to: a tile is watched again if more is live at its start than when one of its kind was watched before. The
 bytes that a tile pass held beyond those live at its start are kept with its findings; an equal pass in a later step is
-taken to hold as much, and none of its tiles is watched (unless `Ledger.watch_all`). If tensors of a tile may be live
-when the next begins (transfers and reads ahead, ranks that exchange, scans), all tiles are watched. If an image's
-pixels decide the number of tiles, or a source the memory of a read, the first tile of each kind is watched in every
-step.
+taken to hold as much, and none of its tiles is watched (unless `Ledger.watch_all`); so is a replay ([Note: replay] in
+`program.replay`). If tensors of a tile may be live when the next begins (transfers and reads ahead, ranks that
+exchange, scans), all tiles are watched. If an image's pixels decide the number of tiles, or a source the memory of a
+read, the first tile of each kind is watched in every step.
 
 [Note: allocator] On CUDA no tile is watched. The ledger counts the tensors that outlive a segment, which may be beside
 a later call, and the allocator knows the peak: the most that it gave out since the step began, less the bytes that were

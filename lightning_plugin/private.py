@@ -10,8 +10,8 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache, wraps
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache, partial, wraps
 from typing import Any
 
 import numpy as np
@@ -172,8 +172,8 @@ def move_storage(t: Tensor, values: Tensor) -> None:
     _FIRST_STORAGES[key] = weakref.ref(storage, lambda _: _FIRST_STORAGES.pop(key, None)), first
 
 
-#: For each tensor, the number of writes that PyTorch's own count leaves out.
-_UNCOUNTED_WRITES = WeakTensorKeyDictionary()
+#: For each tensor by its ``id``, while it lives, the number of writes that PyTorch's own count leaves out.
+_UNCOUNTED_WRITES: dict[int, tuple[weakref.ref[Tensor], int]] = {}
 
 
 @contextmanager
@@ -183,7 +183,13 @@ def uncounted_writes(tensors: Sequence[Tensor]) -> Iterator[None]:
     with torch.autograd.grad_mode._unsafe_preserve_version_counter(tuple(tensors)):
         yield
     for t in tensors:
-        _UNCOUNTED_WRITES[t] = _UNCOUNTED_WRITES.get(t, 0) + 1
+        key = id(t)
+        before = _UNCOUNTED_WRITES[key][1] if key in _UNCOUNTED_WRITES else 0
+        _UNCOUNTED_WRITES[key] = weakref.ref(t, partial(_forget_writes, key)), before + 1
+
+
+def _forget_writes(key: int, _: object) -> None:
+    _UNCOUNTED_WRITES.pop(key, None)
 
 
 def version(t: Tensor) -> Version | None:
@@ -197,7 +203,8 @@ def write_count(t: Tensor) -> Version | None:
     """Return a value that changes when a tensor is written to; None for inference tensors."""
     if t.is_inference():
         return None
-    return t._version + (_UNCOUNTED_WRITES.get(t, 0) if len(_UNCOUNTED_WRITES) else 0), -1
+    uncounted = _UNCOUNTED_WRITES.get(id(t))
+    return t._version + (0 if uncounted is None else uncounted[1]), -1
 
 
 def without_view(result: Tensor) -> Tensor:
@@ -393,6 +400,30 @@ def parse_to(*args: Any, **kwargs: Any) -> tuple[torch.device | None, torch.dtyp
 def legacy_reduction(size_average: bool | None, reduce: bool | None) -> str:
     """Return the ``reduction`` that a loss's deprecated arguments stand for."""
     return torch.nn._reduction.legacy_get_string(size_average, reduce)
+
+
+#: Context manager in which calls skip autograd: they make no graph, and count no writes.
+below_autograd = torch._C._AutoDispatchBelowAutograd
+
+
+def without_autocast(device_type: str) -> AbstractContextManager[Any]:
+    """Return a context without autocast on a type of device."""
+    return torch.autocast(device_type, enabled=False) if torch.is_autocast_enabled(device_type) else nullcontext()
+
+
+def settings() -> tuple[Any, ...]:
+    """Return the settings of PyTorch that decide which ATen calls an operator makes."""
+    return (
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch._C._get_cudnn_enabled(),
+        torch._C._get_mkldnn_enabled(),  # type: ignore[attr-defined]
+    )
+
+
+def direct(func: Any) -> Any:
+    """Return an operator of ``torch.ops`` as a function in C."""
+    return func._op
 
 
 # The engine of autograd
@@ -666,3 +697,17 @@ def dispatch_mode() -> Any:
     from torch.utils._python_dispatch import _get_current_dispatch_mode
 
     return _get_current_dispatch_mode()
+
+
+def declare_constants(tensors: Iterable[Tensor]) -> None:
+    """Tell dispatch modes that these tensors, which they did not see made, depend on numbers of Python alone."""
+    for mode in dispatch_modes():
+        if hasattr(mode, "add_constants"):
+            mode.add_constants(tensors)
+
+
+def dispatch_modes() -> list[Any]:
+    """Return the active dispatch modes, outermost first."""
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    return _get_current_dispatch_mode_stack()

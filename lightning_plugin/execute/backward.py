@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from typing import Any
@@ -17,9 +17,10 @@ from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.execute.tile_pass import TilePass
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import Pieces
-from lightning_plugin.private import is_scheduled
+from lightning_plugin.private import is_scheduled, without_autocast
 from lightning_plugin.program.findings import Owned
 from lightning_plugin.program.program import Target
+from lightning_plugin.program.replay import prevent_replay
 from lightning_plugin.progress import profiler_range
 from lightning_plugin.residency.boundary import Boundary, Cotangent
 from lightning_plugin.team import Team
@@ -144,7 +145,7 @@ class Backward:
         self.operands = [self.vectors[v] for v in program.vectors]
         tiles = self.tile_pass = TilePass(part, self.segment.backward_grid, self.boundaries, self.cotangents)
         with (
-            torch.autocast(part.autocast_type, enabled=False),
+            without_autocast(part.autocast_type),
             tiles.count_memory(self.memory_key()) as known,
             part.home.queue.open_pool(),
         ):
@@ -154,6 +155,8 @@ class Backward:
             self.recompute_uncertain()
             tiles.set_largest_tiles()
             zero = self.zero_tiles()
+            if zero:
+                prevent_replay("tiles without a cotangent are left out")
             for identical in tiles:
                 with tiles.watch_tile(identical[0]):
                     for evaluation in self.evaluations(identical):
@@ -232,7 +235,7 @@ class Backward:
             if not tiles[0][i].empty
         }
 
-    def zero_tiles(self) -> Container[Owned]:
+    def zero_tiles(self) -> Collection[Owned]:
         """Return the tiles whose cotangents are zero everywhere, which are not evaluated.
 
         Losses over drawn regions, and heads that take maxima, leave most of a map without a gradient. None is checked

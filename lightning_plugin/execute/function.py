@@ -42,8 +42,10 @@ from lightning_plugin.private import (
     first_order,
     has_saved_tensor_hooks,
     identity_hook,
+    is_scheduled,
     retains_graph,
     version,
+    without_autocast,
     without_view,
     write_count,
 )
@@ -60,28 +62,88 @@ def run_segment(run: SegmentRun, frame: Frame) -> None:
             run_segment(run.of_part(program, frame), frame)
         return
     programs = run.program.parts
-    ends = run.program.cuts(run.plan.forward)
-    for t, at in zip(run.program.targets, ends, strict=True):
+    numbers = run.known_constants and run.rehearsal is None
+    ends = run.program.cuts(run.plan.forward) if numbers else None
+    for i, t in enumerate(run.program.targets):
         if (v := t.stored) is not None:
-            numbered = TileNumbers.empty(at) if run.known_constants and run.rehearsal is None else None
+            numbered = None if ends is None else TileNumbers.empty(ends[i])
             frame.boundaries[v] = Boundary(
                 v.space, v.dtype, v.device, run.home, run.ledger, run.plan.half, run.new_constants(v, frame), numbered
             )
-    with torch.no_grad(), torch.autocast(run.autocast_type, enabled=False):
-        forward = Forward(run, run.inputs(frame), frame.boundaries)
-        found = dict(zip(run.outputs, map(without_view, forward.run()), strict=True))
+    with torch.no_grad(), without_autocast(run.autocast_type):
+        results, carried = run_forward(run, run.inputs(frame), frame.boundaries)
+    found = dict(zip(run.outputs, results, strict=True))
     count_results(run.ledger, found.values())
     # Tokens on the segment's device: autograd then runs all segments in one thread, in one order.
     found |= {v: torch.zeros((), device=v.device) for v in run.stored}
     for program in programs:
         part = run if program is run.program else run.of_part(program, frame)
-        connect_to_autograd(part, frame, found, forward.carried)
+        connect_to_autograd(part, frame, found, carried)
     several = sum(v.requires_grad for v in (*run.outputs, *run.stored)) > 1
     for v in run.outputs:
         # Each of several results has a node of its own: else autograd shows its hooks the missing gradients of others.
         frame.vectors[v] = found[v].view_as(found[v]) if several and found[v].requires_grad else found[v]
     for v in run.stored:
         frame.tokens[v] = found[v]
+
+
+def run_forward(
+    run: SegmentRun, inputs: Sequence[Tensor], stored: Mapping[Value, Boundary]
+) -> tuple[Sequence[Tensor], Mapping[Owned, dict[int, Tensor]]]:
+    """Run forward; return the reduced vectors, and the rows that each tile of a scan was handed."""
+    forward: Forward | None = None
+
+    def tile_by_tile() -> list[Tensor]:
+        nonlocal forward
+        forward = Forward(run, inputs, stored)
+        return list(map(without_view, forward.run()))
+
+    memory = run.memory([stored[v] for v in (*run.boundaries, *run.stored)])
+    if memory is None:
+        results: Sequence[Any] = tile_by_tile()
+    else:
+        given = [*inputs[: len(inputs) - len(run.boundaries)], *memory]
+        results, replayed = run.replays.run("forward", given, tile_by_tile, run.ledger)
+        if replayed:
+            run.step.report_tiles(run.plan.forward.tiles)
+    return results, {} if forward is None else forward.carried
+
+
+def run_backward(ctx: Any, inputs: Sequence[Tensor], grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+    """Run backward; return the gradients of the inputs."""
+    run: SegmentRun = ctx.run
+    boundaries: Sequence[Boundary] = ctx.boundaries
+    for boundary in boundaries:
+        boundary.restore_data()
+    waiting = [b.cotangent for b in boundaries if not b.cotangent.is_started]
+    summed = [c for c in (*(b.cotangent for b in boundaries), *ctx.cotangents) if c.is_started]
+    memory = run.memory([*boundaries, *ctx.recalled.values(), *summed])
+    if memory is None or has_saved_tensor_hooks():
+        return Backward(ctx, inputs, grads).run()
+
+    def tile_by_tile() -> list[Tensor | None]:
+        found = Backward(ctx, inputs, grads).run()
+        return [*found, *(c.on_device if c.is_started else None for c in waiting)]
+
+    given = [*inputs[: len(inputs) - len(boundaries)], *(g for g in grads if g is not None), *ctx.results, *memory]
+    key = (
+        run.program,
+        run.backward_grid,
+        ctx.needs_input_grad,
+        tuple([g is None for g in grads]),
+        tuple([c.is_started for c in ctx.cotangents]),
+        tuple([b.cotangent.is_started for b in boundaries]),
+        tuple([is_scheduled(f) for f, _ in ctx.next_functions[len(inputs) - len(boundaries) :]]),
+    )
+    results, replayed = run.replays.run(key, given, tile_by_tile, run.ledger)
+    if replayed:
+        for cotangent, data in zip(waiting, results[len(results) - len(waiting) :], strict=True):
+            if data is not None:
+                cotangent.take(data)
+        for cotangent in ctx.cotangents:
+            cotangent.clear()
+        run.step.report_tiles(run.backward_grid.tiles)
+    return results[: len(results) - len(waiting)]
 
 
 def count_results(ledger: Ledger | None, results: Iterable[Tensor | None]) -> None:
@@ -153,14 +215,14 @@ class SegmentFunction(torch.autograd.Function):
         if rehearsal is not None:
             rehearsal.begin_turn((ctx.run.place, "backward"), False)
         # Saved tensors come back as new ones; the leaves themselves are known to autograd's nodes.
-        leaves = [f.variable for f, _ in ctx.next_functions if hasattr(f, "variable")]
+        leaves = (f.variable for f, _ in ctx.next_functions if hasattr(f, "variable"))
         make_room(ctx.run, ctx.boundaries, leaves)
         with profiler_range("segment", ctx.run.place, ctx.run.plan.path, "backward"):
-            found = Backward(ctx, inputs, grads).run()
+            found = run_backward(ctx, inputs, grads)
         if not retains_graph():  # a loss that the user keeps holds this context, and must not hold images
             ctx.run, ctx.boundaries, ctx.recalled, ctx.carried, ctx.results = None, [], {}, {}, []
         count_results(ledger, found)
-        return found
+        return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -186,7 +248,7 @@ class Inputs:
         """Return the tensors; raise an error if one of them was changed."""
         found = [t if isinstance(t, Tensor) else t.restore() for t in self.kept]
         for t, before in zip(found, self.versions, strict=True):
-            if before not in (version(t), write_count(t)):
+            if before != version(t) and before != write_count(t):
                 raise RecordingError(
                     f"a tensor of shape {tuple(t.shape)} that the forward pass used was changed in place before "
                     "backward (an optimizer step between forward and backward, say). Its old value is needed."
@@ -224,7 +286,7 @@ class Recompute:
             boundary.allocate()
         with (
             torch.no_grad(),
-            torch.autocast(run.autocast_type, enabled=False),
+            without_autocast(run.autocast_type),
             nullcontext() if run.rehearsal is None else run.rehearsal.turn((run.place, "recompute")),
             profiler_range("segment", run.place, run.plan.path, "recompute"),
         ):

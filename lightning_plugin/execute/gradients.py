@@ -51,6 +51,7 @@ class Gradients:
     tensor like the map's own.
 
     Attributes:
+        tiles: The number of tiles.
         vectors: The vectors that need a gradient, by place.
         sum_dtypes: The types of their sums.
         vector_sums: Their sums, once there is a gradient.
@@ -70,6 +71,7 @@ class Gradients:
         self.vectors = {i: t for i, t in enumerate(vectors) if t.requires_grad}
         self.sum_dtypes = {i: sum_dtype(t.dtype, t.device, tiles) for i, t in self.vectors.items()}
         self.vector_sums: dict[int, Tensor] = {}
+        self.tiles = tiles
         self.ordinary = ordinary
         self.boundaries = boundaries
         self.ledger = ledger
@@ -84,8 +86,12 @@ class Gradients:
             if i in self.vector_sums:
                 existing.append((self.vector_sums[i], gradient))
                 continue
+            vector, dtype = self.vectors[i], self.sum_dtypes[i]
+            if self.tiles == 1 and gradient.dtype == dtype and gradient.stride() == vector.stride():
+                self.vector_sums[i] = gradient  # nothing is added to it
+                continue
             # In the vector's layout: autograd would copy a gradient in another one.
-            self.vector_sums[i] = torch.empty_like(self.vectors[i], dtype=self.sum_dtypes[i]).copy_(gradient)
+            self.vector_sums[i] = torch.empty_like(vector, dtype=dtype).copy_(gradient)
             if times > 1:
                 self.vector_sums[i].mul_(times)
         if existing:

@@ -10,7 +10,7 @@ nothing on its way.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from torch import Tensor
 
@@ -33,7 +33,7 @@ from lightning_plugin.units import ceil_mib, format_bytes
 MARGIN = 1.1
 
 
-def make_room(run: SegmentRun, read: Sequence[Boundary], leaves: Sequence[Tensor]) -> None:
+def make_room(run: SegmentRun, read: Sequence[Boundary], leaves: Iterable[Tensor]) -> None:
     """Choose smaller tiles for backward if the planned ones do not fit beside the memory that is held.
 
     Args:

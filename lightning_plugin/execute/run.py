@@ -24,9 +24,10 @@ from lightning_plugin.layout import copy_like
 from lightning_plugin.ledger import watched
 from lightning_plugin.ops import Barrier, Captured, Gather, Spread, VectorOp
 from lightning_plugin.plan import ChainPlan, Plan, SegmentPlan
-from lightning_plugin.private import tree_leaves
+from lightning_plugin.private import tree_leaves, without_autocast
 from lightning_plugin.program.fixed import kept_segments
 from lightning_plugin.program.program import Program, Target, programs
+from lightning_plugin.program.replay import Replays
 from lightning_plugin.progress import profiler_range
 from lightning_plugin.residency.tiers import Home
 from lightning_plugin.residency.transfer import TransferQueue
@@ -160,6 +161,7 @@ class Stage:
         place: Its number in the plan.
         last_maps: The maps that no later segment reads.
         last_reads: For each node of a kept segment, by its serial number, the maps whose last reader it is.
+        replays: The replays of its passes.
     """
 
     plan: SegmentPlan
@@ -169,6 +171,7 @@ class Stage:
     place: int
     last_maps: list[Value] = field(default_factory=list)
     last_reads: dict[int, list[Value]] = field(default_factory=dict)
+    replays: Replays = field(default_factory=Replays)
 
     def maps_read(self) -> list[Value]:
         if self.program is not None:
@@ -208,7 +211,7 @@ class Stage:
             )
         home = Home(self.plan.tier, queue)
         with frame.fetch_streamed((self.place, -1), program.vectors):
-            run_segment(SegmentRun(program, frame, self.plan, home, self.place), frame)
+            run_segment(SegmentRun(program, frame, self.plan, home, self.place, self.replays), frame)
 
     def run_nodes(self, nodes: Sequence[Node], frame: Frame) -> None:
         guard = Guard(self.plan, nodes, frame.step)
@@ -315,7 +318,7 @@ def call_operator(node: Node, frame: Frame) -> None:
     op = node.op
     assert isinstance(op, (VectorOp, Barrier))
     grad = any(v.requires_grad for v in node.outputs)
-    with torch.set_grad_enabled(grad), torch.autocast(node.outputs[0].autocast_type, enabled=False):
+    with torch.set_grad_enabled(grad), without_autocast(node.outputs[0].autocast_type):
         result = op.run([frame.vector(v) for v in node.inputs])
     tensors = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
     for v, t in zip(node.outputs, tensors, strict=True):

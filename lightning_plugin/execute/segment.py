@@ -9,7 +9,7 @@ tile is freed before the next begins. `function` makes one `autograd.Function` o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 
 import torch
@@ -24,8 +24,9 @@ from lightning_plugin.ops import Pieces
 from lightning_plugin.plan import SegmentPlan
 from lightning_plugin.program.pieces import UncutAxis, uncut_axes
 from lightning_plugin.program.program import Program, Target
+from lightning_plugin.program.replay import Replays
 from lightning_plugin.program.tape import Inspect
-from lightning_plugin.residency.boundary import Boundary
+from lightning_plugin.residency.boundary import Boundary, Cotangent
 from lightning_plugin.residency.tiers import Home
 
 
@@ -49,9 +50,11 @@ class SegmentRun:
         groups_tiles: Group identical tiles; see [Note: identical tiles] in `tile_pass`.
         tile_groups: The places of identical tiles on each grid, found once in a step.
         observe: Observer of each operator's tiles, if there is one.
+        replays: The replays of its passes.
+        can_replay: True if its passes are made of ATen calls on tensors of the device alone.
     """
 
-    def __init__(self, program: Program, frame: Frame, plan: SegmentPlan, home: Home, place: int):
+    def __init__(self, program: Program, frame: Frame, plan: SegmentPlan, home: Home, place: int, replays: Replays):
         self.plan = plan
         self.step = frame.step
         self.ledger, self.team, self.rehearsal = self.step.ledger, self.step.team, self.step.rehearsal
@@ -79,6 +82,10 @@ class SegmentRun:
         whole = not self.scans and not self.uncut_axes
         self.groups_tiles = known and whole and all(n.op.uniform for n in program.nodes)
         self.tile_groups: dict[Grid, list[list[int]]] = {}
+        step, lower = self.step, home.tier != "device" or frame.streams is not None
+        special = self.scans or self.known_constants or step.team or step.rehearsal or step.watch or step.compiler
+        self.replays = replays
+        self.can_replay = not (lower or special) and all(i.tensor is not None for i in self.sources.values())
 
     def find_constants(self, v: Value, frame: Frame) -> Constants | None:
         """Return the known constant parts of an input, if the plan counts on them. A rehearsal assumes that there are
@@ -102,7 +109,13 @@ class SegmentRun:
 
     def of_part(self, program: Program, frame: Frame) -> SegmentRun:
         """Return the run of one part of the program; see [Note: parts] in `program.program`."""
-        return SegmentRun(program, frame, self.plan, self.home, self.place)
+        return SegmentRun(program, frame, self.plan, self.home, self.place, self.replays)
+
+    def memory(self, boundaries: Iterable[Boundary | Cotangent]) -> list[Tensor] | None:
+        """Return the tensors that a pass reads and writes beside its inputs; None if it cannot be replayed."""
+        found = [boundary.on_device for boundary in boundaries] if self.can_replay else [None]
+        found += [image.tensor for v, image in self.sources.items() if v not in self.images]
+        return None if any(t is None for t in found) else found  # type: ignore[return-value]
 
     def narrow(self, targets: Sequence[Target]) -> SegmentRun:
         """Return the run of a program that makes some of the targets, with this run's vectors, spread vectors and

@@ -24,7 +24,14 @@ from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Node, Value, with_requires_grad
 from lightning_plugin.ledger import Ledger, watched
 from lightning_plugin.ops import VectorOp
-from lightning_plugin.private import first_order, is_deterministic, storage_key, tree_leaves, version
+from lightning_plugin.private import (
+    first_order,
+    is_deterministic,
+    storage_key,
+    tree_leaves,
+    version,
+    without_autocast,
+)
 from lightning_plugin.progress import Progress
 from lightning_plugin.residency.homes import Homes
 from lightning_plugin.residency.transfer import Pending, Prefetched, Transfer, TransferQueue, transfer_to_device
@@ -58,7 +65,7 @@ class Saved:
     def restore(self) -> Tensor:
         """Return the tensor, from a copy that is alive or fetched now."""
         streams, v = self.streams, self.value
-        with torch.no_grad(), torch.autocast(v.autocast_type, enabled=False), watched(streams.ledger):
+        with torch.no_grad(), without_autocast(v.autocast_type), watched(streams.ledger):
             return streams.restore(v).as_strided(self.shape, self.stride, self.offset)
 
 
@@ -155,7 +162,7 @@ class Streams:
         if v not in vectors:
             with (
                 torch.set_grad_enabled(v.requires_grad),
-                torch.autocast(v.autocast_type, enabled=False),
+                without_autocast(v.autocast_type),
                 watched(self.ledger),
             ):
                 if v in self.captured:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from contextlib import nullcontext
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -41,6 +42,20 @@ class StoredMap:
         if self.data is None:
             raise AssertionError("a stored map, or its cotangent, is used while it has no memory")
         return self.data
+
+    def allocate_at_home(self, dtype: torch.dtype, **how: Any) -> DeviceMemory | LowerMap:
+        """Allocate memory, and count it in the ledger."""
+        lower = self.home.tier != "device"
+        with watched(self.ledger) if lower else nullcontext():
+            data = self.home.allocate(self.layout, dtype, self.device, **how)
+        if self.ledger is not None and isinstance(data, DeviceMemory):
+            self.ledger.count(data.data)
+        return data
+
+    @property
+    def on_device(self) -> Tensor | None:
+        """The tensor that holds the data; None if it is on a lower tier or has no memory."""
+        return self.data.data if isinstance(self.data, DeviceMemory) else None
 
     def read(self, box: Box) -> Tensor:
         return self.memory.read(box).to(self.dtype)
@@ -83,12 +98,18 @@ class Cotangent(StoredMap):
     def allocate(self) -> DeviceMemory | LowerMap:
         """Return the memory; if there is none, allocate it with zeros."""
         if not self.is_started:
-            with watched(self.ledger):
-                data = self.home.allocate(self.layout, accumulation_dtype(self.dtype), self.device, zero=True)
+            data = self.allocate_at_home(accumulation_dtype(self.dtype), zero=True)
             data.set_largest_tile(self.largest)
             self.data = data
             self.backward_pass = current_pass()
         return self.memory
+
+    def take(self, data: Tensor) -> None:
+        """Take a tensor that a replay has summed in the current pass."""
+        self.data = DeviceMemory(self.layout, data)
+        self.backward_pass = current_pass()
+        if self.ledger is not None:
+            self.ledger.count(data)
 
     def sum_of(self, boxes: Sequence[Box]) -> Tensor:
         """Return the sum of several tiles."""
@@ -152,9 +173,8 @@ class Boundary(StoredMap):
 
     def allocate(self) -> None:
         assert self.data is None, "a boundary is allocated twice"
-        with watched(self.ledger):
-            dtype = torch.bfloat16 if self.half else self.dtype
-            self.data = self.home.allocate(self.layout, dtype, self.device, numbered=self.numbered)
+        dtype = torch.bfloat16 if self.half else self.dtype
+        self.data = self.allocate_at_home(dtype, numbered=self.numbered)
 
     @property
     def is_dropped(self) -> bool:

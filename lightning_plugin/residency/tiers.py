@@ -144,11 +144,10 @@ class DeviceMemory:
 
     finds_by_number = False
 
-    def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device, zero: bool = False) -> None:
+    def __init__(self, layout: Layout, data: Tensor) -> None:
         self.layout = layout
         self.whole = Box.whole(layout.extent)
-        make = torch.zeros if zero else torch.empty
-        self.data = make(layout.shape, dtype=dtype, device=device)
+        self.data = data
 
     def write(self, box: Box, tile: Tensor, ahead: bool = False) -> None:
         self.layout.write_into(self.data, self.whole, tile, box)
@@ -241,7 +240,8 @@ class Home:
     ) -> DeviceMemory | LowerMap:
         """Allocate memory for a map; a lower tier stores tiles with equal numbers once."""
         if self.tier == "device":
-            return DeviceMemory(layout, dtype, device, zero)
+            make = torch.zeros if zero else torch.empty
+            return DeviceMemory(layout, make(layout.shape, dtype=dtype, device=device))
         lower: Lower
         if self.queue.make_stand_in is not None:
             lower = self.queue.make_stand_in(layout, dtype, device, self.tier)

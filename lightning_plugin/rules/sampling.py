@@ -18,7 +18,7 @@ from typing import ParamSpec, TypeVar, overload
 import torch
 from torch import Tensor
 
-from lightning_plugin.private import without_modes
+from lightning_plugin.private import declare_constants, tree_leaves, without_modes
 
 aten = torch.ops.aten
 P = ParamSpec("P")
@@ -31,7 +31,9 @@ def on_real_tensors(function: Callable[P, T]) -> Callable[P, T]:
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
         with without_modes():
-            return function(*args, **kwargs)
+            found = function(*args, **kwargs)
+        declare_constants([t for t in tree_leaves(found) if isinstance(t, Tensor)])
+        return found
 
     return run
 

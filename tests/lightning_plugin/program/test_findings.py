@@ -211,6 +211,7 @@ def test_a_second_step_looks_for_nothing(options: dict[str, Any], monkeypatch: p
 
 
 def test_a_second_step_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third is, since its calls are written down; from the fourth on they are replayed."""
     world = World(options={"tiles": (8, 8)}, side=64)
     tiled = TiledModule(world.net.eval(), **world.options)
     seen: list[int] = []
@@ -218,11 +219,11 @@ def test_a_second_step_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ledger, "count", lambda ledger, t: (seen.append(0), see(ledger, t))[1])
     counts = []
     with thorough(False):
-        for number in range(3):
+        for number in range(4):
             seen.clear()
             world.step(tiled, number)
             counts.append(len(seen))
-    assert counts[1] == counts[2] < counts[0] / 2
+    assert counts[3] <= counts[1] < counts[0] / 2
 
 
 class Count(TorchDispatchMode):
