@@ -288,32 +288,6 @@ def weights_of(attention: Attention) -> DataFrame:
     return frame({"x": x, "y": y, "side": [places.side] * len(x), "weight": attention.weights.tolist()})
 
 
-def predicted(run: Run, slides: Sequence[str | Path] | DataFrame) -> DataFrame:
-    """A row for each slide: what the run predicts of it.
-
-    Args:
-        run: The run.
-        slides: Paths, or a table with a row for each slide as a manifest has it; labels are not looked at.
-    """
-    from wsi_trainer.io.frames import is_frame
-
-    if is_frame(slides):
-        records = run.records_in(slides, run.data_root, labelled=False)
-    else:
-        records = [run.record_of(Path(slide), Path(slide).name) for slide in slides]
-    predictor = run.predictor
-    found = list(predictor.predict_all(run.as_seen(records)))
-    patients = {record.slide: record.patient for record in records}
-    columns: dict[str, list[Any]] = {
-        "slide": [one.slide for one in found],
-        "patient": [patients.get(one.slide, one.slide) for one in found],
-    }
-    names = predictor.model.task.names
-    values = np.array([one.values for one in found]).reshape(len(found), len(names))
-    columns |= dict(zip(names, values.T.tolist(), strict=True))
-    return frame(columns | predictor.decision_columns(values))
-
-
 def compared(run: Run, other: Run, split: str) -> DataFrame:
     """A row for each score of two runs on the slides that both have predicted, and their difference."""
     from wsi_trainer.metrics import comparison, kinds_of, read_predictions, scores_by_target

@@ -18,7 +18,6 @@ from wsi_trainer.explain.attribution import folder_of, index_of, label_of, recep
 from wsi_trainer.explain.dicom import need_highdicom, results_as_dicom
 from wsi_trainer.explain.outputs import sentence_on_regions, write_script
 from wsi_trainer.explain.slide_map import MapFiles, MapOptions, SlideMap, painted
-from wsi_trainer.fit.evaluate import add_overwrite
 from wsi_trainer.fit.opening import fields_of, open_run, run_parser
 from wsi_trainer.fit.result import LESION_SCORES, LESIONS, Result, Work
 from wsi_trainer.fit.run import Run
@@ -230,7 +229,6 @@ def heatmap(words: Sequence[str]) -> int:
     parser.add_argument(
         "--name", type=str, default=None, help="the cohort that was tested, instead of the run's slides"
     )
-    add_overwrite(parser)
     parser.add_argument("--split", type=str, default="test", help="which slides: train, val or test")
     parser.add_argument(
         "--regions",

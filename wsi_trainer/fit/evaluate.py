@@ -6,8 +6,6 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-from jsonargparse import ArgumentParser
 from rich.console import Console
 
 from wsi_trainer.data.dataset import grouped
@@ -46,7 +44,6 @@ def test(words: Sequence[str]) -> int:
         "--cohort", type=Path, default=None, help="a manifest of other slides, with the columns of the run's labels"
     )
     parser.add_argument("--name", type=str, default=None, help="the cohort's name; by default that of its file")
-    add_overwrite(parser)
     run, options = open_run(parser, words)
     run.result("test").keep(options.overwrite)
     slides = None if options.cohort is None else labelled_slides(run, options.cohort, options.data_root)
@@ -58,7 +55,6 @@ def test(words: Sequence[str]) -> int:
 def validate(words: Sequence[str]) -> int:
     """Score a checkpoint on the validation slides."""
     parser = run_parser("validate", "Predict the slides that chose the checkpoint, and score them.")
-    add_overwrite(parser)
     run, options = open_run(parser, words)
     run.result("test", "val").keep(options.overwrite)
     show(test_split(run, "val", overwrite=options.overwrite), run)
@@ -73,12 +69,10 @@ def predict(words: Sequence[str]) -> int:
     )
     parser.add_argument("slides", type=str, help="a slide, a store, a folder, or a manifest whose label may be missing")
     parser.add_argument("--name", type=str, default=None, help="their name; by default that of the file or folder")
-    add_overwrite(parser)
     cohort, options = open_run(parser, words)
     result = cohort.result("predict")
     result.keep(options.overwrite)
-    model, data, _ = cohort.loaded
-    names = model.task.names
+    data = cohort.loaded.data
     records = records_of(cohort, options.slides, options.data_root)
     with result.locked(options.overwrite):
         keep_slides(cohort, records)
@@ -86,15 +80,10 @@ def predict(words: Sequence[str]) -> int:
         work = cohort.work(result, cases, overwrite=options.overwrite)
         with at_work(cohort.path), logged_to(cohort.log):
             said = predicted(cohort, cases, work, Failures(cohort))
-        kept = [case for case in cases if case.slide in said]
-        numbers = np.array([said[case.slide] for case in kept]).reshape(len(kept), len(names))
         decisions_of(cohort)  # chosen now, where they were not yet
-        decided = cohort.predictor.decision_columns(numbers)
-        rows = (
-            [case.slide, case.patient, *map(float, numbers[row]), *(words[row] for words in decided.values())]
-            for row, case in enumerate(kept)
-        )
-        write_table(result.file, ["slide", "patient", *names, *decided], rows)
+        kept = [case for case in cases if case.slide in said]
+        columns = cohort.predictor.columns(kept, [said[case.slide] for case in kept])
+        write_table(result.file, list(columns), zip(*columns.values()))
         cohort.finish(work)
     say(Console(), f"predictions: {result.file}")
     return 0
@@ -110,6 +99,7 @@ def export(words: Sequence[str]) -> int:
         "backbone (--file), under the names of the network itself: for model.pretrained, for timm or transformers, or "
         "for your own code. What was learnt in low rank (model.finetune: lora) is merged into the layers there: the "
         "file is one of the plain network.",
+        writes=False,
     )
     parser.add_argument("--out", type=Path, default=None, help="the folder to write: the whole model")
     parser.add_argument(
@@ -137,8 +127,3 @@ def export(words: Sequence[str]) -> int:
     write_weights(target, weights)
     say(Console(), f"{len(weights)} tensors: {target}")
     return 0
-
-
-def add_overwrite(parser: ArgumentParser) -> None:
-    """The option of commands that write results."""
-    parser.add_argument("--overwrite", action="store_true", help="replace what is there")

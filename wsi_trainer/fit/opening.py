@@ -23,8 +23,8 @@ from wsi_trainer.models.allowed import TRUST
 T = TypeVar("T")
 
 
-def run_parser(name: str, description: str) -> ArgumentParser:
-    """The parser of a command that opens a run."""
+def run_parser(name: str, description: str, writes: bool = True) -> ArgumentParser:
+    """The parser of a command that opens a run, and may write a result into it."""
     note = (
         "Keys of the run's config that say how fast and where, such as --train.budget 8GiB or --data.workers 4, may be "
         f"given too. {TRUST}"
@@ -34,6 +34,8 @@ def run_parser(name: str, description: str) -> ArgumentParser:
     )
     parser.add_argument("run", type=Path, help="the folder of the run, --out of `wsi-train fit`")
     parser.add_argument("--checkpoint", type=str, default="best", help="best, last, or a path")
+    if writes:
+        parser.add_argument("--overwrite", action="store_true", help="replace what is there")
     parser.add_argument(
         "--data_root", type=Path, default=None, help="the folder that holds the slides now, if they were moved"
     )

@@ -258,16 +258,21 @@ class Predictor:
         """By target what is decided for, from the numbers of one slide."""
         return {name: words[0] for name, words in self.model.task.decided(values[None], self._decisions).items()}
 
-    def decision_columns(self, values: NDArray[np.float64]) -> dict[str, list[str]]:
-        """The columns of a table of predictions that say what is decided for, of each target with a threshold.
+    def columns(self, records: Sequence[SlideRecord], numbers: Sequence[NDArray[np.float64]]) -> dict[str, list[Any]]:
+        """The columns of a table of predictions: slide, patient, the numbers, and what each threshold decides for.
 
         Args:
-            values: The numbers of each slide, a row for each.
+            records: The slides or patients.
+            numbers: Those of each.
         """
         decisions, task = self._decisions, self.model.task
-        several = len(task.by_target) > 1
-        found = task.decided(values, decisions) if decisions else {}
-        return {f"decision_{name}" if several else "decision": found[name] for name in found if name in decisions}
+        values = np.array(numbers).reshape(len(records), len(task.names))
+        found: dict[str, list[Any]] = {"slide": [r.slide for r in records], "patient": [r.patient for r in records]}
+        found |= dict(zip(task.names, values.T.tolist(), strict=True))
+        for name, words in (task.decided(values, decisions) if decisions else {}).items():
+            if name in decisions:
+                found[f"decision_{name}" if len(task.by_target) > 1 else "decision"] = words
+        return found
 
     # Slides.
 

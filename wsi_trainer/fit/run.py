@@ -101,9 +101,15 @@ class Run(RunFolder):
         """
         if isinstance(slides, str | Path):
             return self.predictor.predict(slides).to_dict()
-        from wsi_trainer.notebook import predicted
+        from wsi_trainer.data.dataset import grouped
+        from wsi_trainer.io.frames import frame, is_frame
 
-        return predicted(self, slides)
+        if is_frame(slides):
+            records = self.records_in(slides, self.data_root, labelled=False)
+        else:
+            records = [self.record_of(Path(slide), Path(slide).name) for slide in slides]
+        cases = grouped(self.loaded.data, self.as_seen(records), None)
+        return frame(self.predictor.columns(cases, [one.values for one in self.predictor.predict_all(cases)]))
 
     # What a notebook shows; tables need pandas.
 

@@ -19,7 +19,6 @@ from lightning_plugin import Box, TileSource, materialize
 from wsi_trainer.data.dataset import drawn_on
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.errors import SlideError, UserError
-from wsi_trainer.fit.evaluate import add_overwrite
 from wsi_trainer.fit.opening import fields_of, open_run, run_parser
 from wsi_trainer.fit.predictor import Predictor
 from wsi_trainer.fit.scoring import keep_slides
@@ -201,7 +200,6 @@ def segment(words: Sequence[str]) -> int:
     parser.add_argument(
         "--name", type=str, default=None, help="the name of these slides, or of a cohort that was tested"
     )
-    add_overwrite(parser)
     parser.add_class_arguments(SegmentOptions)
     run, options = open_run(parser, words)
     chosen = fields_of(SegmentOptions, options)
