@@ -101,6 +101,10 @@ def tree_map(change: Callable[[Any], Any], tree: Any) -> Any:
     return change(tree)
 
 
+#: Types of most leaves.
+LEAVES = frozenset({int, float, bool, str, type(None), Tensor, torch.nn.Parameter, torch.dtype, torch.device})
+
+
 def tree_leaves(tree: Any) -> list[Any]:
     """Return the leaves of a tree, in order."""
     found: list[Any] = []
@@ -112,7 +116,10 @@ def add_leaves(tree: Any, found: list[Any]) -> None:
     kind = type(tree)
     if kind is tuple or kind is list:
         for t in tree:
-            add_leaves(t, found)
+            if type(t) in LEAVES:
+                found.append(t)
+            else:
+                add_leaves(t, found)
     elif kind is dict:
         for t in tree.values():
             add_leaves(t, found)

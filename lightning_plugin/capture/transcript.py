@@ -337,12 +337,15 @@ def equals(recorded: Any, given: Any, session: Session) -> bool:
     if kind is tuple or kind is list or kind is torch.Size:
         if len(given) != len(recorded):
             return False
-        for a, b in zip(recorded, given, strict=True):  # noqa: SIM110 (all() of a generator takes twice as long)
-            if not equals(a, b, session):
+        # Most constants are attributes of modules, and one object. A generator would take twice as long.
+        for a, b in zip(recorded, given, strict=True):  # noqa: SIM110
+            if a is not b and not equals(a, b, session):
                 return False
         return True
     if kind is dict:
-        return list(given) == list(recorded) and all(equals(a, given[name], session) for name, a in recorded.items())
+        if not recorded or list(given) != list(recorded):
+            return not given and not recorded
+        return all(a is given[name] or equals(a, given[name], session) for name, a in recorded.items())
     if kind is slice:
         ends = (recorded.start, recorded.stop, recorded.step), (given.start, given.stop, given.step)
         return equals(*ends, session)
@@ -445,7 +448,9 @@ def given(a: Any, owners: Mapping[int, Tensor]) -> Any:
         requires_grad = isinstance(state, Value) and state.requires_grad
         return Given(a, state, (a.shape, a.stride(), a.dtype, requires_grad) if is_captured else None)
     if kind is tuple or kind is list:
-        return kind([given(part, owners) for part in a])
+        parts = kind([given(part, owners) for part in a])
+        same = kind is tuple and all(part is before for part, before in zip(parts, a, strict=True))
+        return a if same else parts
     if kind is dict:
         return {name: given(part, owners) for name, part in a.items()}
     if kind is slice:
