@@ -409,7 +409,7 @@ def legacy_reduction(size_average: bool | None, reduce: bool | None) -> str:
     return torch.nn._reduction.legacy_get_string(size_average, reduce)
 
 
-#: Context manager in which calls skip autograd: they make no graph, and count no writes.
+#: Context manager in which calls skip autograd and make no graph.
 below_autograd = torch._C._AutoDispatchBelowAutograd
 
 

@@ -440,3 +440,38 @@ def test_aliases_of_a_moved_tensor_have_its_version() -> None:
     assert private.version(x) == private.version(x.detach()) == before
     x.data = x.detach().clone()  # the user's
     assert private.version(x) != before
+
+
+def test_calls_below_autograd_make_no_graph() -> None:
+    x, y = torch.ones(2, requires_grad=True), torch.ones(2)
+    with private.below_autograd():
+        assert (x * 2).grad_fn is None
+        y.add_(1)
+    assert torch.equal(private.direct(torch.ops.aten.add.Tensor)(x, y), torch.tensor([3.0, 3.0]))
+
+
+def test_dispatch_modes_are_told_of_tensors_that_they_did_not_see() -> None:
+    class Mode(private.TorchDispatchMode):
+        told: tuple[Tensor, ...] = ()
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+        def add_constants(self, tensors: Any) -> None:
+            self.told = tuple(tensors)
+
+    x, outer, inner = torch.ones(2), Mode(), Mode()
+    with outer, inner:
+        assert private.dispatch_modes() == [outer, inner]
+        private.declare_constants([x])
+    assert outer.told == inner.told == (x,)
+    assert private.dispatch_modes() == []
+
+
+def test_settings_and_autocast_are_those_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = private.settings()
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", not torch.backends.mkldnn.enabled)
+    assert private.settings() != before
+    with torch.autocast("cpu", torch.bfloat16), private.without_autocast("cpu"):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.float32
+    assert not isinstance(private.without_autocast("cpu"), torch.autocast)
