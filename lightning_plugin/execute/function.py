@@ -91,12 +91,13 @@ def run_forward(
     run: SegmentRun, inputs: Sequence[Tensor], stored: Mapping[Value, Boundary]
 ) -> tuple[Sequence[Tensor], Mapping[Owned, dict[int, Tensor]]]:
     """Run forward; return the reduced vectors, and the rows that each tile of a scan was handed."""
-    forward: Forward | None = None
+    carried: dict[Owned, dict[int, Tensor]] = {}
 
     def tile_by_tile() -> list[Tensor]:
-        nonlocal forward
         forward = Forward(run, inputs, stored)
-        return list(map(without_view, forward.run()))
+        results = list(map(without_view, forward.run()))
+        carried.update(forward.carried)
+        return results
 
     memory = run.memory([stored[v] for v in (*run.boundaries, *run.stored)])
     if memory is None:
@@ -106,24 +107,29 @@ def run_forward(
         results, replayed = run.replays.run("forward", given, tile_by_tile, run.ledger)
         if replayed:
             run.step.report_tiles(run.plan.forward.tiles)
-    return results, {} if forward is None else forward.carried
+    return results, carried
 
 
 def run_backward(ctx: Any, inputs: Sequence[Tensor], grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
     """Run backward; return the gradients of the inputs."""
     run: SegmentRun = ctx.run
     boundaries: Sequence[Boundary] = ctx.boundaries
+
+    def tile_by_tile() -> tuple[Tensor | None, ...]:
+        return Backward(ctx, inputs, grads).run()
+
+    if not run.can_replay or has_saved_tensor_hooks():
+        return tile_by_tile()
     for boundary in boundaries:
         boundary.restore_data()
     waiting = [b.cotangent for b in boundaries if not b.cotangent.is_started]
     summed = [c for c in (*(b.cotangent for b in boundaries), *ctx.cotangents) if c.is_started]
     memory = run.memory([*boundaries, *ctx.recalled.values(), *summed])
-    if memory is None or has_saved_tensor_hooks():
-        return Backward(ctx, inputs, grads).run()
+    if memory is None:
+        return tile_by_tile()
 
-    def tile_by_tile() -> list[Tensor | None]:
-        found = Backward(ctx, inputs, grads).run()
-        return [*found, *(c.on_device if c.is_started else None for c in waiting)]
+    def with_cotangents() -> list[Tensor | None]:
+        return [*tile_by_tile(), *(c.on_device if c.is_started else None for c in waiting)]
 
     given = [*inputs[: len(inputs) - len(boundaries)], *(g for g in grads if g is not None), *ctx.results, *memory]
     key = (
@@ -135,7 +141,7 @@ def run_backward(ctx: Any, inputs: Sequence[Tensor], grads: Sequence[Tensor | No
         tuple([b.cotangent.is_started for b in boundaries]),
         tuple([is_scheduled(f) for f, _ in ctx.next_functions[len(inputs) - len(boundaries) :]]),
     )
-    results, replayed = run.replays.run(key, given, tile_by_tile, run.ledger)
+    results, replayed = run.replays.run(key, given, with_cotangents, run.ledger)
     if replayed:
         for cotangent, data in zip(waiting, results[len(results) - len(waiting) :], strict=True):
             if data is not None:

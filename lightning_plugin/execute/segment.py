@@ -113,7 +113,9 @@ class SegmentRun:
 
     def memory(self, boundaries: Iterable[Boundary | Cotangent]) -> list[Tensor] | None:
         """Return the tensors that a pass reads and writes beside its inputs; None if it cannot be replayed."""
-        found = [boundary.on_device for boundary in boundaries] if self.can_replay else [None]
+        if not self.can_replay:
+            return None
+        found = [boundary.on_device for boundary in boundaries]
         found += [image.tensor for v, image in self.sources.items() if v not in self.images]
         return None if any(t is None for t in found) else found  # type: ignore[return-value]
 

@@ -2,8 +2,8 @@
 
 [Note: replay] Tiles of a few thousand positions take less time than what leads to their kernels: finding boxes, cutting
 parts out of maps, autograd's bookkeeping. In a step whose calls were seen before ([Seen calls] in docs/design.md) all
-of that comes out as it did before. So the second time that a segment runs, a dispatch mode below autograd writes down
-the ATen calls of its pass, tile after tile, and from the third time on a function with one line for each call runs in
+of that comes out as it did before. So the third time that a segment runs, a dispatch mode below autograd writes down
+the ATen calls of its pass, tile after tile, and from the fourth time on a function with one line for each call runs in
 place of the pass, without autograd. The calls are the same in the same order, so results are equal to the bit. A tensor
 is freed after its last use, which autograd does at the earliest: a replay holds no more than the pass held.
 
@@ -238,7 +238,7 @@ class Replays:
         tile_by_tile: Callable[[], Sequence[Tensor | None]],
         ledger: Ledger | None,
     ) -> tuple[Sequence[Tensor | None], bool]:
-        """Run a pass; from the third time on as a replay.
+        """Run a pass; after `FIRST_RECORDED` times as a replay, if its calls can be written down.
 
         Args:
             key: What decides, besides the layouts of ``given``, which calls the pass makes.
