@@ -5,10 +5,10 @@ around PyTorch's kernels (recording, planning, running a plan) is the largest pa
 itself is called if an earlier call with the same *signature* was recorded and planned without tiles, and if the budget
 has room for a bound of its bytes: all that plain PyTorch saves for backward, gradients of the same size, and the
 largest operator's inputs and results once more; all maps, which a list in the user's code may hold until it returns;
-without gradients, all inputs and results. The signature names what
-decides the memory of most modules: shapes, types and strides of arguments, modes, ``requires_grad``, autocast. It may
-miss something, such as a flag that the module reads. That costs memory and never exactness, since plain PyTorch runs.
-One call of `RECORDED_EVERY` is recorded again, and on CUDA the next one after a peak above the budget.
+without gradients, all inputs and results. The signature names what decides the memory of most modules: shapes, types
+and strides of arguments, modes, ``requires_grad``, autocast. It may miss something, such as a flag that the module
+reads. That costs memory and never exactness, since plain PyTorch runs. One call of `RECORDED_EVERY` is recorded again,
+and on CUDA the next one after a peak above the budget.
 
 While the graph of such a call is alive, the ledger counts it as a call that waits for its backward: the functions of
 its results hold a token. Calls that are recorded meanwhile are planned beside it.

@@ -28,7 +28,15 @@ from lightning_plugin.capture.lazy import (
 )
 from lightning_plugin.capture.record import WritesImage, record, tensor_of_image
 from lightning_plugin.capture.run import count_batch, run_awaited_updates
-from lightning_plugin.capture.session import Session, bind, binding_of, call_label, current_module, logging_to
+from lightning_plugin.capture.session import (
+    Session,
+    bind,
+    binding_of,
+    call_label,
+    current_module,
+    innermost_module,
+    logging_to,
+)
 from lightning_plugin.capture.transcript import add_call, begin_log, given_arguments, repeat
 from lightning_plugin.errors import EngineError, RecordingError
 from lightning_plugin.graph import Value, ancestors
@@ -70,7 +78,7 @@ def dispatch(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     try:
         return record_call(func, args, kwargs)
     except EngineError:
-        norm = current_module()[0] if func is torch.nn.functional.batch_norm else None
+        norm = innermost_module() if func is torch.nn.functional.batch_norm else None
         if isinstance(norm, BatchNormBase) and norm.training:  # it has counted a batch that is refused
             count_batch(norm, -1)
         raise

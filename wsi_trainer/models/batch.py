@@ -28,7 +28,7 @@ class SlideBatch(TypedDict):
     context: NotRequired[list[Tensor]]
     """The same slide at further magnifications, from fine to coarse."""
     tissue: NotRequired[list[Tensor]]
-    """Which positions of the map count, (1, 1, h, w), for the image and for each of its context."""
+    """Mask of the positions of the map that count, (1, 1, h, w), for the image and for each of its context."""
     failure: NotRequired[str]
     """Why the slide could not be opened; there is no image then."""
 

@@ -32,7 +32,7 @@ def folder_of(name: str | Path, **download: Any) -> Path:
 
 
 ON_HUB = "hf-hub:"
-"""What a name on the hub begins with where a file of weights is meant, as timm has it."""
+"""Beginning of a name on the hub where a file of weights is meant, as timm has it."""
 
 
 def downloaded(weights: Path) -> Path:

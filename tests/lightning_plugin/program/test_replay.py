@@ -74,7 +74,7 @@ class LastingPlan(AnyPlan):
 
 @dataclass
 class Left:
-    """What a step leaves behind."""
+    """Outputs of a step, and its inputs and network with their gradients."""
 
     outputs: list[Tensor]
     inputs: list[Tensor]
