@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, given, note, seed, settings
 
 from tests.lightning_plugin.step_draws import steps
 from tests.lightning_plugin.step_judge import faults, judge
-from tests.lightning_plugin.steps import Ask, Backward, Call, Image, Network, Step, Way
+from tests.lightning_plugin.steps import Ask, Backward, Call, Drop, Image, Network, Step, Way
 
 QUIET = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
 FEW = ("float32", "bfloat16", "autocast")
@@ -133,6 +133,13 @@ FOUND: dict[str, Step] = {
         (Call(0, 0), Backward(((0, 0),))),
         Way("tiled", (1, 1), (3, 5)),
         width=6,
+    ),
+    "a gradient that is zero but for rounding": Step(
+        "float64",
+        (Image((12, 12), "noise", kind="leaf"),),
+        (Network(("conv1", "conv1", "batch"), ("mean",)), Network(("conv1",), ("mean",))),
+        (Call(0, 0, "frozen"), Call(1, 0), Drop(1), Backward(((0, 0),))),
+        Way("tiled"),
     ),
     "frozen for one of two calls": Step(
         "float64",
