@@ -7,7 +7,16 @@ from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.capture.dispatch import install_dispatch
 from lightning_plugin.capture.lazy import LazyImage, materialize
 from lightning_plugin.check import check
-from lightning_plugin.errors import BarrierError, BudgetError, EngineError, PixelsError, PlanError, RecordingError
+from lightning_plugin.errors import (
+    BarrierError,
+    BudgetError,
+    EngineError,
+    PixelsError,
+    PlanError,
+    RecordingError,
+    SinkError,
+)
+from lightning_plugin.infer import infer
 from lightning_plugin.module import TiledModule
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.calibrate import calibrate, calibrated
@@ -15,6 +24,7 @@ from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.make import Sweep, make_plan, sweep
 from lightning_plugin.registration import install_names
 from lightning_plugin.rules.pointwise import elementwise
+from lightning_plugin.sink import Sink
 from lightning_plugin.source import TensorSource, TileSource
 
 if TYPE_CHECKING:
@@ -34,6 +44,8 @@ __all__ = [
     "RecordingError",
     "SFTDDPStrategy",
     "SFTStrategy",
+    "Sink",
+    "SinkError",
     "StepMonitor",
     "Sweep",
     "TensorSource",
@@ -44,6 +56,7 @@ __all__ = [
     "calibrated",
     "check",
     "elementwise",
+    "infer",
     "make_plan",
     "materialize",
     "sweep",

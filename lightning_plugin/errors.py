@@ -15,6 +15,10 @@ class DiskError(EngineError, OSError):
     """A map on the disk cannot be written or read."""
 
 
+class SinkError(EngineError):
+    """A sink cannot take a result, or a box of it."""
+
+
 class PlanError(EngineError):
     """A plan does not fit the network it is used for."""
 

@@ -218,6 +218,19 @@ class ReduceOp(Op):
     def merge(self, left: Reduction, right: Reduction) -> Reduction:
         """Combine the reductions of two sets of tiles."""
 
+    def contribution(self, boxes: Sequence[Box], tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
+        """Return the contribution of identical tiles, of which the first was computed."""
+        return self.repeat(self.partial(boxes[0], tiles, vectors), len(boxes))
+
+    def needs_tile(self, box: Box) -> bool:
+        """True unless the result is known not to need the tile of a box: one that an interrupted run has written."""
+        return True
+
+    @property
+    def start(self) -> Reduction | None:
+        """The accumulator before the first tile, of a result that may need none."""
+        return None
+
     def result_slice(self, box: Box) -> Hashable:
         """Return a key of the slice of the results to which a tile contributes; None is all of them."""
         return None

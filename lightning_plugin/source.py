@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -133,6 +135,29 @@ class TensorSource(TileSource):
             parts = [slice(None)] * self.instances + parts
         index: Any = (*parts[: self.instances], slice(None), *parts[self.instances :])
         return self.tensor[index]
+
+
+class ArraySource(TileSource):
+    """Array ``(N, C, *spatial)`` that is read by slices: a ``memmap`` of NumPy's, an array of Zarr's or HDF5's."""
+
+    instances = 1
+
+    def __init__(self, array: Any) -> None:
+        self.array, self.shape = array, tuple(array.shape)
+        self.dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
+
+    def read(self, box: Box) -> Tensor:
+        first, *space = (slice(lo, hi) for lo, hi in box.intervals())
+        values = torch.from_numpy(np.array(self.array[(first, slice(None), *space)]))
+        release_pages(self.array)
+        return values
+
+
+def release_pages(array: Any) -> None:
+    """Release the mapped pages of an array in a file, which count as the process's memory; what was written stays."""
+    mapped = getattr(array, "_mmap", None)
+    if isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED)
 
 
 class BatchSource(TileSource):

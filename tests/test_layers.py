@@ -18,7 +18,7 @@ PACKAGES = ("lightning_plugin", "wsi_trainer")
 #: The layers of the engine, from the top: files, and folders as a whole.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("__init__",),  # the names that users import
-    ("check",),
+    ("check", "infer"),
     ("module", "strategy"),  # the two ways in
     ("kept_calls", "registration"),  # calls that need no tiles; names for Trainers
     ("engine",),  # has recordings run, and owns what outlives a step
@@ -31,6 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("options",),  # what a user may say
     ("split",),  # an approximation that a user may ask for
     ("plan", "rules", "chain"),  # decisions; operators; links
+    ("sink",),  # what takes a result box by box
     ("graph",),  # what is to be run
     ("ops", "plan_views"),
     ("constants",),  # contents of maps, as far as they are known

@@ -192,7 +192,6 @@ ELSEWHERE = {
     "add-a-rule": "test_pages.py",
     "add-a-slide-format": "test_pages.py",
     "any-huge-image": "test_pages.py",
-    "predict-in-blocks": "test_pages.py",
     "rules-for-neighbours": "test_pages.py",
     "rules-for-reductions": "test_pages.py",
     "volumes": "test_pages.py",

@@ -62,7 +62,7 @@ def test_the_page_on_huge_images_trains_on_a_scene_and_on_a_volume(
 ) -> None:
     monkeypatch.chdir(tmp_path)  # where the page writes its images
     names: dict[str, Any] = {"__name__": __name__}
-    for page in ("any-huge-image", "predict-in-blocks", "volumes"):  # the others continue the first
+    for page in ("any-huge-image", "volumes"):  # the second continues the first
         exec(code_of(PAGES / f"{page}.md"), names)
     for kind, steps, budget in (("scene", 20, 6), ("volume", 4, 4)):
         trainer, report = names[f"{kind}_trainer"], names[f"{kind}_report"]
@@ -71,7 +71,7 @@ def test_the_page_on_huge_images_trains_on_a_scene_and_on_a_volume(
         assert report.exact, report
         assert not report.barriers
     assert names["right"] > 0.9
-    # Blocks have no seams: together they are what the whole scene gives.
+    # Boxes have no seams: together they are what the whole scene gives.
     image = names["scene_source"].read(Box.whole(names["found"].shape))
     with torch.no_grad():
         whole = names["scene_net"].eval()(image).argmax(dim=1)[0].numpy()

@@ -38,7 +38,11 @@ class Forward:
         self.vectors, self.spreads = vectors, spreads
         self.operands = [vectors[v] for v in run.program.vectors]
         self.tile_pass = TilePass(run, run.plan.forward if grid is None else grid, stored)
-        self.totals: dict[int, Reduction] = {}
+        self.totals: dict[int, Reduction] = {
+            i: start
+            for i, t in enumerate(run.program.targets)
+            if t.stored is None and (start := t.op.start) is not None
+        }
         self.carried: dict[Owned, dict[int, Tensor]] = {}
         self.evaluated = 0
         self._handed_on: dict[int, Tensor] = {}
@@ -100,7 +104,7 @@ class Forward:
         if target.stored is not None:
             self.stored[target.stored].write(boxes, made[0], self.segment.plan.ahead)
             return
-        part = target.contribution(boxes[0], made, self.vectors, len(boxes))
+        part = target.contribution(boxes, made, self.vectors)
         if self.segment.team is not None:
             self._parts[-1][i] = part
         else:

@@ -94,7 +94,18 @@ class TilePass:
     def __iter__(self) -> Iterator[Tiles]:
         """Iterate over the tiles that this process evaluates, each with those identical to it."""
         work, team = self.all_tiles(), self.segment.team
-        return self.prefetching(work if team is None else team.own_share(work))
+        return self.prefetching(filter(self.is_needed, work) if team is None else team.own_share(work))
+
+    def is_needed(self, tiles: Tiles) -> bool:
+        """True unless the segment's results are known not to need these tiles, which are reported as done."""
+        segment = self.segment
+        if self.cotangents is not None or segment.rehearsal is not None or segment.scans:
+            return True
+        for i, target in enumerate(segment.program.targets):
+            if target.stored is not None or any(target.op.needs_tile(t[i]) for t in tiles if not t[i].empty):
+                return True
+        segment.step.report_tiles(len(tiles))
+        return False
 
     def all_tiles(self) -> Iterator[Tiles]:
         """Iterate over the tiles of all ranks, each with those identical to it."""

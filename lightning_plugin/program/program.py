@@ -55,9 +55,9 @@ class Target:
         assert isinstance(self.node.op, ReduceOp)
         return self.node.op
 
-    def contribution(self, box: Box, tiles: Sequence[Tensor], vectors: Mapping[Value, Tensor], times: int) -> Reduction:
-        """Return the contribution of a tile, repeated ``times`` times, to a reduction."""
-        return self.op.repeat(self.op.partial(box, tiles, self.operands(vectors)), times)
+    def contribution(self, boxes: Sequence[Box], tiles: Sequence[Tensor], vectors: Mapping[Value, Tensor]) -> Reduction:
+        """Return the contribution of identical tiles, of which the first was computed, to a reduction."""
+        return self.op.contribution(boxes, tiles, self.operands(vectors))
 
     def finish(self, total: Reduction, vectors: Mapping[Value, Tensor]) -> tuple[Tensor, ...]:
         """Return the results of a reduction."""
