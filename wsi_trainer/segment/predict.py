@@ -1,21 +1,21 @@
-"""The command `segment`: predicted classes of whole slides as label images and outlines, block by block."""
+"""The command `segment`: predicted classes of whole slides as label images and outlines, box by box."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import shapely
 import torch
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor, nn
 
-from lightning_plugin import Box, TileSource, materialize
+from lightning_plugin import Box, TileSource, infer
 from wsi_trainer.data.dataset import drawn_on
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.errors import SlideError, UserError
@@ -31,70 +31,79 @@ from wsi_trainer.models.allowed import limits_imports
 from wsi_trainer.regions.geojson import PathClass, write_outlines
 from wsi_trainer.regions.ngff import add_levels, create_labels
 from wsi_trainer.regions.shapes import joined, pieces
-from wsi_trainer.regions.target import blocks_of
 from wsi_trainer.segment.scores import Judged, Points, highest, judge, write_scores
 from wsi_trainer.slide.augment import Augmented
 from wsi_trainer.slide.names import result_names
 from wsi_trainer.slide.views import Image
 
-
-@dataclass(frozen=True, eq=False)
-class Found:
-    """Prediction of a box of the slide."""
-
-    box: Box
-    classes: NDArray[np.uint8]
-    """The place of each pixel's most likely class."""
-    probability: NDArray[np.float32] | None
-    """Of that class, where it was asked for."""
+BLOCK = 2048
+"""The value of ``--block`` where it is not given."""
 
 
-class OneBlock(nn.Module):
-    """The most likely class of each pixel of a box of the slide, and perhaps its probability, as maps of one number for
-    each pixel: what else the slide has is not computed.
-    """
+class ClassOfPixels(nn.Module):
+    """The most likely class of each pixel, and perhaps its probability, as maps of one number for each pixel."""
 
     def __init__(self, model: SlideSegmenter, probability: bool = False) -> None:
         super().__init__()
         self.model = model
         self.probability = probability
 
-    def forward(self, image: Tensor, box: Box) -> Tensor:
-        (top, left), (bottom, right) = box.lo, box.hi
-        logits = self.model(image)[:, :, top:bottom, left:right]
+    def forward(self, image: Tensor) -> Tensor:
+        logits = self.model(image)
         if not self.probability:
             return logits.argmax(dim=1).to(torch.uint8)
         highest = logits.softmax(dim=1).amax(dim=1)
         return torch.cat([logits.argmax(dim=1).to(highest.dtype), highest])  # one map, so that it is computed once
 
 
-def predicted(network: nn.Module, image: Tensor, side: int) -> Iterator[Found]:
-    """Predictions block by block: those of the whole slide, halos and statistics included.
+class Regions:
+    """A sink for `ClassOfPixels`: writes the label image, and collects of each class but the first its polygons and
+    their most probable points, box by box."""
 
-    Args:
-        network: What answers `OneBlock`, tile by tile or as plain PyTorch, each time on the whole slide.
-        image: The slide, dense or a `LazyImage`.
-        side: Pixels of a block: one with the probability of each pixel's class takes more memory.
-    """
-    for box in blocks_of(image.shape[2], image.shape[3], side):
-        with torch.no_grad():
-            found = materialize(network(image, box)).cpu().numpy()
-        yield Found(box, found[0].astype(np.uint8), found[1].astype(np.float32) if len(found) > 1 else None)
+    def __init__(self, labels: Any, classes: int, advance: Callable[[int], None]) -> None:
+        """Args:
+        labels: The array (height, width) of the label image.
+        classes: How many there are.
+        advance: Told of pixels that are written.
+        """
+        self.labels, self.advance = labels, advance
+        self.parts: list[list[shapely.Polygon]] = [[] for _ in range(1, classes)]
+        self._points: list[list[Points]] = [[np.empty((0, 3))] for _ in self.parts]
+
+    def open(self, shape: tuple[int, ...], dtype: torch.dtype, resumes: bool) -> None:
+        assert shape[1:] == tuple(self.labels.shape) and not resumes
+
+    def write(self, box: Box, values: Tensor) -> None:
+        """Take the classes of a box, and the probabilities that follow them."""
+        place = Box(box.lo[1:], box.hi[1:])
+        (top, left), (bottom, right) = place.lo, place.hi
+        found = values[0].to(torch.uint8).numpy()
+        self.labels[top:bottom, left:right] = found
+        for number, (polygons, best) in enumerate(zip(self.parts, self._points, strict=True), start=1):
+            mask = found == number
+            polygons += pieces(mask, place.lo)
+            if len(values) > 1:
+                best.append(highest(mask, values[1].float().numpy(), place))
+        self.advance(place.positions)
+
+    @property
+    def points(self) -> list[Points]:
+        """Of each class but the first, where it is most probable."""
+        return [np.concatenate(best) for best in self._points]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentOptions:
     """The options of `wsi-train segment`."""
 
-    block: int = 2048
-    """Side of the squares that are computed and written one after the other, in pixels: smaller ones need less memory.
+    block: int = BLOCK
+    """Deprecated, and without effect: the budget decides how much of a slide is computed at a time. Version 2 has no such
+    option.
     """
     smallest: int = 64
     """Regions of fewer pixels get no outline in the GeoJSON file and are no detections; the label image has them."""
     compare: bool = True
-    """Compare the found regions with the drawn ones, where the manifest has the column regions. A block takes eight
-    bytes a pixel then, and one without.
-    """
+    """Compare the found regions with the drawn ones, where the manifest has the column regions."""
     tolerance: float = 10.0
     """Micrometres by which a found border may be off the drawn one, in the scores of borders."""
 
@@ -128,11 +137,10 @@ class Segments:
         """Write NAME.ome.zarr and NAME.geojson of a slide; returns what all slides together need of it."""
         with self.predictor.opened(record) as (batch, view):
             assert isinstance(view, Image)
-            image = batch["image"]
-            total = len(blocks_of(image.shape[2], image.shape[3], self.options.block))
-            return self._write(record, image, view, self.bar.add_task(record.slide, total=total))
+            task = self.bar.add_task(record.slide, total=view.shape[2] * view.shape[3])
+            return self._write(record, batch["image"], view, partial(self.bar.advance, task))
 
-    def _write(self, record: SlideRecord, image: Any, source: Image, task: Any) -> dict[str, Any]:
+    def _write(self, record: SlideRecord, image: Any, source: Image, advance: Callable[[int], None]) -> dict[str, Any]:
         name = self.names[record.slide]
         drawn = self._drawn(record, source)
         if drawn is not None and self.options.join and source.resolution is None:
@@ -140,20 +148,20 @@ class Segments:
                 record.slide,
                 "does not say how large its pixels are, which --join needs; fill in the manifest's column mpp",
             )
-        question = OneBlock(self.model, probability=drawn is not None)
-        blocks = predicted(self.predictor.network(question, question.probability), image, self.options.block)
+        question = ClassOfPixels(self.model, probability=drawn is not None)
         classes, store = self.model.pixels.classes, self.folder / f"{name}.ome.zarr"
         labels = create_labels(store, (source.shape[2], source.shape[3]), classes, source.place)
-        parts, points = _taken(self.bar.track(blocks, task_id=task), labels, len(classes))
+        found = Regions(labels, len(classes), advance)
+        infer(self.predictor.network(question, question.probability), image, found, progress=False)
         add_levels(store, source.place)
-        regions = [joined(polygons, self.options.smallest) for polygons in parts]
+        regions = [joined(polygons, self.options.smallest) for polygons in found.parts]
         shown = [PathClass.of(its, number) for number, its in enumerate(classes)][1:]
         write_outlines(self.folder / f"{name}.geojson", dict(zip(shown, regions, strict=True)), source.place)
         judged = None
         if drawn is not None:
             own = source.resolution
             pixel = None if own is None else (own.y, own.x)
-            judged = judge(labels, regions, points, drawn, pixel, self.options.tolerance, self.options.join)
+            judged = judge(labels, regions, found.points, drawn, pixel, self.options.tolerance, self.options.join)
         files = {
             "labels": f"{name}.ome.zarr",
             "outlines": f"{name}.geojson",
@@ -167,27 +175,12 @@ class Segments:
         return Augmented(drawn_on(record, source, self.model.pixels.legend), name=record.slide)
 
 
-def _taken(blocks: Iterable[Found], labels: Any, classes: int) -> tuple[list[list[shapely.Polygon]], list[Points]]:
-    """Write each block to the label image; returns of each class but the first its polygons and their best points."""
-    parts: list[list[shapely.Polygon]] = [[] for _ in range(1, classes)]
-    points: list[list[Points]] = [[np.empty((0, 3))] for _ in parts]
-    for one in blocks:
-        (top, left), (bottom, right) = one.box.lo, one.box.hi
-        labels[top:bottom, left:right] = one.classes
-        for number, (polygons, best) in enumerate(zip(parts, points, strict=True), start=1):
-            mask = one.classes == number
-            polygons += pieces(mask, one.box.lo)
-            if one.probability is not None:
-                best.append(highest(mask, one.probability, one.box))
-    return parts, [np.concatenate(best) for best in points]
-
-
 @limits_imports
 def segment(words: Sequence[str]) -> int:
     """Write what a model with a class for each pixel finds on slides."""
     parser = run_parser(
         "segment",
-        "Write the predicted class of each pixel of whole slides, block by block: an OME-Zarr label image and GeoJSON "
+        "Write the predicted class of each pixel of whole slides, box by box: an OME-Zarr label image and GeoJSON "
         "outlines for QuPath, in pixels of the slide, in the folder segments of the run (segments/SPLIT for a --split "
         "that is not test). For runs of SegmentationTask. Where the manifest has the column regions, what is found is "
         "also compared with what is drawn, with 95 % intervals by patient (scores.json, borders.csv, lesions.csv): F1 "
@@ -230,6 +223,8 @@ def segment(words: Sequence[str]) -> int:
         write_json(result.file, {"classes": classes, "slides": found, "skipped": skipped})
         run.finish(work)
     console = Console()
+    if chosen.block != BLOCK:
+        say(console, "--block has no effect, since the budget decides; version 2 does not have it")
     say(console, f"{len(found)} slides: {result.folder}")
     for line in sentences_on(scores):
         say(console, line)

@@ -26,9 +26,10 @@ def nested(inner: tuple[int, ...], images: tuple[int, ...], among: list[tuple[in
     """Grids whose tiles have sides of powers of two, so that the background tiles of one segment are nested in those of
     the segment before: see [Note: identical tiles] in `execute.tile_pass`."""
     found = [Grid((*(1 for _ in inner), *counts)) for counts in among]
-    side = 1 << max(0, max(inner, default=1) - 1).bit_length()
+    longest = max(inner, default=1)
+    side = 1 << max(0, longest - 1).bit_length()
     sides = tuple(-(-size // count) for size, count in zip(images, among[-1], strict=True))
-    while side > FINEST:
+    while side > max(FINEST, longest // COUNTS[-1]):  # the tiles of finer grids alone would fill the memory
         side //= 2
         counts = tuple(-(-size // side) for size in inner)
         found.append(Grid((*counts, *among[-1]), (*(side for _ in inner), *sides)))

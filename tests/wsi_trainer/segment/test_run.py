@@ -17,7 +17,7 @@ from hypothesis.extra.numpy import arrays
 from scipy.spatial.distance import cdist
 from skimage.segmentation import find_boundaries
 
-from lightning_plugin import Box, LazyImage, TensorSource, TiledModule
+from lightning_plugin import Box, TensorSource, TiledModule, infer
 from tests.wsi_trainer.small import QUICK, UNET, regions, rows
 from wsi_trainer.cli import main
 from wsi_trainer.data.manifest import read_manifest
@@ -39,7 +39,7 @@ from wsi_trainer.regions.outlines import read_regions
 from wsi_trainer.regions.shapes import joined, pieces, polygons_of
 from wsi_trainer.regions.target import Legend, blocks_of, open_target
 from wsi_trainer.report.contents import RunResults
-from wsi_trainer.segment.predict import OneBlock, predicted
+from wsi_trainer.segment.predict import ClassOfPixels, Regions
 from wsi_trainer.slide.geometry import SlideTransform
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.synthetic import generate
@@ -59,10 +59,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def segmented(run: Run) -> Run:
-    """A copy of the run with its test slides segmented, in blocks smaller than a slide."""
+    """A copy of the run with its test slides segmented, in boxes smaller than a slide."""
     copy = Run(run.path.with_name("segmented"))
     shutil.copytree(run.path, copy.path)
-    assert main(["segment", str(copy.path), "--block=150", "--smallest=0", "--tolerance=3"]) == 0
+    assert main(["segment", str(copy.path), "--smallest=0", "--tolerance=3", "--train.budget=2MiB"]) == 0
     return copy
 
 
@@ -248,21 +248,24 @@ def test_a_heat_map_of_pixels_is_refused(run: Run, capsys: pytest.CaptureFixture
     assert "wsi-train segment" in capsys.readouterr().err
 
 
-def test_blocks_are_cut_out_of_the_whole_slide() -> None:
+def test_boxes_are_those_of_the_whole_slide() -> None:
     torch.manual_seed(0)
     model = SlideSegmenter(backbone=UNet((4, 6, 8), norm="batch"), task=SegmentationTask(["a", "b", "c"])).eval()
     image = torch.randint(0, 256, (1, 3, 150, 203), dtype=torch.uint8)
     with torch.no_grad():
         logits = model(image)[0]
     whole, sure = logits.argmax(0).numpy(), logits.softmax(0).amax(0).numpy()
-    found = np.full_like(whole, 99)
-    network = TiledModule(OneBlock(model, probability=True), budget="64MiB")
-    for one in predicted(network, LazyImage(TensorSource(image)), 100):
-        (top, left), (bottom, right) = one.box.lo, one.box.hi
-        found[top:bottom, left:right] = one.classes
-        assert one.probability is not None
-        np.testing.assert_allclose(one.probability, sure[top:bottom, left:right], rtol=1e-5)
-    assert np.array_equal(found, whole)
+    labels, written = np.full(whole.shape, 99, np.uint8), []
+    found = Regions(labels, 3, written.append)
+    infer(TiledModule(ClassOfPixels(model, probability=True), tiles=(2, 3)), TensorSource(image), found)
+    assert np.array_equal(labels, whole)
+    assert len(written) > 1 and sum(written) == whole.size
+    for number, (polygons, points) in enumerate(zip(found.parts, found.points, strict=True), start=1):
+        assert sum(polygon.area for polygon in polygons) == (whole == number).sum()
+        for x, y, probability in points:
+            assert whole[int(y), int(x)] == number
+            assert probability == pytest.approx(sure[int(y), int(x)], rel=1e-5)
+        assert points[:, 2].max() == pytest.approx(sure[whole == number].max(), rel=1e-5)
 
 
 @given(arrays(bool, st.tuples(st.integers(1, 20), st.integers(1, 20))), st.integers(1, 9))
