@@ -135,7 +135,7 @@ def exact(step: Step, plain: Outcome, tiled: Outcome, safe: bool) -> Verdict:
 
 def differences(plain: Outcome, tiled: Outcome) -> dict[str, float]:
     """Errors in the norm of the design. Where no gradient is more than `CANCELLED` of the losses, each is zero but for
-    rounding (a mean over what a BatchNorm has centered, alone in a loss): the losses are the scale of such gradients."""
+    rounding (a mean over what a BatchNorm has centered, alone in a loss): the losses are their scale."""
     largest = max((g.abs().max().item() for g in plain.gradients.values() if g is not None), default=0.0)
     losses = max((e.abs().max().item() for e in plain.losses.values() if e.numel()), default=0.0)
     if largest < CANCELLED * losses:

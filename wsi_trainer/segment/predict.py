@@ -97,8 +97,8 @@ class SegmentOptions:
     """The options of `wsi-train segment`."""
 
     block: int = BLOCK
-    """Deprecated, and without effect: the budget decides how much of a slide is computed at a time. Version 2 has no such
-    option.
+    """Deprecated, and without effect: the budget decides how much of a slide is computed at a time. Version 2 will not
+    have it.
     """
     smallest: int = 64
     """Regions of fewer pixels get no outline in the GeoJSON file and are no detections; the label image has them."""

@@ -37,3 +37,12 @@ def test_seconds_of_grids_do_not_depend_on_what_was_asked_before() -> None:
             seconds.append([intervals.pass_cost(begin, end, way.pieces, False, grids[-1], True)[0] for way in ways])
         assert seconds[0] == seconds[1]
         assert seconds[0][0] < seconds[0][1]
+
+
+def test_grids_for_background_have_as_many_tiles_as_the_others() -> None:
+    """Each is compared tile by tile with the known parts of the image."""
+    with recorded(nn.Conv2d(3, 2, 3), (1, 3, 100_000, 80_000), torch.float32) as (network, _):
+        intervals = Intervals(network, rates_of("cpu"), AUTO)
+        plain, nested = (intervals.grids(0, len(network.order), background) for background in (False, True))
+    assert max(grid.tiles for grid in nested) <= 4 * max(grid.tiles for grid in plain)
+    assert len(nested) > 5 and min(grid.tiles for grid in nested) == 1
