@@ -18,6 +18,7 @@ Tiles = int | Sequence[int] | None
 Halo = Literal["auto", "recompute", "share", "split", "stochastic_split"]
 Chains = Literal["auto", "always", "never"]
 Compile = Literal["never", "tiles", "graphs"]
+Half = bool | Literal["device"]
 HomeTier = Literal["auto", "device", "host", "disk"]
 #: Values of ``halo`` that split the network: approximations.
 SPLIT_HALOS = ("split", "stochastic_split")
@@ -43,7 +44,8 @@ class RankOptions(TypedDict, total=False):
             of a module.
         wobble: Largest distance by which "stochastic_split" moves a cut, as a part of a split's side, below 0.5; 0.2 by
             default.
-        half: Keep maps that leave the device as bfloat16; False by default. An approximation: gradients lose digits.
+        half: Keep stored maps that leave the device as bfloat16; "device" keeps those that stay on the device so, too.
+            False by default. An approximation: gradients lose digits.
         chains: "always" plans a long run of equal layers as a chain of links, which stores a few of their maps and
             recomputes the others by divide and conquer; "never" does not; "auto", the default, does in networks of
             thousands of operators.
@@ -63,7 +65,7 @@ class RankOptions(TypedDict, total=False):
     splits: Tiles
     split_depth: float | str
     wobble: float
-    half: bool
+    half: Half
     chains: Chains
     compile: Compile
     trim: bool
@@ -118,7 +120,7 @@ class Options:
     splits: tuple[int, ...] | None = None
     split_depth: float | str = 0.5
     wobble: float = 0.2
-    half: bool = False
+    half: Half = False
     chains: Chains = "auto"
     compile: Compile = "never"
     trim: bool = True
@@ -139,6 +141,8 @@ class Options:
         _ = self.splitting  # validates itself
         if self.calls < 1:
             raise ValueError(f"calls={self.calls}: give the number of calls before one backward, 1 or more")
+        if self.half not in (False, True, "device"):
+            raise ValueError(f"half={self.half!r}: give False, True or 'device'")
         if self.parameters not in get_args(HomeTier):
             raise ValueError(f"parameters={self.parameters!r}: give {', '.join(map(repr, get_args(HomeTier)))}")
         if self.chains not in get_args(Chains):

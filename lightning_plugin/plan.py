@@ -121,7 +121,7 @@ class SegmentPlan:
         tier: Tier of its stored maps.
         halo: Rows that two neighbouring tiles need. "recompute": both compute them. "share": tiles run in order, one
             hands them to the next, and the grid cuts one axis.
-        half: Maps on a lower tier are stored as bfloat16, which loses digits.
+        half: Stored maps are bfloat16, which loses digits.
         ahead: Transfers to and from lower tiers overlap with the work on other tiles.
         drop: Depth to which its stored maps are dropped, freed after forward and recomputed in backward (see [Note:
             dropped] in `execute.function`); 0 is not at all.

@@ -149,9 +149,10 @@ class Planner:
         forward = Grid(options.tiles) if options.tiles else None
         backward = Grid(options.backward_tiles) if options.backward_tiles else None
         alike = forward is not None and bool(background_parts(recording))
-        return with_approximation(
-            fixed_plan(recording.nodes, forward, backward, halo=options.halo, alike=alike), recording
-        )
+        plan = fixed_plan(recording.nodes, forward, backward, halo=options.halo, alike=alike)
+        if options.half == "device":
+            plan = replace(plan, segments=tuple(replace(s, half=not s.keep) for s in plan.segments))
+        return with_approximation(plan, recording)
 
     def _search_with_workspaces(self, recording: Recording, budget: int, occupancy: Occupancy) -> Plan:
         """Search a plan that leaves room for libraries (see [Note: workspaces]); if there is none, leave no room from

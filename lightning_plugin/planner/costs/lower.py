@@ -12,7 +12,7 @@ the budget counts: as long as all files together are no larger than `Rates.cache
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lightning_plugin.graph import Value
@@ -33,6 +33,7 @@ class LowerTiers:
         host: Bytes that the host may hold; None if there is no host below the device.
         disk: The disk may be used.
         half: Maps may be offloaded as bfloat16, which loses digits.
+        half_on_device: Maps that stay on the device are stored as bfloat16, too.
         calls: The number of calls of a step whose maps are offloaded at once.
         parameters: The tiers on which parameters may live.
     """
@@ -40,6 +41,7 @@ class LowerTiers:
     host: int | None = None
     disk: bool = True
     half: bool = False
+    half_on_device: bool = False
     calls: int = 1
     parameters: tuple[str, ...] = ()
 
@@ -53,6 +55,10 @@ class LowerTiers:
         if self.host is not None and used + size <= self.host:
             return "host"
         return "disk" if self.disk else None
+
+    def size_on_device(self, maps: Sequence[Value]) -> int:
+        """Bytes of stored maps that stay on the device."""
+        return self.size(maps) if self.half_on_device else sum(v.bytes for v in maps)
 
     def sizes(self, maps: Iterable[Value]) -> dict[Value, int]:
         """Bytes of each map on a lower tier."""
@@ -91,7 +97,12 @@ def lower_tiers(device: str | None, options: Options) -> LowerTiers:
         "disk": ("disk",),
     }
     return LowerTiers(
-        None if alone else host, bool(options.disk), options.half, options.calls, parameters[options.parameters]
+        None if alone else host,
+        bool(options.disk),
+        bool(options.half),
+        options.half == "device",
+        options.calls,
+        parameters[options.parameters],
     )
 
 

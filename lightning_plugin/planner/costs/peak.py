@@ -44,7 +44,7 @@ class TiledInterval(NamedTuple):
     Attributes:
         begin: Its first place in the order.
         end: The place behind its last.
-        reads: The maps that it reads from a lower tier: a tile of them is fetched into a buffer.
+        reads: The maps of which it reads copies: those on a lower tier, and those in half precision.
         offloads: Its outputs go to a lower tier: a tile is sent from a buffer, and its cotangent fetched into one.
         ahead: Transfers overlap with the work on other tiles; see [Note: ahead] in `residency.transfer`.
         pieces: The number of pieces in which it reads keys.

@@ -21,7 +21,7 @@ from functools import cached_property, partial
 
 from lightning_plugin.graph import Value
 from lightning_plugin.plan import Forecast, Plan, SegmentForecast, SegmentPlan
-from lightning_plugin.planner.analysis.network import Network
+from lightning_plugin.planner.analysis.network import Network, is_given
 from lightning_plugin.planner.costs.lower import NONE, LowerTiers, fetch_time, offload_time, tier_of
 from lightning_plugin.planner.costs.parameters import Copies, Streamed
 from lightning_plugin.planner.costs.peak import TiledInterval
@@ -164,7 +164,7 @@ class Search:
         found = self._placements.get((begin, end))
         if found is None:
             maps = tuple(self.intervals.stored_at(begin, end))
-            here = Placement(maps, frozenset(maps), sum(v.bytes for v in maps), "device", 0, 0)
+            here = Placement(maps, frozenset(maps), self.lower.size_on_device(maps), "device", 0, 0)
             gathered = any(v in self.network.gathered for v in maps)
             below = here._replace(below=self.lower.size(maps)) if here.size and not gathered else None
             found = self._placements[begin, end] = here._replace(device=here.size), below
@@ -224,7 +224,10 @@ class Search:
         room = Room(self.budget - self.fixed - before.held - span.flight, placement.device - back, ends)
         if room.ends + again > room.free:
             return None
-        interval = TiledInterval(begin, end, frozenset(moves.brought), offloads, ahead, pieces, before.no_background)
+        copied = frozenset(moves.brought)
+        if self.lower.half_on_device:
+            copied = frozenset(v for v in span.read if not is_given(v))
+        interval = TiledInterval(begin, end, copied, offloads, ahead, pieces, before.no_background)
         keys = NONE
         if moves.brought and (cut := intervals.strips(begin, end)):
             keys = fetch_time(self.rates, before.lower, self.lower.sizes(v for v in moves.brought if v in cut))
@@ -294,7 +297,7 @@ class Search:
             backward=(way.backward or way.forward)[0],
             tier=placement.tier,
             halo=way.halo,
-            half=interval.offloads and self.lower.half,
+            half=self.lower.half_on_device or (interval.offloads and self.lower.half),
             ahead=interval.ahead,
             drop=drop,
             pieces=interval.pieces,
