@@ -24,7 +24,7 @@ from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.make import Sweep, make_plan, sweep
 from lightning_plugin.registration import install_names
 from lightning_plugin.rules.pointwise import elementwise
-from lightning_plugin.sink import Sink
+from lightning_plugin.sink import PathSink, Sink
 from lightning_plugin.source import TensorSource, TileSource
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ __all__ = [
     "EngineError",
     "Grid",
     "LazyImage",
+    "PathSink",
     "PixelsError",
     "Plan",
     "PlanError",

@@ -28,7 +28,7 @@ from lightning_plugin.ops import Autocast, has_gradients
 from lightning_plugin.options import ModuleOptions
 from lightning_plugin.plan import Plan
 from lightning_plugin.progress import Kind
-from lightning_plugin.sink import FileSink, Output, Record, Sink, Write, sink_of
+from lightning_plugin.sink import Output, PathSink, Record, Sink, Write, sink_of
 from lightning_plugin.source import ArraySource, TileSource
 
 Values = Literal["values", "classes", "probabilities"]
@@ -161,6 +161,8 @@ class Run:
             if i not in maps:  # a small result, or one that an operator without a rule has made whole
                 whole = found.get(i, t)
                 outputs[i].take_whole(whole.detach())
+        for _, sink in self.results:
+            sink.close()
 
     # The engine's listener of plans
 
@@ -175,7 +177,7 @@ class Run:
         self.bar.begin(plan)
         if self.is_asked.isdisjoint(v for n in recording.nodes for v in n.outputs):
             return  # the module asks for a value, such as `x.max().item()`
-        files = [sink for _, sink in self.results if isinstance(sink, FileSink)]
+        files = [sink for _, sink in self.results if isinstance(sink, PathSink)]
         for file in files:
             file.check(self.resumes)
         self.open_sinks([(t, sink) for t, sink in self.results if sink not in files])
@@ -184,7 +186,12 @@ class Run:
         assert self.record.header is not None
         if self.record.header["plan"] != plan.to_json():
             raise SinkError(f"{self.record.path} is of a run by another plan, since {OTHERS}")
-        self.open_sinks([(t, sink) for t, sink in self.results if sink in files])  # the record says whose they are
+        try:
+            self.open_sinks([(t, sink) for t, sink in self.results if sink in files])  # the record says whose they are
+        except SinkError:
+            if not self.resumes:
+                self.record.finish()
+            raise
 
     def open_sinks(self, results: Sequence[tuple[Tensor, Sink]]) -> None:
         for t, sink in results:
@@ -280,7 +287,7 @@ def as_output(t: Tensor, output: str) -> Tensor:
 
 def record_beside(sinks: Sequence[Sink]) -> Path | None:
     """Return the path of the record beside the first sink that is a path."""
-    path = next((s.path for s in sinks if isinstance(s, FileSink)), None)
+    path = next((s.path for s in sinks if isinstance(s, PathSink)), None)
     return None if path is None else path.with_name(path.name + RECORD)
 
 

@@ -50,6 +50,37 @@ class Sink(Protocol):
     def write(self, box: Box, values: Tensor) -> None:
         """Take the values of a box, which has an interval for each dimension of the result; they lie on the CPU."""
 
+    def close(self) -> None:
+        """Complete the result: called once, after the last box."""
+
+
+class PathSink:
+    """Base class of sinks into files at a path, beside which the record of the run lies."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def check(self, resumes: bool) -> None:
+        """Refuse a path that is taken, or in no folder, before anything is made."""
+        if not self.path.parent.is_dir():
+            raise SinkError(f"{self.path.parent} is no folder that is there: make it first")
+        if self.path.exists() and not resumes:
+            raise SinkError(f"{self.path} is there already: remove it, or give another path")
+        for partial in self.path.rglob("*.partial"):  # of a chunk that was being written
+            partial.unlink()
+
+    def open(self, shape: tuple[int, ...], dtype: torch.dtype, resumes: bool) -> None:
+        raise NotImplementedError
+
+    def write(self, box: Box, values: Tensor) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        return
+
 
 class ArraySink:
     """A tensor, or an array of the result's shape that takes values by slices: NumPy's, Zarr's, HDF5's."""
@@ -77,23 +108,19 @@ class ArraySink:
         self.array[index] = as_numpy(values)
         release_pages(self.array)
 
+    def close(self) -> None:
+        if isinstance(self.array, np.memmap):
+            self.array.flush()
 
-class FileSink:
-    """A new ``.npy`` or ``.zarr`` file at a path."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+class FileSink(PathSink):
+    """A new ``.npy`` or ``.zarr`` file."""
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__(path)
         self.sink: ArraySink | None = None
-        if path.suffix not in (".npy", ".zarr"):
+        if self.path.suffix not in (".npy", ".zarr"):
             raise SinkError(f"{path} is no kind of file that is known: give NAME.npy, NAME.zarr, an array or a Sink")
-
-    def __str__(self) -> str:
-        return str(self.path)
-
-    def check(self, resumes: bool) -> None:
-        """Refuse a path that is taken, before anything is made."""
-        if self.path.exists() and not resumes:
-            raise SinkError(f"{self.path} is there already: remove it, or give another path")
 
     def open(self, shape: tuple[int, ...], dtype: torch.dtype, resumes: bool) -> None:
         kind = as_numpy(torch.empty(0, dtype=dtype)).dtype
@@ -113,8 +140,6 @@ class FileSink:
     def make_zarr(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         import zarr  # takes a third of a second, which others need not wait for
 
-        for partial in self.path.rglob("*.partial"):  # of a chunk that was being written
-            partial.unlink()
         if (self.path / "zarr.json").exists():
             return zarr.open_array(self.path, mode="r+")
         chunks = (1, *(min(CHUNK, side) for side in shape[1:]))
@@ -124,11 +149,15 @@ class FileSink:
         assert self.sink is not None
         self.sink.write(box, values)
 
+    def close(self) -> None:
+        assert self.sink is not None
+        self.sink.close()
+
 
 def sink_of(given: Any) -> Sink:
     """Return the sink for a path, a tensor, an array or a sink."""
     if isinstance(given, (str, Path)):
-        return FileSink(Path(given))
+        return FileSink(given)
     if isinstance(given, Sink):
         return given
     if hasattr(given, "shape") and hasattr(given, "__setitem__"):

@@ -16,15 +16,17 @@ if TYPE_CHECKING:
     from wsi_trainer.fit.study import Study
     from wsi_trainer.metrics import read_predictions
     from wsi_trainer.notebook import encoders
+    from wsi_trainer.regions.sink import SlideSink
     from wsi_trainer.slide.slide import Slide
 
 __version__ = "1.0.0"
-__all__ = ["Predictor", "Run", "Slide", "Study", "encoders", "read_predictions"]
+__all__ = ["Predictor", "Run", "Slide", "SlideSink", "Study", "encoders", "read_predictions"]
 
 _WHERE = {
     "Predictor": "fit.predictor",
     "Run": "fit.run",
     "Slide": "slide.slide",
+    "SlideSink": "regions.sink",
     "Study": "fit.study",
     "encoders": "notebook",
     "read_predictions": "metrics",

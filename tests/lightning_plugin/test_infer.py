@@ -171,6 +171,9 @@ class Failing:
         self.written += 1
         self.array[tuple(slice(lo, hi) for lo, hi in box.intervals())] = values.numpy()
 
+    def close(self) -> None:
+        self.array.flush()
+
 
 def test_a_full_sink_keeps_its_boxes_and_the_same_call_goes_on(tmp_path: Path) -> None:
     net, x, record = made(results=[2]), image(), tmp_path / "record"

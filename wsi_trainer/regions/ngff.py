@@ -28,18 +28,18 @@ BAND = 4096
 def create_image(
     path: Path, size: tuple[int, ...], dtype: str, place: SlideTransform, facts: Mapping[str, Any], version: str = NGFF
 ) -> Any:
-    """An empty NGFF image with the axes y and x, an earlier one replaced; returns its array.
+    """An empty NGFF image with the axes y and x, or c before them, an earlier one replaced; returns its array.
 
     Args:
         path: The store.
-        size: Height and width of the image.
+        size: Height and width of the image; before them the number of its channels, if it has an axis of them.
         dtype: Type of its values.
         place: Position of the image in its slide.
         facts: Further attributes beside the multiscales.
         version: Of NGFF: 0.5, or 0.4 for software that reads no other, such as QuPath's.
     """
     shutil.rmtree(path, ignore_errors=True)
-    image = multiscale(path.name.split(".")[0], place)
+    image = multiscale(path.name.split(".")[0], place, channels=len(size) > 2)
     old = version == "0.4"
     attributes = {"multiscales": [{"version": version, **image}], **facts} if old else {
         "ome": {"version": version, "multiscales": [image], **{k: v for k, v in facts.items() if k != PROVENANCE}},
@@ -77,27 +77,29 @@ def create_labels(path: Path, size: tuple[int, int], classes: Sequence[str], pla
 def add_levels(path: Path, place: SlideTransform) -> None:
     """Coarser levels beside level 0, each half of the one before, until one fits a chunk.
 
-    A pixel has the label of the upper left of the four it stands for, since labels have no mean. Half a pixel lies
+    A pixel has the value of the upper left of the four it stands for, since labels have no mean. Half a pixel lies
     between their centres and its own, which the translation says.
     """
     content = read_json(path / "zarr.json")
     finer: Any = open_zarr_array(path / "0")
     level = 0
-    while max(finer.shape) > CHUNK:
+    while max(finer.shape[-2:]) > CHUNK:
         level += 1
-        coarser = _level(path, level, tuple(-(-side // 2) for side in finer.shape))
-        for top in range(0, finer.shape[0], BAND):
-            part = np.asarray(finer[top : top + BAND])[::2, ::2]
-            coarser[top // 2 : top // 2 + len(part)] = part
+        size = (*finer.shape[:-2], *(-(-side // 2) for side in finer.shape[-2:]))
+        coarser = _level(path, level, size, str(finer.dtype))
+        for top in range(0, finer.shape[-2], BAND):
+            part = np.asarray(finer[..., top : top + BAND, :])[..., ::2, ::2]
+            coarser[..., top // 2 : top // 2 + part.shape[-2], :] = part
         finer = coarser
     ome = content["attributes"]["ome"]
-    ome["multiscales"] = [multiscale(ome["multiscales"][0]["name"], place, level + 1)]
+    name = ome["multiscales"][0]["name"]
+    ome["multiscales"] = [multiscale(name, place, level + 1, channels=finer.ndim > 2)]
     write_json(path / "zarr.json", content)
 
 
 def _level(path: Path, level: int, size: tuple[int, ...], dtype: str = "uint8", old: bool = False) -> Any:
-    how: dict[str, Any] = {"dimension_names": ("y", "x")}
+    how: dict[str, Any] = {"dimension_names": ("c", "y", "x")[-len(size) :]}
     if old:
         how = {"zarr_format": 2, "compressors": [Zlib(level=3)], "chunk_key_encoding": {"name": "v2", "separator": "/"}}
-    chunks = tuple(min(CHUNK, side) for side in size)
+    chunks = (*(1 for _ in size[:-2]), *(min(CHUNK, side) for side in size[-2:]))
     return zarr.create_array(path / str(level), shape=size, dtype=dtype, chunks=chunks, overwrite=True, **how)

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor, nn
 
-from lightning_plugin import Box, TileSource, infer
+from lightning_plugin import Box, Sink, TileSource, infer
 from wsi_trainer.data.dataset import drawn_on
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.errors import SlideError, UserError
@@ -29,8 +29,8 @@ from wsi_trainer.metrics import Interval
 from wsi_trainer.models import SlideSegmenter
 from wsi_trainer.models.allowed import limits_imports
 from wsi_trainer.regions.geojson import PathClass, write_outlines
-from wsi_trainer.regions.ngff import add_levels, create_labels
 from wsi_trainer.regions.shapes import joined, pieces
+from wsi_trainer.regions.sink import SlideSink
 from wsi_trainer.segment.scores import Judged, Points, highest, judge, write_scores
 from wsi_trainer.slide.augment import Augmented
 from wsi_trainer.slide.names import result_names
@@ -57,34 +57,39 @@ class ClassOfPixels(nn.Module):
 
 
 class Regions:
-    """A sink for `ClassOfPixels`: writes the label image, and collects of each class but the first its polygons and
-    their most probable points, box by box."""
+    """A sink for `ClassOfPixels`: hands the classes to the sink of the label image, and collects of each class but the
+    first its polygons and their most probable points, box by box.
 
-    def __init__(self, labels: Any, classes: int, advance: Callable[[int], None]) -> None:
-        """Args:
-        labels: The array (height, width) of the label image.
+    Args:
+        labels: Takes the classes, (1, height, width).
         classes: How many there are.
         advance: Told of pixels that are written.
-        """
+    """
+
+    def __init__(self, labels: Sink, classes: int, advance: Callable[[int], None]) -> None:
         self.labels, self.advance = labels, advance
         self.parts: list[list[shapely.Polygon]] = [[] for _ in range(1, classes)]
         self._points: list[list[Points]] = [[np.empty((0, 3))] for _ in self.parts]
 
     def open(self, shape: tuple[int, ...], dtype: torch.dtype, resumes: bool) -> None:
-        assert shape[1:] == tuple(self.labels.shape) and not resumes
+        """Make the label image."""
+        self.labels.open((1, *shape[1:]), torch.uint8, resumes)
 
     def write(self, box: Box, values: Tensor) -> None:
         """Take the classes of a box, and the probabilities that follow them."""
-        place = Box(box.lo[1:], box.hi[1:])
-        (top, left), (bottom, right) = place.lo, place.hi
-        found = values[0].to(torch.uint8).numpy()
-        self.labels[top:bottom, left:right] = found
+        place, classes = Box(box.lo[1:], box.hi[1:]), values[:1].to(torch.uint8)
+        self.labels.write(Box((0, *place.lo), (1, *place.hi)), classes)
+        found = classes[0].numpy()
         for number, (polygons, best) in enumerate(zip(self.parts, self._points, strict=True), start=1):
             mask = found == number
             polygons += pieces(mask, place.lo)
             if len(values) > 1:
                 best.append(highest(mask, values[1].float().numpy(), place))
         self.advance(place.positions)
+
+    def close(self) -> None:
+        """Complete the label image."""
+        self.labels.close()
 
     @property
     def points(self) -> list[Points]:
@@ -150,10 +155,9 @@ class Segments:
             )
         question = ClassOfPixels(self.model, probability=drawn is not None)
         classes, store = self.model.pixels.classes, self.folder / f"{name}.ome.zarr"
-        labels = create_labels(store, (source.shape[2], source.shape[3]), classes, source.place)
+        labels = SlideSink(store, source, classes)
         found = Regions(labels, len(classes), advance)
         infer(self.predictor.network(question, question.probability), image, found, progress=False)
-        add_levels(store, source.place)
         regions = [joined(polygons, self.options.smallest) for polygons in found.parts]
         shown = [PathClass.of(its, number) for number, its in enumerate(classes)][1:]
         write_outlines(self.folder / f"{name}.geojson", dict(zip(shown, regions, strict=True)), source.place)
@@ -161,7 +165,7 @@ class Segments:
         if drawn is not None:
             own = source.resolution
             pixel = None if own is None else (own.y, own.x)
-            judged = judge(labels, regions, found.points, drawn, pixel, self.options.tolerance, self.options.join)
+            judged = judge(labels.array, regions, found.points, drawn, pixel, self.options.tolerance, self.options.join)
         files = {
             "labels": f"{name}.ome.zarr",
             "outlines": f"{name}.geojson",
