@@ -3,12 +3,20 @@
 With ``split="image"`` the ranks share the tiles of one image (see `team`). All of them have to run the same code on the
 same batch with the same random numbers. Before each step fingerprints of the batches are compared, and a difference is
 an error on all ranks.
+
+[Note: averages] `DistributedDataParallel` holds the gradients of all parameters on the device, in buckets. Where
+parameters may live below it, the module is not wrapped. In place of the wrapper's work, each rank begins with the first
+rank's parameters and buffers, takes the first rank's buffers before each step, and averages gradients after backward,
+one parameter at a time in the order of the module, on the parameter's tier. A parameter that has no gradient on any
+rank has none afterwards.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -21,10 +29,11 @@ from torch import Tensor, nn
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.capture.lazy import LazyTensor, materialize_all
-from lightning_plugin.options import ModuleOptions, Options, RankOptions, Size, inherit_argument_docs
+from lightning_plugin.options import HomeTier, ModuleOptions, Size, StrategyOptions, inherit_argument_docs
 from lightning_plugin.planner.calibrate import local_rates
 from lightning_plugin.plans import Planner
 from lightning_plugin.private import dense_bytes
+from lightning_plugin.residency.homes import Homes
 from lightning_plugin.strategy.bases import DDPStrategy, pl_worker_init_function
 from lightning_plugin.strategy.checkpoints import random_state, restore_random_state
 from lightning_plugin.strategy.synced import convert_sync_batchnorm, revert_sync_batchnorm
@@ -67,6 +76,31 @@ def require_same_batch(team: Team, batch: Any) -> None:
     )
 
 
+@torch.no_grad()
+def average_gradients(parameters: Sequence[Tensor], homes: Homes, team: Team) -> None:
+    """Average each gradient over ranks, on its parameter's tier; see [Note: averages]."""
+    for parameter, is_any in zip(parameters, team.any_rank([p.grad is not None for p in parameters]), strict=True):
+        if not is_any:
+            continue
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+            homes.place_gradient(parameter)
+        whole = parameter.grad.to(team.device).contiguous()
+        team.all_reduce(whole)
+        parameter.grad.copy_(whole.div_(team.size))
+        homes.release_pages_of([parameter.grad])
+
+
+@torch.no_grad()
+def broadcast_values(tensors: Iterable[Tensor], team: Team) -> None:
+    """Set tensors, on whatever tier, to the first rank's values, one at a time."""
+    for tensor in tensors:
+        values = tensor.to(team.device).contiguous()
+        team.broadcast(values, 0)
+        if not team.is_first:
+            tensor.copy_(values)
+
+
 def fingerprint(batch: Any) -> str:
     """Digest the numbers, the tensors and a few places of each image of a batch. Texts may be local paths: ignored."""
     digest = hashlib.sha256()
@@ -104,7 +138,7 @@ def image_bytes(lazy: LazyTensor) -> bytes:
     return b"".join(parts)
 
 
-class DDPOptions(RankOptions, total=False):
+class DDPOptions(StrategyOptions, total=False):
     """Options of a strategy for several devices: the engine's, and Lightning's.
 
     Args:
@@ -145,7 +179,13 @@ class DDPOptions(RankOptions, total=False):
     precision_plugin: Any
 
 
-inherit_argument_docs(RankOptions, DDPOptions)
+inherit_argument_docs(StrategyOptions, DDPOptions)
+
+#: Options of `DistributedDataParallel`, which does not wrap a module whose parameters may live below the device.
+WRAPPERS = (
+    "find_unused_parameters", "gradient_as_bucket_view", "static_graph", "bucket_cap_mb", "ddp_comm_state",
+    "ddp_comm_hook", "ddp_comm_wrapper", "model_averaging_period",
+)  # fmt: skip
 
 
 class SFTDDPStrategy(Tiling, DDPStrategy):
@@ -163,8 +203,11 @@ class SFTDDPStrategy(Tiling, DDPStrategy):
     exchanged, and each process holds them whole, on the tier of the plan: each process needs the budget that one
     process alone would need. Batches that fit the budget without tiles are computed by every process.
 
+    Parameters stay on the device, unless ``parameters`` is "auto", "host" or "disk": then those that do not fit live
+    below it, with gradients and optimizer states, for each process. Gradients are averaged after backward, there.
+
     Without ``budget`` and ``tiles``, the budget is most of the free memory of an accelerator, or half of the machine's
-    memory on a CPU. The options are those of `lightning_plugin.options.RankOptions`, for each process, and those of
+    memory on a CPU. The options are those of `lightning_plugin.options.StrategyOptions`, for each process, and those of
     Lightning's ``DDPStrategy``.
 
     Args:
@@ -189,10 +232,18 @@ class SFTDDPStrategy(Tiling, DDPStrategy):
             raise ValueError('with halo="share" tiles run one after the other: with split="image" use halo="recompute"')
         ours: Any = {name: value for name, value in options.items() if name in ModuleOptions.__annotations__}
         lightnings: dict[str, Any] = {name: value for name, value in options.items() if name not in ours}
+        tier: HomeTier = ours.setdefault("parameters", "device")
+        useless = [name for name in WRAPPERS if name in lightnings]
+        if tier != "device" and useless:
+            raise ValueError(
+                f"{', '.join(useless)}: options of DistributedDataParallel, which holds all gradients on the device. "
+                f"Leave them out with parameters={tier!r}, or give parameters='device'."
+            )
         super().__init__(**{"find_unused_parameters": False, **lightnings})
-        Options.parse(ours, RankOptions)
-        ours["parameters"] = "device"  # DDP sums gradients on the device
         self._init_tiling(tile_over, ours)
+        #: True if this strategy averages gradients, in place of a wrapper; see [Note: averages].
+        self._averages = tier != "device"
+        self._is_accumulating = False
         self._forward_redirection: Any = MaterializingRedirection(self._forward_redirection, self)
         self.split = split
 
@@ -215,6 +266,36 @@ class SFTDDPStrategy(Tiling, DDPStrategy):
         self._layer_sync = layer_sync
         if (team := self.engine.planner.team) is not None:
             broadcast_random_state(team)
+
+    def configure_ddp(self) -> None:
+        """Wrap the module as Lightning does; if this strategy averages gradients, only begin alike on all ranks."""
+        if not self._averages:
+            super().configure_ddp()
+            return
+        module = self.lightning_module
+        broadcast_values((*module.parameters(), *module.buffers()), Team.of(self.root_device))
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        if self._averages:
+            broadcast_values(self.lightning_module.buffers(), Team.of(self.root_device))
+        return super().training_step(*args, **kwargs)
+
+    @contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        """Context of the backward passes that only accumulate gradients."""
+        self._is_accumulating = True
+        try:
+            with super().block_backward_sync():
+                yield
+        finally:
+            self._is_accumulating = False
+
+    def backward(self, closure_loss: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        loss = super().backward(closure_loss, *args, **kwargs)
+        if self._averages and not self._is_accumulating:
+            trained = [p for p in self.lightning_module.parameters() if p.requires_grad]
+            average_gradients(trained, self.engine.homes, Team.of(self.root_device))
+        return loss
 
     def process_dataloader(self, dataloader: Any) -> Any:
         """Process a loader as Lightning does. If its workers get seeds (``seed_everything(seed, workers=True)``), they

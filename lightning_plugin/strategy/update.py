@@ -123,6 +123,8 @@ def blockers(optimizers: Sequence[Optimizer], trainer: Any) -> Iterator[str]:
         yield "optimization is manual"
     if len(optimizers) > 1:
         yield "there are several optimizers"
+    if trainer.world_size > 1:
+        yield "gradients are averaged over devices"
     if trainer.accumulate_grad_batches != 1:
         yield "gradients are accumulated"
     if trainer.gradient_clip_val is not None:

@@ -91,6 +91,10 @@ def dist_rank() -> int:
     return int(os.environ["RANK"])
 
 
+def dist_world() -> int:
+    return int(os.environ["WORLD_SIZE"])
+
+
 def gathered(losses: list[Tensor]) -> Tensor:
     """The mean over ranks of each step's loss."""
     mine = torch.stack([loss.detach() for loss in losses])
@@ -191,6 +195,44 @@ class OwnOrder(torch.utils.data.Sampler):
 
     def __iter__(self) -> Any:
         return iter((2 * torch.randperm(len(self)) + dist_rank()).tolist())
+
+
+def streamed(folder: Path) -> None:
+    """Each rank has bags of other sizes, so that its plans stream other parameters; gradients are accumulated."""
+    stream(folder, "batch", accumulate_grad_batches=2)
+
+
+def streamed_shared(folder: Path) -> None:
+    stream(folder, "image")
+
+
+def stream(folder: Path, split: Any, **options: Any) -> None:
+    from lightning_plugin import SFTDDPStrategy
+    from tests.lightning_plugin.strategy.streamed import StreamedModule, bags, tight_budget
+
+    class Own(StreamedModule):
+        def setup(self, stage: str) -> None:
+            if dist.get_rank():
+                for t in (*self.parameters(), *self.buffers()):
+                    t.data.zero_()
+
+    world = dist_world()
+    budget = tight_budget(StreamedModule())
+    strategy = SFTDDPStrategy(split=split, budget=budget, parameters="disk", tile_over=1)
+    rows = range(8) if split == "image" else range(dist_rank(), 8, world)
+    module, run = fitted(folder, Own, strategy, bags(rows), devices=world, max_steps=-1, max_epochs=1, **options)
+    homes = strategy.engine.homes
+    mine = {
+        "streamed": sorted(n for n, p in module.named_parameters() if p in homes),
+        "states": all(homes.file(s["exp_avg"]) is not None for p, s in run.optimizers[0].state.items() if p in homes),
+        "peak": strategy.report.measured_peak_bytes,
+        "budget": budget,
+    }
+    ranks: list[Any] = [None] * world
+    dist.all_gather_object(ranks, mine)
+    states: list[Any] = [None] * world
+    dist.all_gather_object(states, {name: value.clone() for name, value in module.state_dict().items()})
+    leave(folder, {"states": states, "ranks": ranks})
 
 
 # Scenarios in which ranks share the tiles of each image

@@ -16,6 +16,7 @@ from tests.exactness import difference
 from tests.lightning_plugin.strategy.joint import images, joint, network
 from tests.lightning_plugin.strategy.modules import Frozen, FrozenByHand, Slides, loader
 from tests.lightning_plugin.strategy.ranks import launch, succeed
+from tests.lightning_plugin.strategy.streamed import StreamedModule, bags
 from tests.lightning_plugin.strategy.training import fit, trainer
 
 
@@ -68,6 +69,31 @@ def test_images_of_different_sizes(tmp_path: Path) -> None:
         assert difference(grad, p.grad, 1e-3 * largest) < 1e-9
     for mine, expected in zip(found["buffers"], net.buffers(), strict=True):
         assert difference(mine, expected) < 1e-9
+
+
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.full)])
+@pytest.mark.parametrize("split", ["batch", "image"])
+def test_parameters_below_the_devices(split: str, world: int, tmp_path: Path) -> None:
+    """AdamW on parameters in files: weights of all ranks are those of one process in plain PyTorch."""
+    found = succeed("streamed" if split == "batch" else "streamed_shared", tmp_path, world)
+    torch.manual_seed(0)
+    module = StreamedModule()
+    together = 2 * world if split == "batch" else 1
+    fit(module, bags(range(8)), "auto", max_steps=-1, max_epochs=1, accumulate_grad_batches=together)
+    expected = {name: p.detach() for name, p in module.named_parameters()}
+    largest = max(p.abs().max().item() for p in expected.values())
+    for state, rank in zip(found["states"], found["ranks"], strict=True):
+        assert all(torch.equal(state[name], found["states"][0][name]) for name in expected), "ranks drift apart"
+        wrong = {name: difference(state[name], p, 1e-3 * largest) for name, p in expected.items()}
+        assert not {name: e for name, e in wrong.items() if not e < 1e-9}
+        assert len(rank["streamed"]) > 5 and rank["states"]
+        assert rank["peak"] <= rank["budget"]
+    assert (found["states"][0]["seen"] == module.seen) == (split == "image"), "the first rank's buffer, as DDP has it"
+
+
+def test_options_of_a_wrapper_that_is_not_there_are_refused() -> None:
+    with pytest.raises(ValueError, match="find_unused_parameters, bucket_cap_mb: options of DistributedDataParallel"):
+        SFTDDPStrategy(parameters="host", bucket_cap_mb=3, find_unused_parameters=True)
 
 
 def test_each_rank_resumes_with_its_own_random_numbers(tmp_path: Path) -> None:
