@@ -9,7 +9,8 @@ import json
 import math
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from tests.operator_coverage import OperatorCoverage
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 
-hypothesis.settings.register_profile("ci", max_examples=15, deadline=None, derandomize=True)
+hypothesis.settings.register_profile("ci", max_examples=10, deadline=None, derandomize=True)
 hypothesis.settings.register_profile("full", max_examples=500, deadline=None)
 
 
@@ -120,6 +121,30 @@ def environment() -> dict[str, str]:
     import torch
 
     return {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine()}
+
+
+@pytest.fixture(scope="session")
+def documented_once() -> Iterator[None]:
+    """A parser of the command line reads the source of every class for the help of its fields: most of its time."""
+    from docstring_parser.attrdoc import AttributeDocstrings
+
+    read = AttributeDocstrings.get_attr_docs
+
+    @cache
+    def known(component: type) -> Any:
+        return read(AttributeDocstrings(), component)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AttributeDocstrings, "get_attr_docs", lambda self, component: known(component))
+        yield
+
+
+@pytest.fixture(scope="session")
+def planned_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A plan is searched for once, not by every command that runs a network on images of the same size."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LIGHTNING_PLUGIN_CACHE", str(tmp_path_factory.mktemp("plans")))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ verb."""
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,13 +12,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def docstrings(path: Path) -> Iterator[tuple[int, str]]:
+@cache
+def docstrings(path: Path) -> list[tuple[int, str]]:
     """Those of a file, with the lines on which they begin."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            text = ast.get_docstring(node)
-            if text is not None:
-                yield node.body[0].lineno, text
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, kinds)]
+    found = [(node.body[0].lineno, ast.get_docstring(node)) for node in nodes if node.body]
+    return [(line, text) for line, text in found if text is not None]
 
 
 @pytest.mark.parametrize("package", ["lightning_plugin", "wsi_trainer"])

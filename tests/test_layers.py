@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -92,6 +93,7 @@ def imports(path: Path, known: dict[str, Path]) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
 
 
+@cache
 def edges(package: str) -> dict[str, set[str]]:
     known = files(package)
     return {name: {i for i in imports(path, known) if i in known and i != name} for name, path in known.items()}

@@ -41,6 +41,9 @@ NOT_RUN = {
 SCRIPT = re.compile(r"python (?:-m )?([\w/.]+)")
 
 
+pytestmark = pytest.mark.usefixtures("documented_once", "planned_once")
+
+
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
     """Forget the module that a page has its reader save as `mine.py`: other tests have others of that name."""

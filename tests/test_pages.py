@@ -20,6 +20,8 @@ from wsi_trainer.slide import Slide, formats
 PAGES = Path(__file__).resolve().parents[1] / "docs" / "how-to"
 MiB = 2**20
 
+pytestmark = pytest.mark.usefixtures("documented_once")
+
 
 def code_of(page: Path) -> Any:
     """The blocks of a page, as one program."""

@@ -1,11 +1,12 @@
 """Processes that have nothing to import: each is forked from one that imported everything, once in a run of tests.
 
 To import torch, Lightning and the packages takes longer than what most tests do in a process of their own. Not for
-tests of what is imported, or of how much memory a whole process takes.
+tests of how much memory a whole process takes, or of what is imported, unless it is unloaded before: see `forget`.
 """
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -34,6 +35,14 @@ def start(
     process = context.Process(target=_call, args=(log, target, arguments, dict(environment or {})))
     process.start()
     return process
+
+
+def forget(*packages: str) -> None:
+    """Unload packages in a process of one's own, which then imports them anew; what they import is still there."""
+    for name in [name for name in sys.modules if name.partition(".")[0] in packages]:
+        del sys.modules[name]
+    sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__module__.partition(".")[0] not in packages]
+    importlib.invalidate_caches()
 
 
 def _call(log: Path, target: Callable[..., Any], arguments: tuple[Any, ...], environment: dict[str, str]) -> None:

@@ -41,8 +41,16 @@ def free_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost, "STEP", (0, 0))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def searched_plans() -> Iterator[None]:
+    """No plan is looked up, also where a process has run tests of commands before, which share theirs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, "")
+        yield
+
+
 @pytest.fixture(scope="module")
-def shared_plans(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def shared_plans(searched_plans: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Have the tests of a module look up the plans that others of them searched for: where plans are not the point."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, str(tmp_path_factory.mktemp("plans")))

@@ -7,10 +7,11 @@ import subprocess
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.warm import start
+from tests.warm import forget, start
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -35,27 +36,26 @@ ORDERS = [
 ]
 
 
-def test_names_are_registered_in_any_order_of_imports(tmp_path: Path) -> None:
-    """Each order in a process of its own, forked from one that has imported what takes Lightning longest to import."""
-    code = f"""
-import os
-import sys
-import torchmetrics
-assert not [name for name in sys.modules if name.startswith(("lightning_plugin", "lightning_fabric", "pytorch_l"))]
-for imports in {ORDERS!r}:
-    if not os.fork():
-        exec(imports)
-        options = dict(accelerator="cpu", logger=False, enable_checkpointing=False)
-        for name in ("sft", "SFT", "sft_ddp_spawn"):
-            strategy = pl.Trainer(strategy=name, **options).strategy
-            print(type(strategy).__name__, getattr(strategy, "_start_method", ""))
-        print(pl.callbacks.__name__, pl.loggers.__name__, pl.accelerators.__name__)
-        sys.exit()
-    assert os.wait()[1] == 0, imports
-"""
+@pytest.mark.parametrize("imports", ORDERS)
+def test_names_are_registered_in_any_order_of_imports(imports: str, tmp_path: Path) -> None:
+    log, found = tmp_path / "log", tmp_path / "found"
+    start(log, make_strategies, imports, found).join(120)
+    assert found.is_file(), log.read_text()
     strategies = ["SFTStrategy", "SFTStrategy", "SFTDDPStrategy", "spawn"]
     whole = ["pytorch_lightning.callbacks", "pytorch_lightning.loggers", "pytorch_lightning.accelerators"]
-    assert python(code, tmp_path).split() == len(ORDERS) * (strategies + whole)
+    assert found.read_text().split() == strategies + whole
+
+
+def make_strategies(imports: str, found: Path) -> None:
+    """Import Lightning and the engine, neither of which is there, and write down what a Trainer makes of the names."""
+    forget("lightning_plugin", "pytorch_lightning", "lightning_fabric")
+    names: dict[str, Any] = {}
+    exec(imports, names)
+    pl = names["pl"]
+    options = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False}
+    strategies = [pl.Trainer(strategy=name, **options).strategy for name in ("sft", "SFT", "sft_ddp_spawn")]
+    made = [f"{type(strategy).__name__} {getattr(strategy, '_start_method', '')}" for strategy in strategies]
+    found.write_text(" ".join([*made, pl.callbacks.__name__, pl.loggers.__name__, pl.accelerators.__name__]))
 
 
 def test_a_trainer_of_the_other_lightning_is_told_so(tmp_path: Path) -> None:
@@ -79,21 +79,27 @@ def register_for_the_other() -> None:
 
 
 def test_without_lightning_the_engine_works_and_the_strategy_says_what_is_missing(tmp_path: Path) -> None:
-    code = """
-import sys
-import importlib.util
-found = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *a: None if name in ("lightning", "pytorch_lightning") else found(name, *a)
-import lightning_plugin, torch
-tiled = lightning_plugin.TiledModule(torch.nn.Conv2d(3, 2, 3), tiles=2)
-print(tuple(tiled(torch.ones(1, 3, 9, 9)).shape))
-try:
-    lightning_plugin.SFTStrategy
-except ImportError as error:
-    print(error)
-"""
-    out = python(code, tmp_path)
+    start(tmp_path / "log", step_without_lightning).join(120)
+    out = (tmp_path / "log").read_text()
     assert "(1, 2, 7, 7)" in out and "pip install pytorch-lightning" in out
+
+
+def step_without_lightning() -> None:
+    forget("lightning_plugin", "pytorch_lightning", "lightning_fabric")
+    there = importlib.util.find_spec
+    absent = ("lightning", "pytorch_lightning")
+    importlib.util.find_spec = lambda name, *more: None if name in absent else there(name, *more)
+    import torch
+
+    import lightning_plugin
+
+    tiled = lightning_plugin.TiledModule(torch.nn.Conv2d(3, 2, 3), tiles=2)
+    print(tuple(tiled(torch.ones(1, 3, 9, 9)).shape))
+    try:
+        lightning_plugin.SFTStrategy  # noqa: B018
+    except ImportError as error:
+        print(error)
+    assert not [name for name in sys.modules if name.startswith(("pytorch_lightning", "lightning_fabric"))]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="the package lightning is not installed")
