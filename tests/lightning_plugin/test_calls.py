@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from lightning_plugin import TiledModule
 from lightning_plugin.errors import PlanError
 from tests.exactness import TOLERANCE, compare, difference, real
+from tests.sampling import sampled
 
 #: Grids, and a budget under which all is kept.
 WAYS: dict[str, dict[str, Any]] = {"tiles": {"tiles": (2, 3)}, "kept": {"budget": "64MiB"}}
@@ -278,9 +279,7 @@ def step(net: nn.Module, run: nn.Module, x: Tensor) -> tuple[dict[str, Tensor], 
     return found, x.grad
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("place", ["map", "vector"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "place", "way"), sampled(FAMILIES, ["map", "vector"], WAYS, every=2))
 def test_a_call_is_plain_pytorchs(family: str, place: str, way: str) -> None:
     torch.manual_seed(0)
     plain = Called(FAMILIES[family], place == "vector").double()

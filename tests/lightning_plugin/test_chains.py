@@ -66,15 +66,15 @@ def run(tally: Tally, examples: int, fixed: int | None) -> None:
     (seed(fixed)(every) if fixed is not None else every)()
 
 
-@pytest.mark.parametrize("fixed", [1, 2])
+@pytest.mark.parametrize("fixed", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_sampled_deep_networks_are_exact(fixed: int) -> None:
     tally = Tally()
-    run(tally, 10, fixed)
-    assert tally.counts["with a chain"] >= 6
+    run(tally, 6, fixed)
+    assert tally.counts["with a chain"] >= 3
 
 
 def test_fresh_deep_networks_are_exact() -> None:
-    run(Tally(), 8, None)
+    run(Tally(), 4, None)
 
 
 @pytest.mark.full

@@ -22,6 +22,7 @@ from lightning_plugin.options import Options
 from lightning_plugin.plans import Planner
 from tests.exactness import TOLERANCE, asked, compare, flat
 from tests.lightning_plugin.background import Background
+from tests.sampling import sampled
 from tests.zoo import ZOO, ZooEntry, fill
 from wsi_trainer.models import (
     AttentionPooling,
@@ -106,9 +107,9 @@ class Bag(nn.Module):
         return self.head(self.encoder(patches))  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("way", [{"tiles": (3,)}, {"budget": "1GiB"}], ids=str)
-@pytest.mark.parametrize("patches", [1, 2])
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize(
+    ("head", "patches", "way"), sampled(HEADS, [1, 2], [{"tiles": (3,)}, {"budget": "1GiB"}], every=2)
+)
 def test_a_bag_of_one_patch_is_a_bag(head: str, patches: int, way: dict[str, Any]) -> None:
     torch.manual_seed(0)
     net = fill(Bag(head).double()).train()

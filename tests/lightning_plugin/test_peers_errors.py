@@ -185,8 +185,12 @@ def train(net: nn.Module, run: nn.Module, optimizer: torch.optim.Optimizer) -> l
     return seen
 
 
+#: Cases that take longest, like networks of the zoo.
+LONG = ("shufflenet", "resnet18 that trains")
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.full] if name == "shufflenet" else []) for name in CASES]
+    "name", [pytest.param(name, marks=[pytest.mark.full] if name in LONG else []) for name in CASES]
 )
 def test_three_steps_are_exact(name: str) -> None:
     plain = fill(CASES[name]().double())

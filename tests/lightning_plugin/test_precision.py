@@ -80,7 +80,9 @@ def order(tensor: torch.Tensor) -> list[int]:
     return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
 
 
-@pytest.mark.parametrize("name", ["resnet18", "shufflenet_v2", "unet_transposed", "unet3d_group"])
+@pytest.mark.parametrize(
+    "name", ["resnet18", pytest.param("shufflenet_v2", marks=pytest.mark.full), "unet_transposed", "unet3d_group"]
+)
 def test_channels_last_is_honoured(name: str) -> None:
     """The result has the memory format of plain PyTorch's, and so has the image's gradient."""
     entry = ZOO[name]

@@ -116,14 +116,14 @@ def attempt(
 
 
 @seed(1)
-@settings(max_examples=16, **QUIET)
+@settings(max_examples=8, **QUIET)
 @given(networks(), sides, st.tuples(st.integers(1, 3), st.integers(2, 3)), grids, grids)
 def test_a_split_network_is_the_one_by_hand(case: Any, side: Any, splits: Any, forward: Any, backward: Any) -> None:
     attempt(case, side, splits, even(splits), halo="split", tiles=forward, backward_tiles=backward)
 
 
 @seed(2)
-@settings(max_examples=8, **QUIET)
+@settings(max_examples=5, **QUIET)
 @given(networks(), sides, st.tuples(st.integers(1, 3), st.integers(2, 3)), grids, st.floats(0, 0.49))
 def test_a_stochastically_split_network_is_the_one_by_hand(
     case: Any, side: Any, splits: Any, grid: Any, wobble: float

@@ -25,6 +25,7 @@ from lightning_plugin.errors import DiskError, EngineError, RecordingError
 from lightning_plugin.residency.disk import UnnamedFile
 from lightning_plugin.residency.homes import Homes
 from tests.exactness import TOLERANCE, difference
+from tests.sampling import sampled
 
 pytestmark = pytest.mark.usefixtures("shared_plans")
 
@@ -103,8 +104,7 @@ def streamed(plan: Plan | None) -> tuple[int, ...]:
     return (*plan.on_host, *plan.on_disk)
 
 
-@pytest.mark.parametrize("tier", ["host", "disk"])
-@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+@pytest.mark.parametrize(("optimizer", "tier"), sampled(["SGD", "AdamW"], ["host", "disk"], every=2))
 def test_training_is_that_of_plain_pytorch(net: Encoder, bag: Tensor, tier: str, optimizer: str) -> None:
     plain = copy.deepcopy(net)
     tiled = tight(net, parameters=tier)

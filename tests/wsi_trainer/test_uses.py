@@ -78,7 +78,7 @@ INPUTS: dict[str, list[str]] = {
     ],
 }  # fmt: skip
 #: What is tried in each run of the tests; all of the table with --full.
-SAMPLE = (("store", "image"), ("png", "shrunk"), ("dicom", "bag"))
+SAMPLE = (("store", "image"), ("dicom", "bag"))
 CASES = [
     pytest.param(form, kind, id=f"{form}-{kind}", marks=() if (form, kind) in SAMPLE else pytest.mark.full)
     for form in WRITERS

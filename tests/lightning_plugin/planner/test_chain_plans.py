@@ -81,7 +81,7 @@ def step(net: nn.Module, shape: tuple[int, ...], budget: int, steps: int = 2, **
 def test_a_step_holds_no_more_than_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
 
-    @settings(max_examples=5, **QUIET)
+    @settings(max_examples=3, **QUIET)
     @seed(3)
     @given(budgets(), st.booleans())
     def every(drawn: tuple[nn.Module, tuple[int, ...], int], thorough: bool) -> None:

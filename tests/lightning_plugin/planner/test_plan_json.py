@@ -19,7 +19,7 @@ from lightning_plugin.plan import HALOS, TIERS, ChainForecast, ChainPlan, Foreca
 
 #: A plan in today's format. A change of this file is another version of the format.
 WRITTEN = Path(__file__).parent / "plan.json"
-QUIET = settings(max_examples=60, deadline=None, database=None)
+QUIET = settings(database=None)
 
 counts = st.integers(0, 2**50)
 numbers = st.floats(0, allow_nan=False)

@@ -70,7 +70,7 @@ def test_one_search_serves_all_smaller_images(monkeypatch: pytest.MonkeyPatch) -
     module = net(["conv", "norm", "relu", "pool", "conv", "norm", "relu", "down", "conv"]).double()
     tiled = TiledModule(module, budget="3MiB", calls=1)
     grids = set()
-    for size in ((260, 250), (251, 243), (232, 260), (257, 221), (230, 245)):
+    for size in ((260, 250), (251, 243), (257, 221)):
         image = torch.randn(1, 3, *size, dtype=torch.float64)
         module.zero_grad()
         plain = module(image)

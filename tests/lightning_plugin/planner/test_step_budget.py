@@ -380,7 +380,7 @@ class Asks(nn.Module):
 
 @pytest.mark.parametrize(
     ("make", "calls", "told", "disk", "grad"),
-    [(branches, 6, True, False, True), (branches, 6, False, True, True),
+    [(branches, 3, True, False, True), (branches, 3, False, True, True),
      pytest.param(branches, 2, False, False, False, marks=pytest.mark.full), (Asks, 1, False, False, True)],
 )  # fmt: skip
 def test_the_budget_that_a_refusal_names_works(

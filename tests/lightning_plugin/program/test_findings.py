@@ -353,7 +353,7 @@ def agree(case: Case) -> None:
 
 @pytest.mark.parametrize("fixed", [5, pytest.param(6, marks=pytest.mark.full)])
 def test_what_is_known_of_a_pass_is_what_it_holds(fixed: int) -> None:
-    @settings(max_examples=6, **QUIET)
+    @settings(max_examples=3, **QUIET)
     @given(cases())
     def every(case: Case) -> None:
         try:

@@ -165,7 +165,7 @@ def test_replays_of_random_networks(
     fixed: int | None, count: Callable[..., int], replayed: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts: Counter[str] = Counter()
-    run(counts, count(ci=6, full=250), fixed, monkeypatch)
+    run(counts, count(ci=3, full=250), fixed, monkeypatch)
     assert counts["networks"] > 0
     assert replayed["replays"] > 2 * counts["networks"]
 

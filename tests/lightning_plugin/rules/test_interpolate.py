@@ -34,7 +34,7 @@ def interpolate(x: Tensor, mode: str, align: bool | None, target: dict[str, Any]
     return F.interpolate(x, mode=mode, align_corners=align, **target)
 
 
-@pytest.mark.parametrize(("way", "target"), sampled(MODES_2D, TARGETS, every=3))
+@pytest.mark.parametrize(("way", "target"), sampled(MODES_2D, TARGETS, every=6))
 def test_2d(way: tuple[str, bool | None], target: dict[str, Any]) -> None:
     mode, align = way
     net = After(partial(interpolate, mode=mode, align=align, target=target))

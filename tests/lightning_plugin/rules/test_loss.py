@@ -266,7 +266,7 @@ def test_a_variance_of_a_vector_is_checked_where_it_is_computed(how):
 UNETS = [name for name in ZOO if name.startswith("unet") and ZOO[name].dense and len(ZOO[name].shape) == 4]
 
 
-@pytest.mark.parametrize(("kind", "name"), sampled(["cross entropy", "dice and bce"], UNETS, every=2))
+@pytest.mark.parametrize(("kind", "name"), sampled(["cross entropy", "dice and bce"], UNETS, every=4))
 def test_a_segmentation_network_with_its_loss(name, kind):
     entry = ZOO[name]
     net = fill(entry.build()).double()

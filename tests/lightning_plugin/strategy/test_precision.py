@@ -40,10 +40,10 @@ def test_precision(precision: str, computed: torch.dtype) -> None:
     torch.manual_seed(0)
     truth = Typed()
     start = copy.deepcopy(truth.state_dict())
-    plain, _, tiled, _ = fit_both(Typed, data, precision=precision, max_steps=3)
+    plain, _, tiled, _ = fit_both(Typed, data, precision=precision, max_steps=2)
     assert tiled.stem == plain.stem == computed
     truth.load_state_dict(start)
-    fit(truth, data, precision="64-true", max_steps=3)
+    fit(truth, data, precision="64-true", max_steps=2)
     error, allowed = (max(differences(module, truth).values()) for module in (tiled, plain))
     assert error <= max(2 * allowed, 1e-9)
 

@@ -52,7 +52,11 @@ def test_the_documented_name_starts_processes_by_spawning() -> None:
     assert launcher._start_method == "spawn"
 
 
-@pytest.mark.parametrize("how", [copy.deepcopy, lambda strategy: pickle.loads(pickle.dumps(strategy))])
+def pickled(strategy: Any) -> Any:
+    return pickle.loads(pickle.dumps(strategy))
+
+
+@pytest.mark.parametrize("how", [copy.deepcopy, pytest.param(pickled, marks=pytest.mark.full)])
 def test_copies_of_a_strategy_train_each_their_own_module(how: Callable[[Any], Any]) -> None:
     torch.manual_seed(2)
     first = Module(Encoder(2).double(), "SGD", lr=1e-2)

@@ -278,7 +278,7 @@ def test_fit_trains_a_head_on_features_and_needs_no_slides(tmp_path: Path, capsy
         "out": str(tmp_path / "run"),
         "model": {"backbone": backbone, "head": "wsi_trainer.models.AttentionPooling", "learning_rate": 0.05},
         "data": {"manifest": str(tmp_path / "manifest.csv"), "features": str(tmp_path / "features")},
-        "train": {"epochs": 20, "accelerator": "cpu", "resamples": 20, "loggers": ["csv"], "budget": "64MiB"},
+        "train": {"epochs": 8, "accelerator": "cpu", "resamples": 20, "loggers": ["csv"], "budget": "64MiB"},
     }
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
     words = [f"--config={tmp_path / 'config.yaml'}"]

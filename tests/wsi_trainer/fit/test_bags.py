@@ -70,7 +70,7 @@ def test_a_fit_of_a_vit_is_plain_pytorch(
     what: str, bag_stores: Path, tmp_path: Path, count: Callable[..., int]
 ) -> None:
     """Whatever of it is trained: nothing else moves."""
-    epochs = count(ci=2, full=17)  # of three slides: 50 steps and one
+    epochs = count(ci=1, full=17)  # of three slides: 50 steps and one
     settings = {"finetune": what, **FINETUNE[what]}
     config = write_exact(
         tmp_path, bag_stores / "manifest.csv", vit(SIZE, SMALL_VIT), epochs, patches={"over": "slide"}, **settings

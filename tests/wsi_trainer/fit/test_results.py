@@ -66,7 +66,7 @@ def test_results_of_two_splits_cohorts_checkpoints_and_methods_lie_side_by_side(
         ["segment", drawn], ["segment", drawn, "--split=val"],
         ["segment", drawn, f"--slides={other}", "--name=new"],
     ]  # fmt: skip
-    of_last = [["test", classes], commands[1], commands[2], heatmap, ["segment", drawn]]
+    of_last = [["test", classes], commands[2], heatmap, ["segment", drawn]]
     commands += [[*words, "--checkpoint=last"] for words in of_last]
     places: dict[Path, str] = {}
     for words in commands:

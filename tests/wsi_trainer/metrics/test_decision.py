@@ -49,23 +49,26 @@ def test_a_threshold_is_the_best_of_all(rule: str) -> None:
     truth, p = predictions.labels == 1, predictions.probabilities[:, 1]
     found = threshold(truth, p, rule)
 
-    def at(cut: float) -> dict[str, float]:
+    scores = {
+        "f1": lambda said: sk.f1_score(truth, said, zero_division=0), "sensitivity": lambda said: said[truth].mean(),
+        "balanced_accuracy": lambda said: sk.balanced_accuracy_score(truth, said),
+        "specificity": lambda said: (~said)[~truth].mean(),
+    }  # fmt: skip
+
+    def at(name: str, cut: float) -> float:
         said = p >= cut
         right = confusion(predictions.decided_by(Decision((cut,))))
         assert right[1, 1] == (said & truth).sum()
-        return {
-            "f1": sk.f1_score(truth, said, zero_division=0), "sensitivity": said[truth].mean(),
-            "balanced_accuracy": sk.balanced_accuracy_score(truth, said), "specificity": (~said)[~truth].mean(),
-        }  # fmt: skip
+        return float(scores[name](said))
 
     every = np.arange(0, 1.015, 0.005)  # probabilities have two digits: thresholds at and between them
     name, _, share = rule.partition(":")
     if not share:
-        assert at(found)[name] == pytest.approx(max(at(cut)[name] for cut in every))
+        assert at(name, found) == pytest.approx(max(at(name, cut) for cut in every))
         return
-    assert at(found)[name] >= float(share)
+    assert at(name, found) >= float(share)
     other = "specificity" if name == "sensitivity" else "sensitivity"
-    assert at(found)[other] == pytest.approx(max(at(cut)[other] for cut in every if at(cut)[name] >= float(share)))
+    assert at(other, found) == pytest.approx(max(at(other, cut) for cut in every if at(name, cut) >= float(share)))
 
 
 def test_slides_of_one_class_tell_no_threshold() -> None:

@@ -185,7 +185,7 @@ def test_what_pools_is_refused() -> None:
 needs_smp = pytest.mark.skipif(find_spec("segmentation_models_pytorch") is None, reason="it is not installed")
 DECODERS = [
     pytest.param(lambda: UNet((4, 6, 8)), id="own"),
-    pytest.param(lambda: SegmentationBackbone("unet", "tu-resnet10t"), id="unet", marks=needs_smp),
+    pytest.param(lambda: SegmentationBackbone("unet", "tu-resnet10t"), id="unet", marks=[needs_smp, pytest.mark.full]),
     pytest.param(lambda: SegmentationBackbone("fpn", "tu-convnext_atto"), id="fpn", marks=needs_smp),
 ]
 

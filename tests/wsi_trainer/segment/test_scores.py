@@ -4,7 +4,7 @@ import numpy as np
 import scipy.ndimage
 import shapely
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -63,7 +63,6 @@ def judged_border(values: np.ndarray, place: int) -> list[tuple[int, int]]:
     ]
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     two_maps(), st.integers(3, 45), st.sampled_from([(1.0, 1.0), (0.5, 0.25), (0.3, 0.7)]),
     st.sampled_from([0.0, 0.5, 1.0, 1.7, 6.3, 90.0]),
@@ -86,7 +85,6 @@ def test_borders_near_each_other(
         assert counted[:, place].tolist() == expected
 
 
-@settings(max_examples=80, deadline=None)
 @given(two_maps(), st.integers(3, 45), st.integers(0, 6), st.integers(0, 10**6))
 def test_lesions_and_false_positives(maps: tuple[np.ndarray, np.ndarray], side: int, smallest: int, seed: int) -> None:
     found, drawn = maps

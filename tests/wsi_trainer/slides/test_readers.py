@@ -6,6 +6,7 @@ import pickle
 import shutil
 import struct
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,9 @@ from wsi_trainer.slide.slide import Slide
 from wsi_trainer.store.convert import Job, Settings, convert
 
 
-def _openslide_pixels(path: Path, level: int = 0) -> np.ndarray:
+def _openslide_pixels(path: Path, height: int, width: int) -> np.ndarray:
     with openslide.OpenSlide(path) as slide:
-        image = slide.read_region((0, 0), level, slide.level_dimensions[level])
+        image = slide.read_region((0, 0), 0, (width, height))
         return np.asarray(image.convert("RGB"))
 
 
@@ -39,10 +40,11 @@ def _openslide_pixels(path: Path, level: int = 0) -> np.ndarray:
         "test3-DAPI-2-(387).ndpi",
     ],
 )
-def test_pixels_equal_openslide(real_slides: Path, name: str) -> None:
+def test_pixels_equal_openslide(real_slides: Path, name: str, count: Callable[..., int]) -> None:
     path = real_slides / name
     with Slide.open(path) as reader:
-        assert np.array_equal(reader.read(0, 0, 0, *reader.info.shape), _openslide_pixels(path))
+        height, width = (min(side, count(ci=3000, full=10**9)) for side in reader.info.shape)
+        assert np.array_equal(reader.read(0, 0, 0, height, width), _openslide_pixels(path, height, width))
 
 
 @pytest.mark.parametrize("name", ["XYC_JPEG.ome.tiff", "XYC_LZW.ome.tiff"])

@@ -13,7 +13,7 @@ from wsi_trainer.slide.slide import ScaledImage, Slide
 from wsi_trainer.store.writer import halve
 
 
-@pytest.mark.parametrize("factor", [1.37, 2.0, 3.0, 7.3])
+@pytest.mark.parametrize("factor", [1.37, pytest.param(2.0, marks=pytest.mark.full), 3.0, 7.3])
 def test_tiles_equal_the_whole(slide: Path, factor: float) -> None:
     with Slide.open(slide) as reader:
         image = ScaledImage(reader, factor)

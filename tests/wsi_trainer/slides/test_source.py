@@ -131,7 +131,7 @@ print(first, peak())
 def test_memory_is_flat_over_epochs(
     slide: Path, store: Path, kind: str, count: Callable[..., int], record_result: Callable[..., None]
 ) -> None:
-    reads = count(ci=400, full=10_000)
+    reads = count(ci=200, full=10_000)
     command = [sys.executable, "-c", _EPOCHS, str(store if kind == "store" else slide), str(reads), "8"]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     first, last = map(int, output.split())
@@ -201,7 +201,7 @@ def patch(pixels: np.ndarray, corner: np.ndarray, size: int) -> Tensor:
     return torch.from_numpy(pixels[:, y : y + size, x : x + size].copy())
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), size=st.integers(1, 150), threads=st.sampled_from([1, 3]), cache=st.sampled_from([0, 1 << 28]))
 def test_any_box_of_any_patches(store: Path, data: st.DataObject, size: int, threads: int, cache: int) -> None:
     corners = st.tuples(st.integers(-size - 5, SHAPE[0] + 5), st.integers(-size - 5, SHAPE[1] + 5))
