@@ -8,22 +8,17 @@ from pathlib import Path
 
 from rich.console import Console
 
-from wsi_trainer.data.dataset import grouped
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.opening import open_run, run_parser
 from wsi_trainer.fit.scoring import (
-    Failures,
     decisions_of,
-    keep_slides,
     labelled_slides,
-    predicted,
+    predict_slides,
     records_of,
     show,
     test_split,
 )
-from wsi_trainer.fit.trainer import at_work, logged_to
 from wsi_trainer.io.display import say
-from wsi_trainer.io.tables import write_table
 from wsi_trainer.models.allowed import limits_imports
 from wsi_trainer.models.weights import SAFETENSORS, encoder_of, write_weights
 
@@ -72,19 +67,7 @@ def predict(words: Sequence[str]) -> int:
     cohort, options = open_run(parser, words)
     result = cohort.result("predict")
     result.keep(options.overwrite)
-    data = cohort.loaded.data
-    records = records_of(cohort, options.slides, options.data_root)
-    with result.locked(options.overwrite):
-        keep_slides(cohort, records)
-        cases = grouped(data, records, None)
-        work = cohort.work(result, cases, overwrite=options.overwrite)
-        with at_work(cohort.path), logged_to(cohort.log):
-            said = predicted(cohort, cases, work, Failures(cohort))
-        decisions_of(cohort)  # chosen now, where they were not yet
-        kept = [case for case in cases if case.slide in said]
-        columns = cohort.predictor.columns(kept, [said[case.slide] for case in kept])
-        write_table(result.file, list(columns), zip(*columns.values()))
-        cohort.finish(work)
+    predict_slides(cohort, records_of(cohort, options.slides, options.data_root), options.overwrite)
     say(Console(), f"predictions: {result.file}")
     return 0
 

@@ -27,7 +27,7 @@ from wsi_trainer.io.display import clean, say
 from wsi_trainer.io.files import Locked, as_written, lock, read_json, sha256_of, write_json
 from wsi_trainer.io.tables import append_row, read_table
 from wsi_trainer.slide.identity import SlideId
-from wsi_trainer.slide.names import same_path
+from wsi_trainer.slide.names import same_path, same_patient
 
 if TYPE_CHECKING:
     from wsi_trainer.data.dataset import DataConfig
@@ -72,6 +72,8 @@ class RunFolder:
     """Keys of the config that a command changes, as words of the command line."""
     trust: bool = False
     """Whether the config may name code beyond this package, which opening the model then runs."""
+    place: Path | None = None
+    """The folder of the cohort's results, where that is not in the run: then nothing is written into the run."""
 
     @classmethod
     def open(
@@ -138,12 +140,14 @@ class RunFolder:
     memory = _File("memory.json")
     plan = _File("plan.json")
     estimate = _File("estimate.json")
-    decisions = _File("decisions.json")
+    decisions = _File("decisions.json", "writable")
     """The thresholds that were chosen for each checkpoint on the validation slides."""
+    baseline = _File("baseline.json", "writable")
+    """Of a survival, the risks of the training patients for each checkpoint: their median and baseline hazard."""
     pretrained = _File("pretrained.json")
     cost = _File("cost.json")
     metrics = _File("metrics")
-    log = _File("log.txt")
+    log = _File("log.txt", "writable")
     status = _File("status.json")
     checkpoints = _File("checkpoints")
 
@@ -151,7 +155,14 @@ class RunFolder:
 
     @property
     def own(self) -> Path:
-        return self.path if self.cohort is None else self.path / "cohorts" / self.cohort
+        if self.cohort is None:
+            return self.path
+        return self.path / "cohorts" / self.cohort if self.place is None else self.place
+
+    @property
+    def writable(self) -> Path:
+        """The folder of what a command adds to the run."""
+        return self.path if self.place is None else self.place
 
     @property
     def splits(self) -> Path:
@@ -167,7 +178,10 @@ class RunFolder:
         name = self.checkpoint_name
         return self.own if name == "best" else self.own / f"checkpoint-{name}"
 
-    failures = _File("failures.csv", "results")
+    @property
+    def failures(self) -> Path:
+        return (self.results if self.place is None else self.place) / "failures.csv"
+
     report = _File("report.html", "results")
 
     def result(self, kind: Kind, split: str = "test", method: str = "") -> Result:
@@ -257,8 +271,21 @@ class RunFolder:
     @property
     def decided(self) -> dict[str, Any]:
         """The thresholds that were chosen for the checkpoint, and by which rule; empty where none were."""
-        with as_written(self.decisions):
-            return dict(read_json(self.decisions).get(self.checkpoint_name, {}))
+        return self._kept_of(self.decisions)
+
+    @property
+    def trained_risks(self) -> dict[str, Any]:
+        """By target the baseline of the checkpoint's risks; empty where none was computed, or of former weights."""
+        kept = self._kept_of(self.baseline)
+        return kept["targets"] if kept.get("sha256") == sha256_of(self.checkpoint()) else {}
+
+    def _kept_of(self, file: Path) -> dict[str, Any]:
+        """The facts of the checkpoint in a file, at the place of the results or in the run."""
+        for path in dict.fromkeys((file, self.path / file.name)):
+            with as_written(path):
+                if found := read_json(path).get(self.checkpoint_name):
+                    return dict(found)
+        return {}
 
     def checkpoint(self, which: str | None = None) -> Path:
         """The chosen checkpoint, or another; an error where there is none."""
@@ -420,6 +447,18 @@ class RunFolder:
         trained = [record for record in self._trained.records() if record.split != "test"]
         return Trained(trained, self._trained.identities()).others(records, features)
 
+    def shared(self, records: Sequence[SlideRecord], features: Path | None = None) -> tuple[set[str], set[str]]:
+        """Names of the slides, and of the patients, that the run has in any of its splits under whatever name.
+
+        Args:
+            records: Slides of another cohort.
+            features: The folder of the features that are read instead of the slides.
+        """
+        kept = self._trained.records()
+        known, called = Trained(kept, self._trained.identities()), {same_patient(one.patient) for one in kept}
+        slides = {record.slide for record in records if known.find(record, features) is not None}
+        return slides, {record.patient for record in records if same_patient(record.patient) in called}
+
     def tell_changes(self, data: DataConfig, columns: Sequence[str]) -> None:
         """Print how the manifest differs from the slides that the run keeps."""
         if self.cohort is None and data.manifest.is_file():
@@ -468,14 +507,25 @@ class RunFolder:
 
     @property
     def without_cohort(self) -> Self:
-        """The run with the results on its own slides."""
-        return self if self.cohort is None else self._with(cohort=None, data_root=None)
+        """The run with the results on its own slides, which lie where it has them."""
+        if self.cohort is None:
+            return self
+        own = tuple(word for word in self.overrides if word.removeprefix("--").partition("=")[0] not in PLACES)
+        run = self._with(cohort=None, data_root=None, overrides=own)
+        if own != self.overrides:
+            vars(run).pop("loaded", None)  # which reads the cohort's
+        return run._as_remembered()
 
-    def of_cohort(self, name: str) -> Self:
-        """The run with the results on another cohort, whose slides are read as for the results that it has."""
+    def of_cohort(self, name: str, place: Path | None = None) -> Self:
+        """The run with the results on another cohort, whose slides are read as for the results that it has.
+
+        Args:
+            name: The cohort's name.
+            place: The folder of the results; by default one in the run.
+        """
         if not name or Path(name).name != name or name.startswith("."):
             raise UserError(f"--name is {name!r}; it is the name of a folder, as external-1")
-        run = self._with(cohort=name, data_root=None)
+        run = self._with(cohort=name, data_root=None, place=place)
         return run._as_remembered() if run._all_found else run
 
     def below(self, folder: Path | None) -> Self:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -137,6 +137,29 @@ OnFailure = Callable[[str, str], None]
 """Told of a slide that cannot be read, and why."""
 
 
+def columns_by(
+    task: Task,
+    decisions: Mapping[str, Decision],
+    records: Sequence[SlideRecord],
+    numbers: Sequence[NDArray[np.float64]],
+) -> dict[str, list[Any]]:
+    """The columns of a table of predictions: slide, patient, the numbers, and what each threshold decides for.
+
+    Args:
+        task: What is predicted.
+        decisions: Of each target that has a threshold.
+        records: The slides or patients.
+        numbers: Those of each.
+    """
+    values = np.array(numbers).reshape(len(records), len(task.names))
+    found: dict[str, list[Any]] = {"slide": [r.slide for r in records], "patient": [r.patient for r in records]}
+    found |= dict(zip(task.names, values.T.tolist(), strict=True))
+    for name, words in (task.decided(values, decisions) if decisions else {}).items():
+        if name in decisions:
+            found[f"decision_{name}" if len(task.by_target) > 1 else "decision"] = words
+    return found
+
+
 class Predictor:
     """A model in evaluation mode on its device, with one engine for all slides.
 
@@ -265,14 +288,7 @@ class Predictor:
             records: The slides or patients.
             numbers: Those of each.
         """
-        decisions, task = self._decisions, self.model.task
-        values = np.array(numbers).reshape(len(records), len(task.names))
-        found: dict[str, list[Any]] = {"slide": [r.slide for r in records], "patient": [r.patient for r in records]}
-        found |= dict(zip(task.names, values.T.tolist(), strict=True))
-        for name, words in (task.decided(values, decisions) if decisions else {}).items():
-            if name in decisions:
-                found[f"decision_{name}" if len(task.by_target) > 1 else "decision"] = words
-        return found
+        return columns_by(self.model.task, self._decisions, records, numbers)
 
     # Slides.
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from wsi_trainer.data.datamodule import SlideData
+from wsi_trainer.data.dataset import grouped
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.data.splits import first_names
 from wsi_trainer.errors import UserError
@@ -20,15 +21,20 @@ from wsi_trainer.fit.folder import note_failure
 from wsi_trainer.fit.result import LESIONS, Work
 from wsi_trainer.fit.trainer import at_work, image_of, logged_to
 from wsi_trainer.io.display import say
-from wsi_trainer.io.files import read_json, write_json
+from wsi_trainer.io.files import read_json, sha256_of, write_json
+from wsi_trainer.io.tables import write_table
 from wsi_trainer.metrics import (
     FROC_SCORES,
+    RISK_SCORES,
+    Baseline,
     Decision,
     Interval,
     LesionPredictions,
     Marks,
     Predictions,
+    at_the_point,
     summarise,
+    survivals,
     write_predictions,
 )
 from wsi_trainer.metrics.decision import EVEN, decisions_record
@@ -125,20 +131,54 @@ def test_split(
         work = run.work(result, data.of(split), overwrite=overwrite)
         predictions = predictions_of(run, data, split, failures, work, progress)
         decisions = decisions_of(run, predictions if split == "val" else None, progress)
-        predictions = predictions.with_decisions(decisions)
+        baselines = baselines_of(run, progress)
+        predictions = predictions.with_decisions(decisions | cuts_of(baselines))
         write_predictions(result.file, predictions)
-        scores = scores_of(run, split, predictions, decisions) | {"skipped": failures.slides}
+        scores = scores_of(run, split, predictions, decisions, baselines) | {"skipped": failures.slides}
         write_json(result.scores, scores)
         run.finish(work)
     return scores
 
 
-def scores_of(run: Run, split: str, predictions: Predictions, decisions: Mapping[str, Decision]) -> dict[str, Any]:
+def scores_of(
+    run: Run,
+    split: str,
+    predictions: Predictions,
+    decisions: Mapping[str, Decision],
+    baselines: Mapping[str, Baseline],
+) -> dict[str, Any]:
     """The scores of a split with what they are of, as in `evaluation/SPLIT.json`."""
     task, cohort = run.loaded.model.task, {} if run.cohort is None else {"cohort": run.cohort}
-    scores = {"split": split, "checkpoint": run.checkpoint_name, "task": type(task).__name__} | cohort
+    scores: dict[str, Any] = {"split": split, "checkpoint": run.checkpoint_name, "task": type(task).__name__} | cohort
     scores |= summarise(predictions, dict(task.scores), run.loaded.train.resamples, 0)
+    scores |= {"operating_points": points} if (points := at_the_point(predictions)) else {}
+    scores |= {"survival": found} if (found := survivals(predictions, baselines)) else {}
     return scores | ({"decisions": task.sentences_on(decisions)} if decisions else {})
+
+
+def predict_slides(
+    cohort: Run, records: Sequence[SlideRecord], overwrite: bool
+) -> tuple[list[SlideRecord], list[np.ndarray]]:
+    """Write what a run predicts of slides without labels; returns the slides, or patients, and the numbers of each.
+
+    Args:
+        cohort: The run with the name, and the place, that the slides get.
+        records: The slides, as seen.
+        overwrite: Whether to replace what an earlier command wrote.
+    """
+    result, data = cohort.result("predict"), cohort.loaded.data
+    with result.locked(overwrite):
+        keep_slides(cohort, records)
+        cases = grouped(data, records, None)
+        work = cohort.work(result, cases, overwrite=overwrite)
+        with at_work(cohort.writable), logged_to(cohort.log):
+            said = predicted(cohort, cases, work, Failures(cohort))
+        decisions_of(cohort)  # chosen now, where they were not yet
+        kept = [case for case in cases if case.slide in said]
+        columns = cohort.predictor.columns(kept, [said[case.slide] for case in kept])
+        write_table(result.file, list(columns), zip(*columns.values()))
+        cohort.finish(work)
+    return kept, [said[case.slide] for case in kept]
 
 
 def slides_of(run: Run, split: str) -> SlideData:
@@ -155,7 +195,7 @@ def predictions_of(
 ) -> Predictions:
     """The predictions of the slides of a split; see `predicted`."""
     task, cases = run.loaded.model.task, slides.of(split)
-    with at_work(run.path), logged_to(run.log):
+    with at_work(run.writable), logged_to(run.log):
         said = predicted(run, cases, work, failures, task, progress)
         slides.warn_of_lack(split)
     kept = [record for record in cases if record.slide in said]
@@ -177,7 +217,7 @@ def decisions_of(run: Run, validated: Predictions | None = None, progress: bool 
         return known
     rule = run.loaded.train.decision
     parts = [part for part in run.loaded.model.task.slide_parts if part.task.has_threshold]
-    if validated is None or run.cohort is not None:
+    if validated is None:
         own = run.without_cohort
         validated = predictions_of(own, slides_of(own, "val"), "val", Failures(own), progress=progress)
     found = {}
@@ -191,6 +231,37 @@ def decisions_of(run: Run, validated: Predictions | None = None, progress: bool 
                 )  # fmt: skip
     write_json(run.decisions, read_json(run.decisions) | {run.checkpoint_name: decisions_record(rule, found)})
     return found
+
+
+def baselines_of(run: Run, progress: bool = True) -> dict[str, Baseline]:
+    """By target of a survival what the training patients say of a risk; computed if that was not done yet.
+
+    None where the training slides are gone: the risks of others are then not cut into groups.
+    """
+    parts = [part for part in run.loaded.model.task.slide_parts if part.task.scores is RISK_SCORES]
+    if not parts:
+        return {}
+    if known := run.trained_risks:
+        return {name: Baseline.read(one) for name, one in known.items()}
+    own = run.without_cohort
+    try:
+        slides = slides_of(own, "train")
+    except UserError as error:
+        log.warning("risks are not cut into groups, since the training slides are not there: %s", error)
+        return {}
+    trained = predictions_of(own, slides, "train", Failures(own), progress=progress)
+    found = {}
+    for part in parts:
+        risks: Any = trained.by_target[part.name].by_patient()
+        found[part.name] = Baseline.of(risks)
+    facts = {"sha256": sha256_of(run.checkpoint()), "targets": {name: one.record() for name, one in found.items()}}
+    write_json(run.baseline, read_json(run.baseline) | {run.checkpoint_name: facts})
+    return found
+
+
+def cuts_of(baselines: Mapping[str, Baseline]) -> dict[str, Decision]:
+    """The median risk of the training patients as a decision on who is of higher risk."""
+    return {name: Decision((one.median,), "median of training") for name, one in baselines.items()}
 
 
 class Failures:

@@ -123,10 +123,13 @@ class Study:
 
     def cross_validate(self, scores: Mapping[str, Score], resamples: int, seed: int, by: str) -> dict[str, Any]:
         """Write the scores of folds, each and together; returns them."""
-        from wsi_trainer.metrics import cross_validation
+        from wsi_trainer.metrics import at_the_point, cross_validation, survivals
 
         facts: dict[str, Any] = {"split": self.split, "by": by, "runs": list(self.folders)}
         facts |= cross_validation(list(self.each.values()), scores, resamples, seed)
+        pooled = self.pooled
+        facts |= {"operating_points": points} if (points := at_the_point(pooled)) else {}
+        facts |= {"survival": found} if (found := survivals(pooled, {})) else {}
         write_json(self.results, facts)
         return facts
 

@@ -8,7 +8,8 @@ judge the regions that `wsi-train segment` finds: `BorderPredictions` and `Lesio
 which probability on a class is decided for.
 
 `read_predictions` reads a file of any kind and `write_predictions` writes it, `summarise` computes all scores as JSON,
-`score_intervals` those asked for, `paired_difference` compares two models, `cross_validation` joins folds. A new kind
+`score_intervals` those asked for, `at_the_point` what is decided with, `paired_difference` compares two models on the
+same slides and `unpaired_difference` on others, `cross_validation` joins folds. A new kind
 is a class here and a row of `KINDS`.
 """
 
@@ -29,14 +30,17 @@ from wsi_trainer.metrics.intervals import (
     paired_difference,
     score_intervals,
     summarise,
+    unpaired_difference,
 )
 from wsi_trainer.metrics.lesions import FROC_SCORES, MISSED, LesionPredictions, Marks
+from wsi_trainer.metrics.operating import at_the_point, delong_difference
 from wsi_trainer.metrics.pixels import (
     AREA_SCORES,
     BORDER_SCORES,
     AreaPredictions,
     BorderPredictions,
 )
+from wsi_trainer.metrics.survival import Baseline, survivals
 from wsi_trainer.metrics.table import Predictions, PredictionsError, Score, Words
 from wsi_trainer.metrics.targets import (
     KINDS,
@@ -76,6 +80,7 @@ __all__ = [
     "SCORES",
     "VALUE_SCORES",
     "AreaPredictions",
+    "Baseline",
     "BorderPredictions",
     "ClassPredictions",
     "Decision",
@@ -90,9 +95,11 @@ __all__ = [
     "Score",
     "ValuePredictions",
     "Words",
+    "at_the_point",
     "auc",
     "comparison",
     "cross_validation",
+    "delong_difference",
     "is_lower_better",
     "joined_folds",
     "kinds_of",
@@ -102,5 +109,7 @@ __all__ = [
     "score_intervals",
     "scores_by_target",
     "summarise",
+    "survivals",
+    "unpaired_difference",
     "write_predictions",
 ]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from wsi_trainer.metrics.decision import EVEN, Decision, decide, threshold
 from wsi_trainer.metrics.table import Predictions, PredictionsError, Score, Table, Words
 
-CURVES = ("roc", "precision_recall", "calibration")
+CURVES = ("roc", "precision_recall", "calibration", "decision_curve")
 
 
 def area_under_roc(truth: NDArray[np.bool_], said: NDArray[np.float64]) -> float:
@@ -65,6 +65,10 @@ class Auc:
             return _mean_over_classes(predictions, area_under_roc)
         return area_under_roc(predictions.labels == self.index, predictions.probabilities[:, self.index])
 
+    def said(self, predictions: ClassPredictions) -> NDArray[np.float64]:
+        """(rows,) the probability of the class, or of the second of two."""
+        return predictions.probabilities[:, 1 if self.index is None else self.index]
+
     def positive(self, predictions: Any) -> NDArray[np.bool_] | None:
         """The rows of the class, where there is one that is compared with the rest."""
         index = 1 if self.index is None and len(predictions.classes) == 2 else self.index
@@ -111,7 +115,11 @@ def brier(predictions: ClassPredictions) -> float:
 
 
 def calibration_error(predictions: ClassPredictions, bins: int = 10) -> float:
-    """Expected calibration error: distance of frequencies from probabilities, over bins of equal width.
+    """Root mean squared distance of frequencies from probabilities over bins of equal width, without chance's part.
+
+    The square of a bin's distance is, on average, larger than the truth by the variance of that distance, which is
+    taken off (debiased as by Kumar et al., NeurIPS 2019; here with patients as units). A calibrated model has 0 or
+    little more. In a bin of one patient it is the variance that the probabilities say themselves.
 
     With two classes the probability of the second is compared with how often it is the label, else that of the
     predicted class with how often it is right.
@@ -121,9 +129,19 @@ def calibration_error(predictions: ClassPredictions, bins: int = 10) -> float:
     else:
         said = predictions.probabilities.max(axis=1)
         happened = predictions.decided == predictions.labels
+    owners, patient = np.unique(np.asarray(predictions.patients), return_inverse=True)
     place = np.minimum((said * bins).astype(int), bins - 1)
-    gaps = np.bincount(place, said - happened, bins)
-    return float(np.abs(gaps).sum() / len(said))
+    cells, cell = np.unique(place * len(owners) + patient, return_inverse=True)
+    of_bin = cells // len(owners)
+    slides, apart = np.bincount(cell), np.bincount(cell, said - happened)
+    units, size = np.bincount(of_bin, minlength=bins), np.bincount(of_bin, slides, bins)
+    gap = np.bincount(of_bin, apart, bins) / np.maximum(size, 1)
+    spread = np.bincount(of_bin, (apart - slides * gap[of_bin]) ** 2, bins)
+    variance = np.where(
+        units > 1, units / np.maximum(units - 1, 1) * spread, np.bincount(place, said * (1 - said), bins)
+    )
+    square = size * gap**2 - variance / np.maximum(size, 1)
+    return float(np.sqrt(max(square.sum() / size.sum(), 0.0)))
 
 
 def is_biased(score: Score) -> bool:
@@ -217,6 +235,9 @@ class ClassPredictions(Predictions):
     def declaration(self) -> dict[str, Any]:
         (own,) = super().declaration().values()
         return {self.TARGET: own | ({} if self.thresholds is None else {"thresholds": _same(self.thresholds[:, None])})}
+
+    def binary(self) -> Mapping[str, ClassPredictions]:
+        return {"": self} if len(self.classes) == 2 else {}
 
     def errors(self) -> NDArray[np.float64]:
         return np.where(self.known, 1 - self.probabilities[np.arange(len(self)), self.labels], np.nan)
@@ -351,6 +372,9 @@ class MultiLabelPredictions(Predictions):
         labels, both = one.labels[:, place].astype(np.int64), _both(one.probabilities[:, place])
         cut = None if one.thresholds is None else one.thresholds[:, place]
         return ClassPredictions(one.slides, one.patients, (f"not {name}", name), labels, both, one.sites, cut)
+
+    def binary(self) -> Mapping[str, ClassPredictions]:
+        return {name: self.of(name) for name in self.classes}
 
     def of_patient(self, rows: NDArray[np.int64]) -> dict[str, Any]:
         """A label applies where it does on any slide, with its highest probability."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from wsi_trainer.metrics.classes import ClassPredictions, counts_above
 from wsi_trainer.metrics.intervals import resamples, too_few, wilson
 from wsi_trainer.metrics.lesions import LesionPredictions, sensitivity
+from wsi_trainer.metrics.operating import net_benefit
 
 FIRST, LAST = 1 / 8, 16.0
 """False positives for each slide at the ends of a FROC curve."""
@@ -54,6 +55,11 @@ def pr_band(predictions: ClassPredictions, count: int = 500, seed: int = 0) -> B
     return _of_class(predictions, _precision, "precision-recall", count, seed)
 
 
+def benefit_band(predictions: ClassPredictions, count: int = 500, seed: int = 0) -> Band:
+    """Net benefit over the threshold of the second of two classes."""
+    return _of_class(predictions, net_benefit, "decision", count, seed, np.linspace(0.01, 0.99, 99))
+
+
 def froc_band(predictions: LesionPredictions, count: int = 500, seed: int = 0) -> Band | None:
     """Sensitivity over false positives for each slide, of the first class; None where no lesion is drawn."""
     grid = np.geomspace(FIRST, LAST, 113)  # sixteen steps for each doubling
@@ -76,8 +82,10 @@ def calibration(predictions: ClassPredictions, bins: int = 10) -> Calibration:
     return Calibration(np.bincount(place, said, bins)[used] / n, count / n, n, low, high)
 
 
-def _of_class(predictions: ClassPredictions, line: Line, name: str, count: int, seed: int) -> Band:
-    grid = np.linspace(0, 1, 101)
+def _of_class(
+    predictions: ClassPredictions, line: Line, name: str, count: int, seed: int, grid: Floats | None = None
+) -> Band:
+    grid = np.linspace(0, 1, 101) if grid is None else grid
     truth, said = predictions.labels == 1, predictions.probabilities[:, 1]
     if not truth.any() or truth.all():
         raise ValueError(f"no slide, or every one, is {predictions.classes[1]!r}: no {name} curve")

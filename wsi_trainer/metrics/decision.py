@@ -14,12 +14,16 @@ from wsi_trainer.errors import UserError
 
 MOST_PROBABLE = "argmax"
 """The rule without a threshold."""
-BEST = ("balanced_accuracy", "f1")
-"""Rules that take the threshold with the highest score on the validation slides."""
+BEST = ("balanced_accuracy", "youden", "f1")
+"""Rules that take the threshold with the highest score on the validation slides; Youden's index is twice the balanced
+accuracy, less 1.
+"""
 AT_LEAST = ("sensitivity", "specificity")
 """Rules that take the threshold that still reaches a share of the validation slides: `sensitivity:0.95`."""
 EVEN = float(np.nextafter(0.5, 1))
 """The threshold that decides for the more probable of two classes, where slides are of one class and tell none."""
+COST = "cost"
+"""Rule that takes the threshold with the least cost, where a missed positive costs so many false alarms: `cost:10`."""
 Floats = NDArray[np.float64]
 
 
@@ -84,13 +88,15 @@ def check_rule(rule: str) -> str:
     """The rule, or an error where there is none of that name."""
     name, colon, share = rule.partition(":")
     if colon:
-        valid = name in AT_LEAST and 0 < (_number(share) or 0) <= 1
+        value = _number(share) or 0
+        valid = (name in AT_LEAST and 0 < value <= 1) or (name == COST and value > 0)
     else:
         valid = rule in (MOST_PROBABLE, *BEST) or 0 < (_number(rule) or 0) < 1
     if not valid:
         raise UserError(
             f"train.decision is {rule!r}; it is argmax, a probability between 0 and 1, {', '.join(BEST)}, "
-            f"or {' or '.join(f'{name}:0.95' for name in AT_LEAST)}"
+            f"{', '.join(f'{name}:0.95' for name in AT_LEAST)}, or {COST}:10, where a missed positive costs ten false "
+            "alarms"
         )
     return rule
 
@@ -132,9 +138,12 @@ def threshold(truth: NDArray[np.bool_], probability: Floats, rule: str) -> float
         return float(cuts[sensitivity >= float(share) - 1e-12].max())
     if name == "specificity":
         return float(cuts[specificity >= float(share) - 1e-12].min())
-    good = (
-        (sensitivity + specificity) / 2 if name == "balanced_accuracy" else 2 * right / (right + wrong + len(positive))
-    )
+    if name == "f1":
+        good = 2 * right / (right + wrong + len(positive))
+    elif name == COST:
+        good = float(share) * right - wrong
+    else:
+        good = (sensitivity + specificity) / 2
     best = cuts[good >= good.max() - 1e-12]
     return float(best[np.abs(best - 0.5).argmin()])
 

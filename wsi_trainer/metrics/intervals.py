@@ -3,15 +3,17 @@
 Patients are the unit: resamples draw patients with all their slides, and analytic intervals count patients. A score's
 interval is
 
-- AUC of two classes: the score interval of Newcombe (Statistics in Medicine 2006, method 5), right at 0 and 1 too;
+- AUC of two classes: the score interval of Newcombe (Statistics in Medicine 2006, method 5), right at 0 and 1 too.
+  Where patients have several slides, it counts so many slides as these are worth by DeLong's variance, from ten
+  patients of each class on; below, patients;
 - others: bias-corrected and accelerated bootstrap (BCa; Efron 1987);
 - a score of exactly 0 or 1, as 95 % of resamples have it: Wilson's interval for so many patients as the rarest group
   that the score asks for has.
 
 Below `LEAST` patients, or `LEAST_OF_GROUP` in a group, there is none, nor where resamples are all the value and this is
-neither 0 nor 1, nor where nearly all of them lie on one side of it. The calibration error never has one: chance alone
-makes it larger, in the slides and in each resample of them once more, so that an interval around it leaves out the
-truth where a model is well calibrated. The text says why.
+neither 0 nor 1, nor where nearly all of them lie on one side of it. The calibration error never has one: it is 0 in
+every second study of a calibrated model, and resamples make it larger. Calibration's intercept and slope have one. The
+text says why.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wsi_trainer.metrics.classes import Auc, is_biased
+from wsi_trainer.metrics.delong import auc_covariance
 from wsi_trainer.metrics.table import Kind, Predictions, PredictionsError, Score, join, rows_of_patients
 
 LEAST = 10
@@ -32,8 +35,8 @@ LEAST = 10
 LEAST_OF_GROUP = 3
 """Patients of each class, with an event, or with a lesion, from which on there are intervals."""
 _NORMAL = NormalDist()
-_Z = _NORMAL.inv_cdf(0.975)
-LARGER_BY_CHANCE = "no interval: chance alone makes this error larger"
+Z = _NORMAL.inv_cdf(0.975)
+LARGER_BY_CHANCE = "no interval: resamples alone make this error larger"
 _BIASED = 1.0
 """Standard deviations by which the value may lie from the median of its resamples."""
 
@@ -115,21 +118,29 @@ def _intervals(predictions: Predictions, scores: Mapping[str, Score], count: int
     sample = _Sample.of(predictions)
     if sample.absent:
         return {name: sample.none(value) for name, value in values.items()}
-    drawn = _each(predictions, scores, resamples(predictions.patients, count, seed))
-    left_out = _each(predictions, scores, _without_one(predictions.patients))
+    analytic = {name for name, score in scores.items() if is_biased(score) or _positive(score, predictions) is not None}
+    resampled = {name: score for name, score in scores.items() if name not in analytic}
+    drawn = _each(predictions, resampled, resamples(predictions.patients, count, seed)) if resampled else {}
+    left_out = _each(predictions, resampled, _without_one(predictions.patients)) if resampled else {}
     found = {}
     for name, score in scores.items():
-        positive = score.positive(predictions) if isinstance(score, Auc) else None
+        positive = _positive(score, predictions)
         if is_biased(score):
             found[name] = sample.none(values[name], LARGER_BY_CHANCE)
         elif positive is not None:
-            found[name] = sample.of_auc(values[name], predictions, positive)
+            found[name] = sample.of_auc(values[name], predictions, *positive)
         elif values[name] in (0, 1) and _settled(drawn[name], values[name]):
             bounds = wilson(round(values[name] * sample.rarest), sample.rarest)
             found[name] = sample.bounded(values[name], *bounds, count)
         else:
             found[name] = sample.interval(values[name], drawn[name], left_out[name])
     return found
+
+
+def _positive(score: Score, predictions: Any) -> tuple[NDArray[np.bool_], NDArray[np.float64]] | None:
+    """Of an AUC the rows of the class, and its probability; None of another score."""
+    positive = score.positive(predictions) if isinstance(score, Auc) else None
+    return None if positive is None or not isinstance(score, Auc) else (positive, score.said(predictions))
 
 
 def too_few(predictions: Predictions) -> str:
@@ -152,11 +163,7 @@ def paired_difference(first: Kind, second: Kind, score: Score, count: int = 2000
     the resamples of one of the two are all its score, they say nothing of its spread, and the intervals of both are
     put together (Newcombe's square-and-add, without correlation).
     """
-    second = second.aligned(first.slides)
-    if not np.array_equal(first.truth, second.truth, equal_nan=True):
-        raise PredictionsError(
-            "the two sets of predictions have different labels for the same slides; compare like with like"
-        )
+    second = paired_rows(first, second)
     sample, value = _Sample.of(first), score(first) - score(second)
     if sample.absent or is_biased(score):
         return sample.none(value, LARGER_BY_CHANCE)
@@ -166,13 +173,32 @@ def paired_difference(first: Kind, second: Kind, score: Score, count: int = 2000
     ends = score(first), score(second)
     if any(_settled(part, end) for part, end in zip(drawn, ends, strict=True)) and first.columns() != second.columns():
         one, two = (score_intervals(predictions, named, count, seed)["score"] for predictions in (first, second))
-        if one.absent or two.absent:
-            return sample.none(value, one.absent or two.absent, count)
-        low = value - np.hypot(one.value - one.low, two.high - two.value)
-        high = value + np.hypot(one.high - one.value, two.value - two.low)
-        return sample.bounded(value, float(low), float(high), count)
+        apart = unpaired_difference(one, two)
+        if apart.absent:
+            return sample.none(value, apart.absent, count)
+        return sample.bounded(value, apart.low, apart.high, count)
     left_out = [_each(one, named, left)["score"] for one in (first, second)]
     return sample.interval(value, drawn[0] - drawn[1], left_out[0] - left_out[1])
+
+
+def paired_rows(first: Kind, second: Kind) -> Kind:
+    """The rows of the second in the order of the first; an error where slides or labels differ."""
+    second = second.aligned(first.slides)
+    if not np.array_equal(first.truth, second.truth, equal_nan=True):
+        raise PredictionsError(
+            "the two sets of predictions have different labels for the same slides; compare like with like"
+        )
+    return second
+
+
+def unpaired_difference(first: Interval, second: Interval) -> Interval:
+    """The first score minus the second, of other patients: their intervals put together (Newcombe's square-and-add)."""
+    value, nan, patients = first.value - second.value, float("nan"), first.patients + second.patients
+    if why := first.absent or second.absent:
+        return Interval(value, nan, nan, 0, patients, absent=why)
+    low = value - np.hypot(first.value - first.low, second.high - second.value)
+    high = value + np.hypot(first.high - first.value, second.value - second.low)
+    return Interval(value, float(low), float(high), 0, patients)
 
 
 def comparison(
@@ -255,12 +281,15 @@ class _Sample:
     def bounded(self, value: float, low: float, high: float, count: int) -> Interval:
         return Interval(value, low, high, count, self.patients, self.events)
 
-    def of_auc(self, value: float, predictions: Predictions, positive: NDArray[np.bool_]) -> Interval:
+    def of_auc(
+        self, value: float, predictions: Predictions, positive: NDArray[np.bool_], said: NDArray[np.float64]
+    ) -> Interval:
         owners = np.array(predictions.patients)
         groups = len(set(owners[positive])), len(set(owners[~positive]))
         if min(groups) < LEAST_OF_GROUP:
             return self.none(value, few_of_group(min(groups)))
-        return Interval(value, *auc_bounds(value, *groups), 0, self.patients, groups[0])
+        counts = _counting(positive, said, owners) if min(groups) >= LEAST else groups
+        return Interval(value, *auc_bounds(value, *counts), 0, self.patients, groups[0])
 
     def interval(self, value: float, drawn: NDArray[np.float64], left_out: NDArray[np.float64]) -> Interval:
         """BCa, from the scores of resamples and those without each patient."""
@@ -277,9 +306,21 @@ class _Sample:
         apart = rest.mean() - rest
         spread = (apart**2).sum() ** 1.5
         acceleration = (apart**3).sum() / (6 * spread) if spread else 0.0
-        tails = bias + np.array([-_Z, _Z])
+        tails = bias + np.array([-Z, Z])
         low, high = np.quantile(known, [_NORMAL.cdf(bias + tail / (1 - acceleration * tail)) for tail in tails])
         return self.bounded(value, float(min(low, value)), float(max(high, value)), len(known))
+
+
+def _counting(positive: NDArray[np.bool_], said: NDArray[np.float64], owners: NDArray[np.str_]) -> tuple[float, float]:
+    """The independent slides that the slides of a class and of the others are worth: patients at least."""
+    slides = np.array([positive.sum(), (~positive).sum()])
+    patients = np.array([len(set(owners[positive])), len(set(owners[~positive]))])
+    alone, together = (
+        float(auc_covariance(positive, [said], rows)[1][0, 0]) for rows in (range(len(owners)), list(owners))
+    )
+    counts = slides * min(alone / together, 1.0) if together > 0 else patients
+    one, other = np.clip(counts, patients, slides).tolist()
+    return one, other
 
 
 def _patients(count: int) -> str:
@@ -294,7 +335,7 @@ def wilson(count: int, n: int) -> tuple[float, float]:
     return float(found.low), float(found.high)
 
 
-def auc_bounds(value: float, positive: int, negative: int) -> tuple[float, float]:
+def auc_bounds(value: float, positive: float, negative: float) -> tuple[float, float]:
     """Newcombe's score interval of an AUC of so many patients: the areas from which the value is 1.96 standard
     errors away, by their own standard error."""
     from scipy.optimize import brentq  # slow to import
@@ -304,7 +345,7 @@ def auc_bounds(value: float, positive: int, negative: int) -> tuple[float, float
 
     def apart(area: float) -> float:
         variance = area * (1 - area) * (1 + middle * ((1 - area) / (2 - area) + area / (1 + area))) / pairs
-        return float((value - area) ** 2 - _Z**2 * variance)
+        return float((value - area) ** 2 - Z**2 * variance)
 
     inside = min(max(value, 1e-15), 1 - 1e-15)  # at 0 and 1 areas have no standard error
     ends = (brentq(apart, end, inside, xtol=1e-16) if end != value else end for end in (0.0, 1.0))

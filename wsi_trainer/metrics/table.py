@@ -188,6 +188,10 @@ class Predictions:
         """The decision that a rule takes on these rows; None where a threshold decides nothing."""
         return None
 
+    def binary(self) -> Mapping[str, Any]:
+        """Predictions of two classes that these are or hold: of each label by its name, of two classes by none."""
+        return {}
+
     def declaration(self) -> dict[str, Any]:
         """Everything that the columns of the file do not say of each target, for JSON."""
         return {self.TARGET: {"kind": self.KIND, "classes": list(getattr(self, "classes", ())), "prefix": ""}}

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from wsi_trainer.metrics.decision import Decision
 from wsi_trainer.metrics.table import Predictions, PredictionsError, Score, Table, Words
 
 
@@ -129,6 +130,21 @@ class RiskPredictions(Predictions):
     risks: NDArray[np.float64]
     """(rows,) the higher, the earlier the event is expected."""
     sites: tuple[str, ...] = ()
+    cuts: NDArray[np.float64] | None = None
+    """(rows,) risk above which a patient is of higher risk: the median of the training patients; None if not known."""
+
+    @property
+    def higher(self) -> NDArray[np.bool_] | None:
+        """(rows,) whether the risk is above that of half of the training patients; None where that is not known."""
+        return None if self.cuts is None else self.risks > self.cuts
+
+    def decided_by(self, decision: Decision) -> Self:
+        return replace(self, cuts=np.full(len(self), decision.thresholds[0]) if decision.thresholds else None)
+
+    def declaration(self) -> dict[str, Any]:
+        (own,) = super().declaration().values()
+        cuts = [] if self.cuts is None else np.unique(self.cuts).tolist()
+        return {self.TARGET: own | ({"thresholds": cuts} if len(cuts) == 1 else {})}
 
     @property
     def truth(self) -> NDArray[np.float64]:

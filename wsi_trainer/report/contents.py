@@ -105,6 +105,7 @@ def _of_folds(name: str, folder: Run, study: Study) -> RunResults:
         facts, predictions = study.scores, study.pooled
         scores = {"slide": facts["pooled"], "patients": len(set(predictions.patients))}
         scores |= {"patient": facts["patient"]["pooled"]} if "patient" in facts else {}
+        scores |= {key: facts[key] for key in ("operating_points", "survival") if key in facts}
     first = next(iter(study.runs.values()))
     memory, records = read_json(first.memory), _records(first)
     return RunResults(name, folder, predictions, scores, {}, memory, records, [], study=study, folds=facts)

@@ -23,9 +23,10 @@ from wsi_trainer.metrics import (
     auc,
 )
 from wsi_trainer.metrics.classes import average_precision, confusion
-from wsi_trainer.metrics.curves import FIRST, LAST, Band, calibration, froc_band, pr_band, roc_band
+from wsi_trainer.metrics.curves import FIRST, LAST, Band, benefit_band, calibration, froc_band, pr_band, roc_band
 from wsi_trainer.metrics.intervals import too_few
 from wsi_trainer.metrics.lesions import RATES, froc
+from wsi_trainer.metrics.operating import benefit_of_all
 from wsi_trainer.metrics.values import kaplan_meier, log_rank
 
 COLOURS = ("#1f5fa8", "#c2571a", "#4b7f3f", "#7a4fa0", "#8a6d3b", "#3f8f8f")
@@ -109,13 +110,30 @@ def _calibration(runs: Mapping[str, Any]) -> str | None:
     """Share of slides with the class against its predicted probability, with 95 % intervals of the shares."""
     figure, axes = new_figure("predicted probability", "share of slides")
     axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":")
-    curves = _curves(dict([next(iter(runs.items()))]))
+    curves = _curves(runs)
     for colour, (name, its) in zip(COLOURS, curves.items(), strict=False):
         found = calibration(its)
-        if len(curves) == 1 and not too_few(its):
+        if len(curves) <= 2 and not too_few(its):
             axes.vlines(found.said, found.low, found.high, color=colour, alpha=0.4, linewidth=1.4)
         axes.plot(found.said, found.happened, "o-", color=colour, linewidth=1.6, markersize=4, label=name)
     return _in_square(figure, axes, "upper left") if curves else None
+
+
+def _decision_curve(runs: Mapping[str, Any]) -> str | None:
+    """Net benefit over the threshold, by patient; dotted: acting on everybody, and on nobody."""
+    figure, axes = new_figure("probability from which on one acts", "net benefit")
+    patients = {name: its.by_patient() for name, its in _curves(runs).items()}
+    curves = {name: its for name, its in patients.items() if 0 < its.labels.sum() < len(its)}
+    for colour, (name, its) in zip(COLOURS, curves.items(), strict=False):
+        band, prevalence = benefit_band(its), float((its.labels == 1).mean())
+        axes.plot(band.x, benefit_of_all(prevalence, band.x), color=colour, linewidth=1, linestyle=":")
+        _draw(axes, band, colour, name)
+    axes.axhline(0, color=GREY, linewidth=1, linestyle=":")
+    highest = max([float((its.labels == 1).mean()) for its in curves.values()], default=1)
+    axes.set_xlim(-0.02, 1.02)
+    axes.set_ylim(-0.25 * highest, 1.1 * highest)
+    axes.legend(loc="upper right", fontsize=8, frameon=False)
+    return data_uri(figure) if curves else None
 
 
 def _confusion(runs: Mapping[str, Any]) -> str:
@@ -146,7 +164,8 @@ def _scatter(runs: Mapping[str, Any]) -> str:
 
 
 def _survival(runs: Mapping[str, Any]) -> str | None:
-    """Kaplan-Meier curves of the patients with the higher and the lower half of risks, numbers at risk below.
+    """Kaplan-Meier curves of the patients of higher and of lower risk, numbers at risk below; of all where training's
+    median risk is not known.
 
     Ticks: last seen without the event. None where slides of a patient contradict each other.
     """
@@ -155,10 +174,12 @@ def _survival(runs: Mapping[str, Any]) -> str | None:
     except PredictionsError:
         return None
     figure, axes = new_figure("time", "share of patients without event")
-    high = patients.risks > np.median(patients.risks)
+    high, groups = patients.higher, [(GREY, "all, training's median risk is not known", np.ones(len(patients), bool))]
+    if high is not None:
+        groups = [(COLOURS[1], "higher risk", high), (COLOURS[0], "lower risk", ~high)]
     last = float(patients.times.max())
     at = [time for time in axes.xaxis.get_major_locator().tick_values(0, last) if 0 <= time <= last]
-    for line, (colour, name, rows) in enumerate(((COLOURS[1], "higher risk", high), (COLOURS[0], "lower risk", ~high))):
+    for line, (colour, name, rows) in enumerate(groups):
         times, events = patients.times[rows], patients.events[rows]
         if not len(times):
             continue
@@ -173,7 +194,8 @@ def _survival(runs: Mapping[str, Any]) -> str | None:
             axes.annotate(str(int((times >= time).sum())), (time, 0), (0, -34 - 11 * line), color=colour, fontsize=8,
                           xycoords=("data", "axes fraction"), textcoords="offset points", ha="center")  # fmt: skip
     axes.set_xlabel("time; below, patients at risk", labelpad=36)
-    axes.plot([], [], " ", label=f"log-rank: {_p_of(patients, high)}")
+    if high is not None:
+        axes.plot([], [], " ", label=f"log-rank: {_p_of(patients, high)}")
     axes.set_xticks(at)
     axes.set_ylim(-0.02, 1.02)
     axes.legend(fontsize=8, frameon=False)
@@ -191,12 +213,15 @@ def _p_of(patients: RiskPredictions, high: NDArray[np.bool_]) -> str:
 FIGURES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str | None]]] = {
     "roc": ("ROC, bands hold 95 % of bootstrap resamples", _roc),
     "precision_recall": ("Precision and recall, bands likewise", _precision_recall),
-    "calibration": ("Calibration, {}", _calibration),
+    "calibration": ("Calibration, bars hold 95 % of the share", _calibration),
+    "decision_curve": (
+        "Decision curve by patient, bands likewise; dotted: acting on everybody, on nobody",
+        _decision_curve,
+    ),
     "confusion": ("Confusion, {}", _confusion),
     "scatter": ("Predicted against true", _scatter),
     "survival": (
-        "Survival by predicted risk. The groups are cut at the median risk of these very patients, not at a risk that "
-        "was known before: the curves show their order, and p is no test of a cut for new patients",
+        "Survival by predicted risk, cut at the median risk of the training patients; below, patients at risk",
         _survival,
     ),
 }

@@ -126,7 +126,7 @@ def _context(
 
 NAMES = {
     "auc": "AUC", "froc": "FROC", "f1": "F1", "iou": "IoU", "dice": "Dice", "brier": "Brier score", "r2": "R²",
-    "pearson": "Pearson's r", "spearman": "Spearman's ρ", "c": "C", "label": "slide's",
+    "pearson": "Pearson's r", "spearman": "Spearman's ρ", "c": "C", "label": "slide's", "delong": "by DeLong",
 }  # fmt: skip
 """Words of the names of scores that are written otherwise."""
 

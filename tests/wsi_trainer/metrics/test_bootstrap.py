@@ -206,13 +206,13 @@ def test_a_score_that_all_resamples_have_has_no_interval() -> None:
 
 
 def test_a_calibration_error_has_no_interval() -> None:
-    """Labels are drawn with the probabilities that are predicted: the error is 0, and larger in a study by chance."""
+    """Labels are drawn with the probabilities that are predicted: the error is 0, and larger in resamples."""
     generator = np.random.default_rng(0)
     drawn = cohort(generator, 200, 1, 0.0)
     calibrated = replace(drawn, labels=(generator.random(200) < drawn.probabilities[:, 1]).astype(np.int64))
     found = score_intervals(calibrated, SCORES, count=100)
-    assert found["calibration_error"].value > 0.02 and np.isnan(found["calibration_error"].low)
-    assert found["calibration_error"].bounds == "no interval: chance alone makes this error larger"
+    assert found["calibration_error"].value < 0.02 and np.isnan(found["calibration_error"].low)
+    assert found["calibration_error"].bounds == "no interval: resamples alone make this error larger"
     assert not found["brier"].absent
     other = replace(calibrated, probabilities=calibrated.probabilities[::-1])
     difference = paired_difference(calibrated, other, SCORES["calibration_error"], count=100)

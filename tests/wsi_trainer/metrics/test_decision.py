@@ -43,7 +43,9 @@ def test_without_a_threshold_it_is_argmax_and_with_one_from_there_on() -> None:
     assert decide(p, np.full(3, EVEN)).tolist() == [0, 0, 1]
 
 
-@pytest.mark.parametrize("rule", ["f1", "balanced_accuracy", "sensitivity:0.9", "specificity:0.8", "specificity:1"])
+@pytest.mark.parametrize(
+    "rule", ["f1", "balanced_accuracy", "youden", "cost:5", "sensitivity:0.9", "specificity:0.8", "specificity:1"]
+)
 def test_a_threshold_is_the_best_of_all(rule: str) -> None:
     predictions = some()
     truth, p = predictions.labels == 1, predictions.probabilities[:, 1]
@@ -53,6 +55,8 @@ def test_a_threshold_is_the_best_of_all(rule: str) -> None:
         "f1": lambda said: sk.f1_score(truth, said, zero_division=0), "sensitivity": lambda said: said[truth].mean(),
         "balanced_accuracy": lambda said: sk.balanced_accuracy_score(truth, said),
         "specificity": lambda said: (~said)[~truth].mean(),
+        "youden": lambda said: said[truth].mean() - said[~truth].mean(),
+        "cost": lambda said: -5 * (truth & ~said).sum() - (said & ~truth).sum(),
     }  # fmt: skip
 
     def at(name: str, cut: float) -> float:
@@ -63,7 +67,7 @@ def test_a_threshold_is_the_best_of_all(rule: str) -> None:
 
     every = np.arange(0, 1.015, 0.005)  # probabilities have two digits: thresholds at and between them
     name, _, share = rule.partition(":")
-    if not share:
+    if name not in ("sensitivity", "specificity"):
         assert at(name, found) == pytest.approx(max(at(name, cut) for cut in every))
         return
     assert at(name, found) >= float(share)
@@ -124,5 +128,5 @@ def test_a_decision_goes_with_the_file_and_through_folds(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("rule", ["", "f2", "1.5", "0", "nan", "sensitivity", "sensitivity:2", "auc:0.9", "f1:0.5"])
 def test_a_rule_that_is_none_is_named(rule: str) -> None:
-    with pytest.raises(UserError, match=r"train\.decision is .*balanced_accuracy, f1"):
+    with pytest.raises(UserError, match=r"train\.decision is .*balanced_accuracy, youden, f1"):
         check_rule(rule)
