@@ -113,6 +113,12 @@ COMMANDS: tuple[Command, ...] = (
         own_parser=True,
     ),
     Command(
+        "deploy",
+        "another hospital's slides by one run, several, or the folds of a study: scores beside the runs' own, a page",
+        "wsi_trainer.deploy:deploy",
+        own_parser=True,
+    ),
+    Command(
         "predict",
         "write a prediction for each slide",
         "wsi_trainer.fit.evaluate:predict",

@@ -93,7 +93,7 @@ def test_every_option_of_every_command_is_explained(command, monkeypatch):
 
 
 SLOW = ("torch", "pytorch_lightning", "lightning_plugin", "torchmetrics", "sklearn", "scipy.stats", "pandas")
-COMPUTE = {"plan", "fit", "embed", "export", "validate", "test", "predict", "segment", "heatmap", "demo"}
+COMPUTE = {"plan", "fit", "embed", "export", "validate", "test", "predict", "segment", "heatmap", "demo", "deploy"}
 """Commands that train or predict."""
 
 

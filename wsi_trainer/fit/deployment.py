@@ -1,0 +1,545 @@
+"""Deployment: predictions of one or several runs on a cohort that none of them has seen, in a folder of its own."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+
+from wsi_trainer.data.dataset import targets_of
+from wsi_trainer.data.manifest import FEATURES, SlideRecord
+from wsi_trainer.data.shift import as_number, columns_of, shift
+from wsi_trainer.data.splits import first_names
+from wsi_trainer.errors import UserError
+from wsi_trainer.explain.attribution import Method
+from wsi_trainer.explain.heatmaps import write_heatmaps
+from wsi_trainer.explain.slide_map import MapOptions
+from wsi_trainer.fit.predictor import columns_by
+from wsi_trainer.fit.result import Result
+from wsi_trainer.fit.run import Run
+from wsi_trainer.fit.scoring import (
+    Failures,
+    baselines_of,
+    cuts_of,
+    decisions_of,
+    name_of,
+    owners_of,
+    predict_slides,
+    predictions_of,
+    slides_of,
+)
+from wsi_trainer.fit.study import Study
+from wsi_trainer.io.display import say
+from wsi_trainer.io.files import as_written, read_json, sha256_of, write_json
+from wsi_trainer.io.tables import write_table
+from wsi_trainer.metrics import (
+    Baseline,
+    Decision,
+    Interval,
+    Predictions,
+    PredictionsError,
+    at_the_point,
+    read_predictions,
+    score_intervals,
+    summarise,
+    survivals,
+    unpaired_difference,
+    write_predictions,
+)
+from wsi_trainer.metrics.operating import binary_targets, operating_point
+from wsi_trainer.metrics.table import join
+from wsi_trainer.models.tasks import Task
+from wsi_trainer.preprocess.inputs import is_table, list_slides
+
+FILE = "deployment.json"
+InBoth = Literal["refuse", "leave-out"]
+ENSEMBLE = "ensemble"
+MOST_GROUPS = 12
+"""Different values of a column up to which each is a subgroup; numbers are then cut at their median."""
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """The folder of a deployment."""
+
+    path: Path
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Facts of the deployment: members, slides left out, scores, differences, subgroups, what is unlike."""
+        facts = read_json(self.path / FILE)
+        if not facts:
+            raise UserError(f"{self.path} is no deployment: it has no {FILE}, which `wsi-train deploy` writes")
+        return facts
+
+    @property
+    def predictions_file(self) -> Path:
+        """Predictions of all slides, with or without label."""
+        return Result(self.path, "predict").file
+
+    @property
+    def labelled_file(self) -> Path:
+        """Predictions of the slides with labels, beside these."""
+        return Result(self.path, "test").file
+
+    @property
+    def internal_file(self) -> Path:
+        """Predictions of what the members held out."""
+        return self.path / "internal.csv"
+
+    @property
+    def report(self) -> Path:
+        """The page."""
+        return self.path / "report.html"
+
+    def labelled(self) -> Predictions | None:
+        """The predictions of slides with labels; None where none has one."""
+        return read_predictions(self.labelled_file) if self.labelled_file.is_file() else None
+
+    def internal(self) -> Predictions | None:
+        """The predictions of what the members held out; None where they have no such results."""
+        return read_predictions(self.internal_file) if self.internal_file.is_file() else None
+
+    @cached_property
+    def members(self) -> dict[str, Run]:
+        """The members by name, with the results on the cohort."""
+        facts = self.facts
+        with as_written(self.path / FILE):
+            return {
+                name: Run(Path(one["run"]), one["checkpoint"], facts["name"], place=self.path / "members" / name)
+                for name, one in facts["members"].items()
+            }
+
+
+def members_of(
+    folders: Sequence[Path], name: str, out: Path, checkpoint: str, overrides: Sequence[str]
+) -> tuple[dict[str, Run], Study | None]:
+    """The runs of folders, of a study its folds, each with a place for the cohort; and the study, where it is one.
+
+    Args:
+        folders: Runs, or one study of folds.
+        name: The cohort's name.
+        out: The folder of the deployment.
+        checkpoint: best, last, or a path.
+        overrides: Keys of the config to change.
+
+    Raises:
+        UserError: A folder is no run, or they do not predict the same.
+    """
+    studies = [Study.at(folder) for folder in folders]
+    if len(folders) > 1 and (other := next((one for one in studies if one is not None), None)) is not None:
+        raise UserError(f"{other.path} is a study of several runs; deploy it alone, or name its runs")
+    study = studies[0]
+    if study is not None and study.kind != "folds":
+        raise study.refuse()
+    given = list(folders) if study is None else [run.path for run in study.runs.values()]
+    names = [folder.resolve().name for folder in given]
+    twice = {one for one, count in Counter(names).items() if count > 1}
+    members = {}
+    for folder, own in zip(given, names, strict=True):
+        called = f"{folder.resolve().parent.name}-{own}" if own in twice else own
+        if called in members:
+            raise UserError(f"{folder} is named twice, or called as another run; rename one of the two folders")
+        run = Run.open(folder, checkpoint, overrides=overrides)
+        members[called] = run.of_cohort(name, out / "members" / called)
+    first = next(iter(members))
+    for run in members.values():
+        task, its = (one.loaded.model.task for one in (members[first], run))
+        if task.pixels is not None:
+            raise UserError(f"{run.path} finds regions; `wsi-train segment` and `test --cohort` score those")
+        if (tuple(task.by_target), task.names, task.columns) != (tuple(its.by_target), its.names, its.columns):
+            raise UserError(f"{run.path} predicts something else than {members[first].path}; deploy runs of one task")
+    return members, study
+
+
+def records_for(member: Run, slides: str, root: Path | None) -> list[SlideRecord]:
+    """The slides that a user means, whose labels may be missing: of a manifest, of a folder of slides or features."""
+    if is_table(slides):
+        return member.records_in(Path(slides), root, labelled=False)
+    if member.loaded.data.features is not None:
+        files = [path for kind in FEATURES for path in sorted(Path(slides).glob(kind.format("*")))]
+        names = [path.name.removesuffix(path.suffix) for path in files]
+        if not files:
+            raise UserError(f"{slides} has no features, NAME.h5 or NAME.pt, which {member.path} reads")
+        return [SlideRecord(name, Path(slides) / name, "", name, "") for name in names]
+    listed = list_slides(slides, note=lambda text: say(Console(), text))
+    return [SlideRecord(one.job.name, one.job.slide, "", one.job.name, "") for one in listed]
+
+
+def without_known(
+    members: Mapping[str, Run], records: Sequence[SlideRecord], in_both: InBoth
+) -> tuple[list[SlideRecord], dict[str, list[str]]]:
+    """The slides of patients that no member knows; and by reason those left out.
+
+    Args:
+        members: The runs.
+        records: The slides of the cohort.
+        in_both: Whether others are an error.
+
+    Raises:
+        UserError: Slides or patients are in both, or nothing else is left.
+    """
+    slides, patients = set[str](), set[str]()
+    for run in members.values():
+        own, called = run.shared(records, run.loaded.data.features)
+        slides, patients = slides | own, patients | called
+    patients |= {record.patient for record in records if record.slide in slides}
+    left = [record for record in records if record.patient not in patients]
+    if patients and in_both == "refuse":
+        raise UserError(
+            f"patients of the cohort are in the training cohort too: {first_names(sorted(patients))}. "
+            "--in-both leave-out leaves out their slides; if they are other persons of the same names, write the "
+            "hospital before them in the column patient"
+        )
+    if not left:
+        raise UserError("all patients of the cohort are in the training cohort; give other slides")
+    gone = sorted(record.slide for record in records if record.patient in patients)
+    if gone:
+        say(Console(), f"{len(gone)} slides of {len(patients)} patients of training are left out: {first_names(gone)}")
+    return left, {"patients in both": sorted(patients), "slides": gone} if gone else {}
+
+
+def with_labels(task: Task, cases: Sequence[SlideRecord]) -> list[SlideRecord]:
+    """The slides, or patients, of which some label is known; columns that the cohort lacks are empty."""
+    found = []
+    for case in cases:
+        cells = [case.cells.get(column, "") for column in task.columns]
+        if any(cells) if task.may_be_empty else all(cells):
+            missing = {column: "" for column in task.columns if column not in case.cells}
+            found.append(replace(case, others={**case.others, **missing}))
+    return found
+
+
+def predictions_for(
+    task: Task, cases: Sequence[SlideRecord], numbers: Mapping[str, NDArray[np.float64]]
+) -> Predictions | None:
+    """The predictions of the slides with labels; None where none has one."""
+    known = with_labels(task, [case for case in cases if case.slide in numbers])
+    if not known:
+        return None
+    rows = torch.cat([task.row(targets_of(task, case)).double() for case in known]).numpy()
+    return task.predictions(owners_of(known), rows, np.stack([numbers[case.slide] for case in known]))
+
+
+def validated(member: Run) -> Predictions:
+    """Predictions of a member on its validation slides: its own result, or one that is made and kept at its place."""
+    own = member.without_cohort
+    result, place = own.result("test", "val"), member.writable / "validation.csv"
+    if result.whole and own.outdated == "":
+        return read_predictions(result.file)
+    if not place.is_file():
+        write_predictions(place, predictions_of(own, slides_of(own, "val"), "val", Failures(own)))
+    return read_predictions(place)
+
+
+def ensemble_decisions(members: Mapping[str, Run]) -> dict[str, Decision]:
+    """The decision of the mean of members: their own, or by the same rule on the validation slides of all."""
+    first = next(iter(members.values()))
+    if len(members) == 1:
+        return decisions_of(first, None if first.predictor.decisions is not None else validated(first))
+    rules = {run.loaded.train.decision for run in members.values()}
+    if len(rules) > 1:
+        raise UserError(f"the runs decide by {', '.join(sorted(rules))}; give one rule, --train.decision youden")
+    rule, task = rules.pop(), first.loaded.model.task
+    if (known := task.decisions_by(rule)) is not None:
+        return known
+    joined = join([decided(validated(run), {}) for run in members.values()])
+    parts = [part.name for part in task.slide_parts if part.task.has_threshold]
+    chosen = {name: joined.by_target[name].chosen(rule) for name in parts}
+    return {name: one for name, one in chosen.items() if one is not None}
+
+
+def internal_of(
+    members: Mapping[str, Run], study: Study | None, baselines: Mapping[str, Mapping[str, Baseline]]
+) -> Predictions | None:
+    """Predictions of the members on the slides that they held out: of a study pooled, of several runs their mean.
+
+    None where they are not tested, or several runs held out different slides.
+    """
+    owns = [run.without_cohort for run in members.values()]
+    split = "test" if study is None else str(study.split)
+    if not all(own.result("test", split).whole for own in owns):
+        say(Console(), "the runs have no scores of their own held-out slides to compare with: `wsi-train test RUN`")
+        return None
+    each = [
+        decided(read_predictions(own.predictions_file(split)), decisions_of(run) | cuts_of(baselines[called]))
+        for own, (called, run) in zip(owns, members.items(), strict=True)
+    ]
+    if study is not None:
+        return join(each)
+    if len(each) == 1:
+        return each[0]
+    if any(set(one.slides) != set(each[0].slides) for one in each):
+        say(Console(), "the runs held out different slides: there are no internal scores of their mean")
+        return None
+    task = owns[0].loaded.model.task
+    numbers = {
+        called: {slide: numbers_of(task, one, slide) for slide in each[0].slides}
+        for called, one in zip(members, each, strict=True)
+    }
+    return predictions_for(task, slides_of(owns[0], split).of(split), mean_of(task, numbers, baselines, each[0].slides))
+
+
+def decided(predictions: Predictions, decisions: Mapping[str, Decision]) -> Predictions:
+    """The predictions with these decisions, and without others."""
+    return predictions.with_decisions({name: decisions.get(name, Decision()) for name in predictions.by_target})
+
+
+def numbers_of(task: Task, predictions: Predictions, slide: str) -> NDArray[np.float64]:
+    """Numbers that are predicted of a slide, in the order of the task's names."""
+    columns, row = predictions.columns(), predictions.slides.index(slide)
+    return np.array([float(columns[name][row]) if name in columns else np.nan for name in task.names])
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeployOptions:
+    """Options of `wsi-train deploy`."""
+
+    name: str | None = None
+    """The cohort's name; by default that of its file or folder."""
+    out: Path | None = None
+    """The folder of the deployment; by default deployments/NAME."""
+    in_both: InBoth = "refuse"
+    """Patients that the runs know: refuse says so and ends, leave-out goes on without their slides."""
+    subgroups: str = ""
+    """Columns of the manifest, as sex,stage: scores of the slides with each of their values."""
+    maps: Method | None = None
+    """Maps of each slide by each run, by this method of `wsi-train heatmap`."""
+    compare_slides: bool = True
+    """Whether to open slides of training and of the cohort, to say in what they are unlike."""
+    overwrite: bool = False
+    """Whether to replace an earlier deployment of this name."""
+
+
+def run_deployment(
+    folders: Sequence[Path], slides: str, options: DeployOptions, checkpoint: str, data_root: Path | None,
+    overrides: Sequence[str],
+) -> Deployment:  # fmt: skip
+    """Predict a cohort by runs, score it where it has labels, and compare it with what they held out.
+
+    Args:
+        folders: Runs, or one study of folds.
+        slides: A manifest, a folder of slides or of features, or a slide.
+        options: What is written where.
+        checkpoint: best, last, or a path.
+        data_root: Where relative paths of the manifest start.
+        overrides: Keys of the config to change.
+    """
+    name = options.name or name_of(Path(slides))
+    out = options.out or Path("deployments") / name
+    deployment = Deployment(out)
+    if (out / FILE).is_file() and not options.overwrite:
+        raise UserError(f"{out} has a deployment already; give another --name, or --overwrite")
+    if not is_table(slides) and Path(slides).is_dir() and any(Path(slides).glob("*.h5")) and not _has(overrides):
+        overrides = [*overrides, f"--data.features={Path(slides).absolute()}"]
+    members, study = members_of(folders, name, out, checkpoint, overrides)
+    first = next(iter(members.values()))
+    task = first.loaded.model.task
+    every = records_for(first, slides, data_root)
+    records, left_out = without_known(members, every, options.in_both)
+    numbers, external = dict[str, dict[str, NDArray[np.float64]]](), dict[str, Predictions]()
+    baselines = dict[str, dict[str, Baseline]]()
+    cases: list[SlideRecord] = []
+    for called, member in members.items():
+        if len(members) > 1:
+            Console().rule(called, align="left")
+        own = [replace(record, split="test") for record in member.as_seen(records)]
+        if member.predictor.decisions is None:
+            decisions_of(member, validated(member))
+        cases, said = predict_slides(member, own, options.overwrite or member.result("predict").whole)
+        baselines[called] = baselines_of(member)
+        numbers[called] = {case.slide: row for case, row in zip(cases, said, strict=True)}
+        if (predictions := predictions_for(task, cases, numbers[called])) is not None:
+            external[called] = decided(predictions, decisions_of(member) | cuts_of(baselines[called]))
+        if options.maps is not None:
+            write_maps(member, options.maps, options.overwrite)
+    together = set.intersection(*(set(own) for own in numbers.values()))
+    cases = [case for case in cases if case.slide in together]
+    mean = mean_of(task, numbers, baselines, [case.slide for case in cases])
+    decisions = ensemble_decisions(members)
+    columns = columns_by(task, decisions, cases, [mean[case.slide] for case in cases])
+    write_table(deployment.predictions_file, list(columns), zip(*columns.values()))
+    labelled, internal = predictions_for(task, cases, mean), internal_of(members, study, baselines)
+    resamples, both = first.loaded.train.resamples, mean_baselines(list(baselines.values()))
+    facts: dict[str, Any] = {
+        "schema": 1, "name": name, "slides": len(cases), "patients": len({case.patient for case in cases}),
+        "labelled": 0 if labelled is None else len(labelled), "left_out": left_out,
+        "unreadable": sorted({record.slide for record in records} - set(_parts(cases))),
+        "members": {
+            called: {
+                "run": str(run.path.absolute()), "checkpoint": run.chosen, "sha256": sha256_of(run.checkpoint()),
+            }
+            for called, run in members.items()
+        },
+        "study": None if study is None else str(study.path),
+        "decisions": task.sentences_on(decisions),
+    }  # fmt: skip
+    if labelled is not None:
+        labelled = decided(labelled, decisions | cuts_of(both))
+        write_predictions(deployment.labelled_file, labelled)
+        facts["external"] = scored(task, labelled, resamples, both)
+        facts["each"] = {called: scored(task, its, resamples, baselines[called]) for called, its in external.items()}
+    if internal is not None:
+        if study is None:
+            internal = decided(internal, decisions | cuts_of(both))
+        write_predictions_of_folds(deployment.internal_file, internal)
+        facts["internal"] = scored(task, internal, resamples, both if study is None else {})
+    if labelled is not None and internal is not None:
+        facts["differences"] = differences(facts["external"], facts["internal"])
+    if labelled is not None:
+        facts["subgroups"] = subgroups(task, labelled, cases, [c for c in re.split(r"[,\s]+", options.subgroups) if c])
+    trained = [r for run in members.values() for r in run.without_cohort.kept() if r.split == "train"]
+    trained = list({record.slide: record for record in trained}.values())
+    if options.compare_slides:
+        facts["shift"] = [one.to_dict() for one in shift(trained, records, set(task.columns))]
+    write_json(out / FILE, facts)
+    return deployment
+
+
+def _has(overrides: Sequence[str]) -> bool:
+    return any(word.startswith("--data.features") for word in overrides)
+
+
+def _parts(cases: Sequence[SlideRecord]) -> list[str]:
+    return [part.slide for case in cases for part in (case.parts or (case,))]
+
+
+def write_predictions_of_folds(path: Path, predictions: Predictions) -> None:
+    """Write predictions, of which those of folds are decided by several thresholds and a file has one: by none then."""
+    try:
+        write_predictions(path, predictions)
+    except PredictionsError:
+        write_predictions(path, decided(predictions, {}))
+
+
+def mean_of(
+    task: Task,
+    numbers: Mapping[str, Mapping[str, NDArray[np.float64]]],
+    baselines: Mapping[str, Mapping[str, Baseline]],
+    slides: Sequence[str],
+) -> dict[str, NDArray[np.float64]]:
+    """The mean of what members predict, by slide; risks of several are brought to one scale by their training patients.
+
+    Args:
+        task: Names what is predicted.
+        numbers: By member and slide.
+        baselines: By member and target of a survival.
+        slides: Those that all members predicted.
+    """
+    at = dict(zip(task.by_target, np.cumsum([0, *(len(one.names) for one in task.by_target.values())]), strict=False))
+    scaled = []
+    for called, own in numbers.items():
+        rows = np.array([own[slide] for slide in slides])
+        for name, baseline in baselines[called].items() if len(numbers) > 1 else ():
+            rows[:, at[name]] = baseline.relative(rows[:, at[name]])
+        scaled.append(rows)
+    return dict(zip(slides, np.mean(scaled, axis=0), strict=True))
+
+
+def mean_baselines(several: Sequence[Mapping[str, Baseline]]) -> dict[str, Baseline]:
+    """The baseline of the mean of members, by target; none where a member has none."""
+    if len(several) == 1:
+        return dict(several[0])
+    return {
+        name: Baseline.mean([one[name] for one in several]) for name in several[0] if all(name in o for o in several)
+    }
+
+
+def scored(task: Task, predictions: Predictions, resamples: int, baselines: Mapping[str, Baseline]) -> dict[str, Any]:
+    """The scores of predictions, what is decided with, and survival, as JSON."""
+    found = summarise(predictions, dict(task.scores), resamples, 0)
+    found |= {"operating_points": points} if (points := at_the_point(predictions)) else {}
+    return found | ({"survival": survival} if (survival := survivals(predictions, baselines)) else {})
+
+
+def differences(external: Mapping[str, Any], internal: Mapping[str, Any]) -> dict[str, Any]:
+    """External less internal, for each score and each measure where it is decided, by slide and by patient."""
+
+    def of(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: unpaired_difference(Interval.of(one[name]), Interval.of(other[name])).to_dict()
+            for name in one
+            if name in other and isinstance(one[name], Mapping) and "value" in one[name]
+        }
+
+    found: dict[str, Any] = {
+        level: of(external[level], internal[level])
+        for level in ("slide", "patient")
+        if level in external and level in internal
+    }
+    points, theirs = external.get("operating_points", {}), internal.get("operating_points", {})
+    found["operating_points"] = {
+        name: {level: of(points[name][level], theirs[name][level]) for level in ("slide", "patient")}
+        for name in points
+        if name in theirs
+    }
+    return found
+
+
+def subgroups(
+    task: Task, labelled: Predictions, cases: Sequence[SlideRecord], columns: Sequence[str]
+) -> dict[str, Any]:
+    """Scores of the patients with each value of columns of the manifest.
+
+    Returns:
+        By column, by value: `slides`, `patients`, `scores` (the first score of the main target, and the shares where
+        it decides); `comparisons`, how many intervals that are, of which one in twenty misses by chance.
+    """
+    cells = {case.slide: columns_of(case) for case in cases}
+    known = {name for own in cells.values() for name in own}
+    if missing := [column for column in columns if column not in known]:
+        raise UserError(f"the cohort has no column {missing[0]}; it has {', '.join(sorted(known))}")
+    columns = columns or (["site"] if len({own["site"] for own in cells.values()} - {""}) > 1 else [])
+    main = next(iter(labelled.by_target.values()))
+    name, score = next(iter(main.SCORES.items()))
+    found: dict[str, Any] = {}
+    comparisons = 0
+    for column in columns:
+        groups = grouped_by([cells[slide].get(column, "") for slide in main.slides])
+        for value, rows in groups.items():
+            part = main.take(rows)
+            try:
+                patients = part.by_patient()
+            except PredictionsError:
+                patients = part
+            intervals = score_intervals(patients, {name: score})
+            for one in binary_targets(patients).values():
+                intervals |= operating_point(one)
+                break
+            comparisons += sum(not one.absent for one in intervals.values())
+            found.setdefault(column, {})[value] = {
+                "slides": len(part), "patients": len(set(part.patients)),
+                "scores": {name: one.to_dict() for name, one in intervals.items()},
+            }  # fmt: skip
+    return {"columns": found, "comparisons": comparisons}
+
+
+def grouped_by(values: Sequence[str]) -> dict[str, NDArray[np.int64]]:
+    """Rows by value; of many different numbers those up to the median and those above."""
+    cells = np.array(values, dtype=object).astype(str)
+    numbers = [as_number(value) for value in values if value]
+    if len(set(values)) > MOST_GROUPS and None not in numbers:
+        middle = float(np.median(np.array(numbers, dtype=float)))
+        said = {
+            value: "not known" if not value else f"up to {middle:g}" if float(value) <= middle else f"above {middle:g}"
+            for value in set(values)
+        }
+        cells = np.array([said[value] for value in values])
+    names, counts = np.unique(cells, return_counts=True)
+    names = names[np.argsort(-counts, kind="stable")][:MOST_GROUPS]
+    return {str(name) or "not known": np.flatnonzero(cells == name) for name in sorted(names)}
+
+
+def write_maps(member: Run, method: Method, overwrite: bool) -> None:
+    """Maps of all slides of the cohort by a member."""
+    if not member.result("heatmap", method=method).whole or overwrite:
+        write_heatmaps(member, options=MapOptions(method=method), overwrite=True)

@@ -1,0 +1,83 @@
+"""The page of a deployment: a cohort beside what its runs held out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wsi_trainer.data.manifest import SlideRecord
+from wsi_trainer.explain.maps import Maps
+from wsi_trainer.fit.deployment import Deployment
+from wsi_trainer.io.display import template
+from wsi_trainer.io.files import as_written, write_text
+from wsi_trainer.io.tables import read_table
+from wsi_trainer.metrics import Interval, Predictions, kinds_of
+from wsi_trainer.report import figures
+from wsi_trainer.report.pictures import map_picture, slide_picture
+from wsi_trainer.report.render import titled, unbroken
+
+MOST_ROWS = 100
+"""Slides with pictures on the page."""
+
+
+def write_page(deployment: Deployment) -> Path:
+    """Write the page of a deployment, and return its path."""
+    facts, external, internal = deployment.facts, deployment.labelled(), deployment.internal()
+    with as_written(deployment.path):
+        page = template("wsi_trainer.report", "deployment.html.j2").render(
+            facts=facts,
+            title=f"{facts['name']}: deployment",
+            written=datetime.now().astimezone().strftime("%d %B %Y, %H:%M"),
+            number=lambda value: "not defined" if value is None else f"{value:z.3f}",
+            interval=Interval.of,
+            titled=titled,
+            unbroken=unbroken,
+            main="" if external is None else next(iter(next(iter(external.by_target.values())).SCORES)),
+            figures=_figures(facts, external, internal),
+            rows=_rows(deployment, external),
+            picture=slide_picture,
+            map_picture=map_picture,
+        )
+    write_text(deployment.report, page)
+    return deployment.report
+
+
+def _figures(
+    facts: Mapping[str, Any], external: Predictions | None, internal: Predictions | None
+) -> list[tuple[str, str]]:
+    if external is None:
+        return []
+    runs = {facts["name"]: external}
+    if internal is not None and kinds_of(internal) == kinds_of(external):
+        runs["internal"] = internal
+    return list(figures.of_predictions(runs))
+
+
+def _rows(deployment: Deployment, external: Predictions | None) -> list[dict[str, Any]]:
+    """The slides, worst mistakes first, those without label last."""
+    first = next(iter(deployment.members.values()))
+    records: dict[str, SlideRecord] = {}
+    for record in reversed(first.kept()):
+        records[record.patient] = record
+    records |= {record.slide: record for record in first.kept()}
+    maps = [one for member in deployment.members.values() for one in Maps.of(member)]
+    pictures = [(one.run.path.name, one.pictures()) for one in maps]
+    errors = {} if external is None else dict(zip(external.slides, external.errors().tolist(), strict=True))
+    words = {} if external is None else {slide: external.words(row) for row, slide in enumerate(external.slides)}
+    table = read_table(deployment.predictions_file)
+    rows = []
+    for _, line in table.rows:
+        slide, found = line["slide"], records.get(line["slide"])
+        numbers = {name: value for name, value in line.items() if name not in ("slide", "patient")}
+        rows.append(
+            {
+                "slide": slide, "patient": line["patient"], "path": None if found is None else found.path,
+                "numbers": numbers, "words": words.get(slide), "error": errors.get(slide),
+                "maps": [(run, its[slide]) for run, its in pictures if slide in its],
+            }
+        )  # fmt: skip
+    return sorted(rows, key=lambda row: -np.inf if row["error"] is None else row["error"], reverse=True)
