@@ -3,9 +3,9 @@
 `pytest --full tests/wsi_trainer/metrics/test_coverage.py` writes `benchmarks/results/coverage.json`: the share of the
 studies with an interval in which it holds the truth, and how many had one. A sampled run tries one place.
 
-Newcombe's intervals (`auc`, and the difference `auc_apart`) hold more than 97 % in some places: near 1, and where slides
-count as patients. Those of resamples (`brier`, `balanced_accuracy`) hold 58 to 92 % of ten patients, or of a Brier score
-that few patients make: a resample cannot have an error that no patient had.
+Newcombe's intervals (`auc`, and the difference `auc_apart`) hold more than 97 % in some places: near 1, and where
+slides count as patients. Those of resamples (`brier`, `balanced_accuracy`) hold 58 to 92 % of ten patients, or of a
+Brier score that few patients make: a resample cannot have an error that no patient had.
 """
 
 from collections.abc import Callable, Iterator
