@@ -160,11 +160,13 @@ def test_a_result_written_to_after_its_value_was_asked_for(options: str, grad: b
     assert_same(tiled, plain)
 
 
-@pytest.mark.parametrize("lazy", [False, True], ids=["a tensor", "a lazy image"])
-@pytest.mark.parametrize("options", list(OPTIONS))
 @pytest.mark.parametrize(
-    "use", [read_one_first, two_backwards, first_without_grad, statistics_read, freed_between], ids=lambda f: f.__name__
-)
+    ("use", "options", "lazy"),
+    sampled(
+        [read_one_first, two_backwards, first_without_grad, statistics_read, freed_between], OPTIONS, [False, True],
+        every=3,
+    ),
+)  # fmt: skip
 def test_runs_hand_nothing_wrong_to_each_other(use: Callable[..., None], options: str, lazy: bool) -> None:
     plain = network()
     tiled = copy.deepcopy(plain)

@@ -244,7 +244,7 @@ def test_hooks_tied_weights_and_frozen_parameters(bag: Tensor) -> None:
     assert sorted(seen) == sorted(expected)
 
 
-@pytest.mark.parametrize("how", ["weight_norm", "orthogonal"])
+@pytest.mark.parametrize("how", ["weight_norm", pytest.param("orthogonal", marks=pytest.mark.full)])
 def test_parametrizations(net: Encoder, bag: Tensor, how: str) -> None:
     for block in net.blocks:
         getattr(parametrizations, how)(block.wide)

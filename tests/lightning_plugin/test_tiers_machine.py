@@ -389,7 +389,7 @@ class Tiers(Machine):
 def test_plain_and_elsewhere_agree(
     count: Callable[..., int], record_result: Callable[..., None], minutes: float
 ) -> None:
-    found = go_through(Tiers, count(ci=3, full=400), count(ci=10, full=20), minutes)
+    found = go_through(Tiers, count(ci=2, full=400), count(ci=8, full=20), minutes)
     record_result("state_machine_tiers", {**found, "defects_found": DEFECTS})
 
 

@@ -240,17 +240,17 @@ def step(engine: Engine, side: int = 64) -> None:
 
 @pytest.mark.parametrize("ahead", [pytest.param(False, marks=pytest.mark.full), True])
 def test_more_tiles_make_no_more_buffers(ahead: bool, pools: list[Counted]) -> None:
-    """Passes of 16 and of 256 tiles. (Of four tiles each is at a corner and all overlap with all others; which of a
+    """Passes of 16 and of 64 tiles. (Of four tiles each is at a corner and all overlap with all others; which of a
     tile's input and cotangent is the larger, and so may take the other's buffer, changes with the share of halos.)"""
     found = []
-    for count in (4, 16):
+    for count in (4, 8):
         pools.clear()
         step(on_disk(count, ahead))
         found.append([(len(p.lent), len(p.made)) for p in pools if len(p.lent) > 1])
     few, many = found
     assert len(few) == len(many) >= 6  # forward and backward
     assert [made for _, made in many] == [made for _, made in few]
-    assert all(lent > 10 * before for (lent, _), (before, _) in zip(many, few, strict=True))
+    assert all(lent > 3 * before for (lent, _), (before, _) in zip(many, few, strict=True))
     assert max(made for _, made in many) <= (8 if ahead else 3)
 
 

@@ -242,7 +242,7 @@ class Recipes(Machine):
 def test_the_cache_is_of_use_or_of_none(
     count: Callable[..., int], record_result: Callable[..., None], minutes: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = go_through(Recipes, count(ci=3, full=200), count(ci=6, full=14), minutes)
+    found = go_through(Recipes, count(ci=2, full=200), count(ci=6, full=14), minutes)
     record_result("state_machine_recipes", {**found, "defects_found": DEFECTS})
 
 

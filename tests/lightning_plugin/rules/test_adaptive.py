@@ -15,16 +15,16 @@ from torch import Tensor, nn
 from lightning_plugin import LazyImage, materialize
 from tests.exactness import asked, assert_exact
 from tests.lightning_plugin.rules.helpers import After, assert_tiled, recorded_kinds
+from tests.sampling import sampled
 
 GRIDS = [((3, 2), (2, 3)), ((5, 7), (1, 1))]
 POOLS = [F.adaptive_avg_pool2d, F.adaptive_max_pool2d]
 SIZES = [(5, 6), (7, 7), (2, 3), (1, 4), (3, None), (1, 1), (23, 30), (11, 13), (10, 1), 4]
 
 
-@pytest.mark.parametrize("tiles,backward", GRIDS)
-@pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.parametrize("pool", POOLS)
-def test_2d(pool: Any, size: Any, tiles: Any, backward: Any) -> None:
+@pytest.mark.parametrize(("pool", "size", "grids"), sampled(POOLS, SIZES, GRIDS, every=2))
+def test_2d(pool: Any, size: Any, grids: Any) -> None:
+    tiles, backward = grids
     assert_tiled(After(lambda x: pool(x, size)), (2, 3, 11, 13), tiles=tiles, backward_tiles=backward)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lightning_plugin.layout import Axis, Layout
 from tests.lightning_plugin.rules.helpers import After, assert_tiled
+from tests.sampling import sampled
 
 SHAPE = (2, 3, 12, 8)
 
@@ -66,10 +67,9 @@ CASES: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("tiles,backward", [((3, 2), (2, 3)), ((5, 7), (1, 1))])
-@pytest.mark.parametrize("function", CASES.values(), ids=CASES)
-def test_tiled(function: Callable[[Tensor], Any], tiles: Any, backward: Any) -> None:
-    assert_tiled(After(function), SHAPE, tiles=tiles, backward_tiles=backward)
+@pytest.mark.parametrize(("name", "grids"), sampled(CASES, [((3, 2), (2, 3)), ((5, 7), (1, 1))], every=2))
+def test_tiled(name: str, grids: Any) -> None:
+    assert_tiled(After(CASES[name]), SHAPE, tiles=grids[0], backward_tiles=grids[1])
 
 
 @pytest.mark.parametrize("name", ["space to depth", "depth to space", "window attention"])

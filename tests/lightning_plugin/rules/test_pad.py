@@ -14,15 +14,16 @@ from torch import Tensor, nn
 
 from tests.exactness import asked
 from tests.lightning_plugin.rules.helpers import After, assert_tiled
+from tests.sampling import sampled
 
 MODES = ["constant", "reflect", "replicate", "circular"]
 GRIDS = [((3, 2), (2, 3)), ((5, 7), (1, 1))]
+PADS = [(1, 2, 3, 0), (4, 4, 4, 4), (-2, 3, 0, -4), (0, 0, 6, 5), (-1, -2, -3, -1)]
 
 
-@pytest.mark.parametrize("tiles,backward", GRIDS)
-@pytest.mark.parametrize("pads", [(1, 2, 3, 0), (4, 4, 4, 4), (-2, 3, 0, -4), (0, 0, 6, 5), (-1, -2, -3, -1)], ids=str)
-@pytest.mark.parametrize("mode", MODES)
-def test_2d(mode: str, pads: Any, tiles: Any, backward: Any) -> None:
+@pytest.mark.parametrize(("mode", "pads", "grids"), sampled(MODES, PADS, GRIDS, every=2))
+def test_2d(mode: str, pads: Any, grids: Any) -> None:
+    tiles, backward = grids
     assert_tiled(After(partial(F.pad, pad=pads, mode=mode)), (2, 3, 11, 7), tiles=tiles, backward_tiles=backward)
 
 

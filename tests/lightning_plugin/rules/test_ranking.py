@@ -9,6 +9,7 @@ from torch import Tensor
 from lightning_plugin import LazyImage, materialize
 from tests.exactness import asked, assert_exact
 from tests.lightning_plugin.rules.helpers import After, assert_tiled, recorded_kinds
+from tests.sampling import sampled
 
 GRIDS = [((3, 2), (2, 3)), ((1, 1), (4, 3)), ((5, 7), (1, 2))]
 
@@ -116,7 +117,6 @@ QUANTILES = {
 }
 
 
-@pytest.mark.parametrize("how", [{"tiles": (2, 3)}, {"budget": "1MiB"}], ids=["tiled", "kept"])
-@pytest.mark.parametrize("name", QUANTILES)
+@pytest.mark.parametrize(("name", "how"), sampled(QUANTILES, [{"tiles": (2, 3)}, {"budget": "1MiB"}], every=2))
 def test_quantiles(name, how):
     assert_exact(After(QUANTILES[name]), (2, 3, 16, 14), engine=asked(**how))

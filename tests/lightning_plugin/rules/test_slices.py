@@ -16,6 +16,7 @@ from torch import Tensor
 from lightning_plugin import LazyImage, materialize
 from tests.exactness import assert_exact
 from tests.lightning_plugin.rules.helpers import After, assert_tiled, recorded_kinds
+from tests.sampling import sampled
 
 
 def space_to_depth(x: Tensor) -> Tensor:
@@ -63,11 +64,10 @@ CASES: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("tiles,backward", [((3, 2), (2, 3)), ((5, 7), (1, 1))])
-@pytest.mark.parametrize("function", CASES.values(), ids=CASES)
-def test_tiled(function: Callable[[Tensor], Any], tiles: Any, backward: Any) -> None:
-    net = After(function)
-    assert_exact(net, (2, 3, 11, 7), tiles=tiles, backward_tiles=backward)
+@pytest.mark.parametrize(("name", "grids"), sampled(CASES, [((3, 2), (2, 3)), ((5, 7), (1, 1))], every=2))
+def test_tiled(name: str, grids: Any) -> None:
+    net = After(CASES[name])
+    assert_exact(net, (2, 3, 11, 7), tiles=grids[0], backward_tiles=grids[1])
     kinds = recorded_kinds(net, (2, 3, 11, 7))
     assert not kinds["Barrier"] and not kinds["Uncut"] and not kinds["Flatten"], kinds
 

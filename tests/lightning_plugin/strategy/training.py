@@ -41,7 +41,7 @@ def fit(
 ) -> pl.Trainer:
     torch.manual_seed(seed)
     checkpoint = options.pop("ckpt_path", None)
-    run = trainer(strategy, **({"max_steps": 10} | options))
+    run = trainer(strategy, **({"max_steps": 4} | options))
     run.fit(module, data, val, ckpt_path=checkpoint)
     return run
 

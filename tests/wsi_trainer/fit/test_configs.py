@@ -89,7 +89,7 @@ def test_plans_a_step_without_data(config: Path, height: int, width: int) -> Non
     check_settings(model, data, train)
     assert train.budget is not None
     factors = [factor / data.downsample for factor in data.extra_downsamples]
-    shape = (1, 3, height, width) if data.patches is None else (500, 3, data.patches.size, data.patches.size)
+    shape = (1, 3, height, width) if data.patches is None else (60, 3, data.patches.size, data.patches.size)
     plan = plan_shape(model, shape, train.budget, "cuda", factors)
     assert plan.budget is not None and 0 < plan.peak_bytes <= plan.budget
 

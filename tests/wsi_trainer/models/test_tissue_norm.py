@@ -86,7 +86,7 @@ def test_the_statistics_are_those_of_the_tissue_at_every_stride(size: tuple[int,
     [
         {"pool_over": "tissue"},
         {"head": ClassAttentionPooling},
-        {"magnifications": 2},
+        pytest.param({"magnifications": 2}, marks=pytest.mark.full),
         {"magnifications": 2, "share_backbone": True, "pool_over": "tissue"},
         {"frozen_stages": 1},
     ],
