@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from wsi_trainer.cli.parsing import Parser
+from wsi_trainer.cli.parsing import Parser, spell_out_flags
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.config import OF_RUN, parse
 from wsi_trainer.fit.deployment import Deployment, DeployOptions, run_deployment
@@ -40,7 +40,8 @@ def deploy(words: Sequence[str]) -> int:
         key = word.partition("=")[0].removeprefix("--")
         if key.startswith("model.") or key in OF_RUN:
             raise UserError(f"{key} is part of what a run is, and it keeps that; leave it out")
-    options = parse(deploy_parser(), own)
+    parser = deploy_parser()
+    options = parse(parser, spell_out_flags(parser, own))
     if len(options.folders) < 2:
         raise UserError("deploy takes one run or more and then the cohort: wsi-train deploy RUN... COHORT --name NAME")
     *runs, cohort = options.folders

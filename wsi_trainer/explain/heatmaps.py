@@ -252,7 +252,7 @@ def heatmap(words: Sequence[str]) -> int:
     maps = fields_of(MapOptions, options)
     result = result_of(run, model, maps, options.split)
     result.keep(options.overwrite)
-    with at_work(run.path):
+    with at_work(run.writable):
         facts = write_heatmaps(run, options.split, maps, options.regions, options.overwrite)
     console = Console()
     say(console, f"{len(facts['slides'])} maps: {result.folder}")

@@ -114,7 +114,7 @@ def annotations_on(record: SlideRecord) -> Path | None:
 
 def inside(run: Run, about: Path, path: Path) -> Path:
     """The path of a file of results. One outside of the run is refused: a run may come from somebody else."""
-    if not path.resolve().is_relative_to(run.path.resolve()):
+    if not path.resolve().is_relative_to(run.writable.resolve()):
         raise UserError(f"{about} names a file outside of the run: {path}; write it again with --overwrite")
     return path
 

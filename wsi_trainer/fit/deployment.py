@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from rich.console import Console
 
-from wsi_trainer.data.dataset import targets_of
+from wsi_trainer.data.dataset import grouped, targets_of
 from wsi_trainer.data.manifest import FEATURES, SlideRecord
 from wsi_trainer.data.shift import as_number, columns_of, shift
 from wsi_trainer.data.splits import first_names
@@ -40,7 +40,7 @@ from wsi_trainer.fit.scoring import (
 from wsi_trainer.fit.study import Study
 from wsi_trainer.io.display import say
 from wsi_trainer.io.files import as_written, read_json, sha256_of, write_json
-from wsi_trainer.io.tables import write_table
+from wsi_trainer.io.tables import read_table, unescape_formula, write_table
 from wsi_trainer.metrics import (
     Baseline,
     Decision,
@@ -208,6 +208,23 @@ def without_known(
     return left, {"patients in both": sorted(patients), "slides": gone} if gone else {}
 
 
+def predicted_before(
+    member: Run, records: Sequence[SlideRecord], overwrite: bool
+) -> tuple[list[SlideRecord], list[NDArray[np.float64]]] | None:
+    """The predictions of a member that was done when the deployment was killed, as `predict_slides` has them."""
+    result, task = member.result("predict"), member.loaded.model.task
+    if overwrite or not result.whole or result.journal.is_file():
+        return None
+    if member.outdated or result.of.get("overrides") != member.given:
+        return None
+    member.check_same(records, member.loaded.data.features)
+    cases = {case.slide: case for case in grouped(member.loaded.data, records, None)}
+    rows = {unescape_formula(row["slide"]): row for _, row in read_table(result.file).rows}
+    if not set(cases) <= set(rows):
+        return None
+    return list(cases.values()), [np.array([float(rows[name][one]) for one in task.names]) for name in cases]
+
+
 def with_labels(task: Task, cases: Sequence[SlideRecord]) -> list[SlideRecord]:
     """The slides, or patients, of which some label is known; columns that the cohort lacks are empty."""
     found = []
@@ -355,7 +372,9 @@ def run_deployment(
         own = [replace(record, split="test") for record in member.as_seen(records)]
         if member.predictor.decisions is None:
             decisions_of(member, validated(member))
-        cases, said = predict_slides(member, own, options.overwrite or member.result("predict").whole)
+        cases, said = predicted_before(member, own, options.overwrite) or predict_slides(
+            member, own, options.overwrite or member.result("predict").whole
+        )
         baselines[called] = baselines_of(member)
         numbers[called] = {case.slide: row for case, row in zip(cases, said, strict=True)}
         if (predictions := predictions_for(task, cases, numbers[called])) is not None:

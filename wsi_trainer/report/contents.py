@@ -20,10 +20,12 @@ from wsi_trainer.metrics import (
     LesionPredictions,
     Predictions,
     Words,
+    delong_difference,
     kinds_of,
     paired_difference,
     read_predictions,
 )
+from wsi_trainer.metrics.operating import binary_targets
 
 
 @dataclass(frozen=True)
@@ -181,6 +183,12 @@ def difference(run: RunResults, baseline: RunResults) -> Interval:
         raise UserError(f"{baseline.folder.path} predicts something else than {run.folder.path}; give another baseline")
     main = main_of(run.predictions)
     return paired_difference(main, main_of(baseline.predictions), next(iter(main.SCORES.values())))
+
+
+def delong_of(run: RunResults, baseline: RunResults) -> dict[str, tuple[Interval, float]]:
+    """By target of two classes, or label, the AUC of the run minus that of the baseline by DeLong, and p of none."""
+    ours, theirs = binary_targets(run.predictions), binary_targets(baseline.predictions)
+    return {name: delong_difference(ours[name], theirs[name]) for name in ours if name in theirs}
 
 
 def main_of(predictions: Predictions) -> Predictions:

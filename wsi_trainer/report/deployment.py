@@ -14,7 +14,7 @@ from wsi_trainer.explain.maps import Maps
 from wsi_trainer.fit.deployment import Deployment
 from wsi_trainer.io.display import template
 from wsi_trainer.io.files import as_written, write_text
-from wsi_trainer.io.tables import read_table
+from wsi_trainer.io.tables import read_table, unescape_formula
 from wsi_trainer.metrics import Interval, Predictions, kinds_of
 from wsi_trainer.report import figures
 from wsi_trainer.report.pictures import map_picture, slide_picture
@@ -71,7 +71,8 @@ def _rows(deployment: Deployment, external: Predictions | None) -> list[dict[str
     table = read_table(deployment.predictions_file)
     rows = []
     for _, line in table.rows:
-        slide, found = line["slide"], records.get(line["slide"])
+        slide = unescape_formula(line["slide"])
+        found = records.get(slide)
         numbers = {name: value for name, value in line.items() if name not in ("slide", "patient")}
         rows.append(
             {

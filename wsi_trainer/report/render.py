@@ -22,7 +22,7 @@ from wsi_trainer.io.files import as_written, read_json, write_text
 from wsi_trainer.io.untrusted import read_text
 from wsi_trainer.metrics import Interval
 from wsi_trainer.report import figures
-from wsi_trainer.report.contents import RunResults, SlideRow, difference, main_of, slide_rows
+from wsi_trainer.report.contents import RunResults, SlideRow, delong_of, difference, main_of, slide_rows
 from wsi_trainer.report.pictures import (
     map_picture,
     overlay_of,
@@ -94,6 +94,7 @@ def _context(
         "other": other,
         "main": next(iter(main_of(run.predictions).SCORES)),
         "difference": None if other is None else difference(run, other),
+        "delong": {} if other is None else delong_of(run, other),
         "figures": figures_of(runs),
         "rows": rows[:MOST_ROWS],
         "overlays": overlays,

@@ -11,7 +11,7 @@ import pytest
 import tifffile
 
 from tests.wsi_trainer.fit.feature_cohort import WIDTH, words
-from tests.wsi_trainer.small import rows
+from tests.wsi_trainer.small import QUICK, VGG, rows
 from wsi_trainer.cli import main
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.data.shift import shift
@@ -98,6 +98,13 @@ def test_folds_are_deployed_as_the_mean_of_what_they_predict(study: Path, tmp_pa
     assert "external-1 less internal" in page and "By sex" in page and "none adjusted for their number" in page
     assert deploy(study, manifest, "--name", "external-1", "--out", out, features) == 2, "kept"
 
+    # Killed before its end: members that are done are kept.
+    first = out / "members" / "fold0" / "predictions.csv"
+    written, kept = first.stat().st_mtime_ns, (out / "deployment.json").read_bytes()
+    (out / "deployment.json").unlink()
+    assert deploy(study, manifest, "--name", "external-1", "--out", out, "--subgroups", "sex", features) == 0
+    assert first.stat().st_mtime_ns == written and (out / "deployment.json").read_bytes() == kept
+
 
 def test_a_folder_of_features_without_labels_by_one_run(
     study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -153,6 +160,28 @@ def test_runs_of_other_classes_are_not_averaged(
     assert "predicts something else than" in " ".join(capsys.readouterr().err.split())
     assert deploy(study, folder / "run", manifest, "--out", tmp_path / "out") == 2
     assert "is a study of several runs" in " ".join(capsys.readouterr().err.split())
+
+
+def test_slides_of_two_hospitals_with_maps_on_demand(
+    manifest: Path, square_slides: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    fit = ["fit", f"--out={run}", f"--data.manifest={manifest}", *VGG, *QUICK]
+    assert main(fit) == 0
+    before, (head, *lines) = hashes(run), square_slides.read_text().splitlines()
+    other = square_slides.with_name("other.csv")
+    patients = [line.replace("patient_", "other_") for line in lines[:4]]
+    other.write_text("\n".join([head, *patients[:3], patients[3].replace(",0,", ",,").replace(",1,", ",,")]))
+    assert deploy(run, other, "--out", tmp_path / "out", "--maps", "activation") == 0
+    assert hashes(run) == before
+    facts, page = Deployment(tmp_path / "out").facts, (tmp_path / "out" / "report.html").read_text()
+    assert facts["slides"] == 4 and facts["labelled"] == 3 and facts["shift"]
+    assert page.count('alt="map of') == 4 and "stain" in page.casefold()
+    assert main(["status", str(run)]) == 0
+    assert deploy(run, other, "--out", tmp_path / "out") == 2
+    assert "has a deployment already" in capsys.readouterr().err
+    assert deploy(run, other, "--out", tmp_path / "out", "--overwrite", "--compare-slides", "false") == 0
+    assert "shift" not in Deployment(tmp_path / "out").facts
 
 
 def test_survival_is_cut_where_training_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -102,6 +102,7 @@ def test_the_command_writes_it_and_names_what_is_missing(
     out = tmp_path / "deep" / "page.html"
     assert main(["report", str(runs[0].path), f"--baseline={runs[1].path}", f"--out={out}"]) == 0
     assert out.is_file() and str(out) in capsys.readouterr().out
+    assert "by DeLong: " in out.read_text()
     assert main(["report", str(tmp_path / "nothing")]) == 2
     assert "is not the folder of a run" in capsys.readouterr().err
     runs[0].predictions_file("test").unlink()
