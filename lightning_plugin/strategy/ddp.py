@@ -4,7 +4,7 @@ With ``split="image"`` the ranks share the tiles of one image (see `team`). All 
 same batch with the same random numbers. Before each step fingerprints of the batches are compared, and a difference is
 an error on all ranks.
 
-[Note: averages] `DistributedDataParallel` holds the gradients of all parameters on the device, in buckets. Where
+[Note: averages] A `DistributedDataParallel` holds the gradients of all parameters on the device, in buckets. Where
 parameters may live below it, the module is not wrapped. In place of the wrapper's work, each rank begins with the first
 rank's parameters and buffers, takes the first rank's buffers before each step, and averages gradients after backward,
 one parameter at a time in the order of the module, on the parameter's tier. A parameter that has no gradient on any
