@@ -16,6 +16,7 @@ ALL = {
     "host": "Python's share of small steps",
     "small_tiles": "what tiny tiles cost beside their arithmetic",
     "background": "a step on slides that are mostly background, against one of tissue",
+    "sparse": "inference on a slide of 100,000 x 80,000 pixels by its share of tissue",
     "peers": "published and common ways beside ours: time, the process's memory, exactness",
     "slides": "converting and reading slides",
     "view": "the viewer: the first tile of a large slide, and a thousand pans and zooms",

@@ -180,7 +180,8 @@ def table(plan: Plan) -> str:
     lower = {tier: sum(s.forecast.stored_bytes for s in plan.segments if s.tier == tier) for tier in ("host", "disk")}
     offloaded = [f"{format_bytes(size)} of maps on the {tier}" for tier, size in lower.items() if size]
     if offloaded:
-        sums += "\n" + " and ".join(offloaded) + ", and as much again for their gradients"
+        trains = any(part.backward_bytes for part in parts(plan))
+        sums += "\n" + " and ".join(offloaded) + (", and as much again for their gradients" if trains else "")
     if expected.streamed_bytes:
         tiers = " and ".join(f"the {tier}" for tier, on in (("host", plan.on_host), ("disk", plan.on_disk)) if on)
         sums += (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from lightning_plugin import Box, check, make_plan
+from tests.conftest import RESULTS
 from wsi_trainer.cli import main
 from wsi_trainer.errors import SlideError
 from wsi_trainer.slide import Slide, formats
@@ -78,6 +80,18 @@ def test_the_page_on_huge_images_trains_on_a_scene_and_on_a_volume(
     with torch.no_grad():
         whole = names["scene_net"].eval()(image).argmax(dim=1)[0].numpy()
     assert (names["found"][:] == whole).mean() > 0.9999  # scores that tie in float32 may fall either way
+
+
+def test_the_page_on_windows_has_the_numbers_of_its_run() -> None:
+    page = (PAGES.parent / "windows.md").read_text(encoding="utf-8")
+    cases = json.loads((RESULTS / "windows.json").read_text())["cases"].values()
+    for case in cases:
+        shares = " : ".join(f"{100 * share:.1f}" for share in case["lumen or glass, epithelium, other"])
+        differs = f"{100 * case['tissue of another class']:.1f} %" if "window" in case else "–"
+        assert f"| {differs} | {shares} |" in page
+    assert page.count(" µm | ") == len(cases)
+    differing = [100 * case["tissue of another class"] for case in cases if "window" in case]
+    assert f"{min(differing):.1f} to {max(differing):.1f} %" in page
 
 
 def test_the_snippet_of_the_readme_trains_and_prints_the_lines_below_it(

@@ -6,6 +6,7 @@ import copy
 import signal
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -265,13 +266,16 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def test_killed_and_resumed(tmp_path: Path, count: Callable[..., int]) -> None:
+def test_killed_and_resumed(
+    tmp_path: Path, count: Callable[..., int], record_result: Callable[[str, dict[str, Any]], None]
+) -> None:
     """At touches of the record, the first of which begins it: so with boxes that are written and not noted."""
     whole = tmp_path / "whole"
     whole.mkdir()
     write(whole)
     right = contents(whole)
-    for touches in [4, 9, 14, 3, 2, 6, 7, 11, 12, 17][: count(ci=1, full=10)]:
+    moments = [4, 9, 14, 3, 2, 6, 7, 11, 12, 17][: count(ci=1, full=10)]
+    for touches in moments:
         folder = tmp_path / str(touches)
         folder.mkdir()
         for left in (touches, 0):
@@ -281,6 +285,7 @@ def test_killed_and_resumed(tmp_path: Path, count: Callable[..., int]) -> None:
             assert process.exitcode == (-signal.SIGKILL if left else 0), log
             assert (folder / "a.zarr.boxes").exists() == bool(left)
         assert contents(folder) == right
+    record_result("infer_kills", {"kills": len(moments), "same bytes": len(moments)})
 
 
 def test_a_tiled_module_serves_many_images() -> None:
@@ -292,6 +297,7 @@ def test_a_tiled_module_serves_many_images() -> None:
         with torch.no_grad():
             (right,) = tree_leaves(net.module(x))
         found = torch.zeros_like(right)
-        assert infer(net, x, [found]) is net.plan
+        plan = infer(net, x, [found])
+        assert plan is net.plan and "gradients" not in str(plan)
         assert error(found, right) < 1e-9
     assert net.engine.listener is listener and not net.engine.progress.listeners

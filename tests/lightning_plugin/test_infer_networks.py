@@ -87,13 +87,14 @@ NETWORKS = (
     Dense("timm", "vit_tiny_patch16_224", SQUARE, {"img_size": 96, "depth": 3}),
     Dense("timm", "swinv2_tiny_window8_256", (64, 64), {"img_size": 64, "window_size": 4, "depths": (2, 2, 2, 2)}),
     *(Dense("smp", name) for name in (
-        "Unet", "UnetPlusPlus", "MAnet", "Linknet", "FPN", "PSPNet", "PAN", "DeepLabV3", "DeepLabV3Plus", "UPerNet",
+        "Unet", "UnetPlusPlus", "MAnet", "Linknet", "FPN", "PSPNet", "DeepLabV3", "DeepLabV3Plus", "UPerNet",
         "Segformer",
     )),
     *(Dense("smp", "Unet", arguments={"encoder_name": encoder}) for encoder in (
         "efficientnet-b0", "mit_b0", "tu-mobilenetv2_050", "tu-densenet121", "tu-seresnext26d_32x4d",
         "tu-convnext_atto", "tu-regnetx_002",
     )),
+    Dense("smp", "PAN", (256, 256)),
     Dense("smp", "Unet", arguments={"decoder_attention_type": "scse"}),
     Dense("smp", "FPN", arguments={"encoder_name": "mit_b0"}),
     Dense("transformers", "SegformerForSemanticSegmentation", arguments={**STEPS, "decoder_hidden_size": 16}),
