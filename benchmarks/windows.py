@@ -58,12 +58,13 @@ class Shell(nn.Module):
         ]  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
-        known: dict[str, Tensor] = {"input": x}
+        known: dict[str, Any] = {"input": x}
         last = x
         for kind, inputs, output, how in self.steps:
-            a, *rest = (known[i] if i in known else getattr(self, i, None) for i in inputs)
+            values: list[Any] = [known[i] if i in known else getattr(self, i, None) for i in inputs]
+            a, *rest = values
             if kind == "Conv":
-                last = F.conv2d(a, *rest, stride=how["strides"], padding=how["pads"][:2])
+                last = F.conv2d(a, rest[0], *rest[1:], stride=how["strides"], padding=how["pads"][:2])
             elif kind == "InstanceNormalization":  # of channels in groups, which were reshaped before and are after
                 last = F.group_norm(a, len(rest[0]), eps=how["epsilon"])
             elif kind == "Resize":
