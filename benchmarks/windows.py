@@ -64,7 +64,8 @@ class Shell(nn.Module):
             values: list[Any] = [known[i] if i in known else getattr(self, i, None) for i in inputs]
             a, *rest = values
             if kind == "Conv":
-                last = F.conv2d(a, rest[0], *rest[1:], stride=how["strides"], padding=how["pads"][:2])
+                weight, bias = (*rest, None)[:2]
+                last = F.conv2d(a, weight, bias, stride=how["strides"], padding=how["pads"][:2])
             elif kind == "InstanceNormalization":  # of channels in groups, which were reshaped before and are after
                 last = F.group_norm(a, len(rest[0]), eps=how["epsilon"])
             elif kind == "Resize":
