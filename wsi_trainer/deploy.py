@@ -11,7 +11,8 @@ from rich.console import Console
 from wsi_trainer.cli.parsing import Parser, spell_out_flags
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.config import OF_RUN, parse
-from wsi_trainer.fit.deployment import Deployment, DeployOptions, run_deployment
+from wsi_trainer.fit.deployed import Deployment
+from wsi_trainer.fit.deployment import DeployOptions, run_deployment
 from wsi_trainer.fit.opening import fields_of, parted
 from wsi_trainer.io.display import say
 from wsi_trainer.metrics import Interval

@@ -138,8 +138,8 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "report",
-        "write the HTML report of a run",
-        "wsi_trainer.report.render:report",
+        "write the HTML report of a run, a cross-validation or a deployment",
+        "wsi_trainer.report.command:report",
     ),
     Command(
         "view",

@@ -122,7 +122,7 @@ def fit_compared(config: Config, other: Other, fit: Fit, split: str | None, resu
     facts = _facts(config, study, other)
     write_json(study.results, facts)
     _show(facts)
-    from wsi_trainer.report.render import report  # slow to import
+    from wsi_trainer.report.command import report  # slow to import
 
     report(out)
     return study

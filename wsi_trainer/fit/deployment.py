@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,8 +22,8 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.explain.attribution import Method
 from wsi_trainer.explain.heatmaps import write_heatmaps
 from wsi_trainer.explain.slide_map import MapOptions
+from wsi_trainer.fit.deployed import Deployment
 from wsi_trainer.fit.predictor import columns_by
-from wsi_trainer.fit.result import Result
 from wsi_trainer.fit.run import Run
 from wsi_trainer.fit.scoring import (
     Failures,
@@ -37,9 +36,10 @@ from wsi_trainer.fit.scoring import (
     predictions_of,
     slides_of,
 )
+from wsi_trainer.fit.status import StatusFile, recorded
 from wsi_trainer.fit.study import Study
 from wsi_trainer.io.display import say
-from wsi_trainer.io.files import as_written, read_json, sha256_of, write_json
+from wsi_trainer.io.files import sha256_of
 from wsi_trainer.io.tables import read_table, unescape_formula, write_table
 from wsi_trainer.metrics import (
     Baseline,
@@ -60,64 +60,10 @@ from wsi_trainer.metrics.table import join
 from wsi_trainer.models.tasks import Task
 from wsi_trainer.preprocess.inputs import is_table, list_slides
 
-FILE = "deployment.json"
 InBoth = Literal["refuse", "leave-out"]
 ENSEMBLE = "ensemble"
 MOST_GROUPS = 12
 """Different values of a column up to which each is a subgroup; numbers are then cut at their median."""
-
-
-@dataclass(frozen=True)
-class Deployment:
-    """The folder of a deployment."""
-
-    path: Path
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """Facts of the deployment: members, slides left out, scores, differences, subgroups, what is unlike."""
-        facts = read_json(self.path / FILE)
-        if not facts:
-            raise UserError(f"{self.path} is no deployment: it has no {FILE}, which `wsi-train deploy` writes")
-        return facts
-
-    @property
-    def predictions_file(self) -> Path:
-        """Predictions of all slides, with or without label."""
-        return Result(self.path, "predict").file
-
-    @property
-    def labelled_file(self) -> Path:
-        """Predictions of the slides with labels, beside these."""
-        return Result(self.path, "test").file
-
-    @property
-    def internal_file(self) -> Path:
-        """Predictions of what the members held out."""
-        return self.path / "internal.csv"
-
-    @property
-    def report(self) -> Path:
-        """The page."""
-        return self.path / "report.html"
-
-    def labelled(self) -> Predictions | None:
-        """The predictions of slides with labels; None where none has one."""
-        return read_predictions(self.labelled_file) if self.labelled_file.is_file() else None
-
-    def internal(self) -> Predictions | None:
-        """The predictions of what the members held out; None where they have no such results."""
-        return read_predictions(self.internal_file) if self.internal_file.is_file() else None
-
-    @cached_property
-    def members(self) -> dict[str, Run]:
-        """The members by name, with the results on the cohort."""
-        facts = self.facts
-        with as_written(self.path / FILE):
-            return {
-                name: Run(Path(one["run"]), one["checkpoint"], facts["name"], place=self.path / "members" / name)
-                for name, one in facts["members"].items()
-            }
 
 
 def members_of(
@@ -354,15 +300,41 @@ def run_deployment(
     name = options.name or name_of(Path(slides))
     out = options.out or Path("deployments") / name
     deployment = Deployment(out)
-    if (out / FILE).is_file() and not options.overwrite:
+    if deployment.whole and not options.overwrite:
         raise UserError(f"{out} has a deployment already; give another --name, or --overwrite")
     if not is_table(slides) and Path(slides).is_dir() and any(Path(slides).glob("*.h5")) and not _has(overrides):
         overrides = [*overrides, f"--data.features={Path(slides).absolute()}"]
     members, study = members_of(folders, name, out, checkpoint, overrides)
     first = next(iter(members.values()))
-    task = first.loaded.model.task
     every = records_for(first, slides, data_root)
     records, left_out = without_known(members, every, options.in_both)
+    begun: dict[str, Any] = {
+        "schema": 1, "whole": False, "name": name, "slides": len(grouped(first.loaded.data, records, None)),
+        "left_out": left_out,
+        "members": {
+            called: {
+                "run": str(run.path.absolute()), "checkpoint": run.chosen, "sha256": sha256_of(run.checkpoint()),
+            }
+            for called, run in members.items()
+        },
+        "study": None if study is None else str(study.path),
+    }  # fmt: skip
+    if options.overwrite:
+        for member in members.values():
+            member.result("predict").last.unlink(missing_ok=True)
+    deployment.write(begun)
+    with recorded(deployment.status) as status:
+        _deploy(deployment, begun, members, study, records, options, status)
+    return deployment
+
+
+def _deploy(
+    deployment: Deployment, begun: Mapping[str, Any], members: Mapping[str, Run], study: Study | None,
+    records: Sequence[SlideRecord], options: DeployOptions, status: StatusFile,
+) -> None:  # fmt: skip
+    """Predict, score and compare, and write what was found."""
+    first = next(iter(members.values()))
+    task = first.loaded.model.task
     numbers, external = dict[str, dict[str, NDArray[np.float64]]](), dict[str, Predictions]()
     baselines = dict[str, dict[str, Baseline]]()
     cases: list[SlideRecord] = []
@@ -390,16 +362,9 @@ def run_deployment(
     labelled, internal = predictions_for(task, cases, mean), internal_of(members, study, baselines)
     resamples, both = first.loaded.train.resamples, mean_baselines(list(baselines.values()))
     facts: dict[str, Any] = {
-        "schema": 1, "name": name, "slides": len(cases), "patients": len({case.patient for case in cases}),
-        "labelled": 0 if labelled is None else len(labelled), "left_out": left_out,
+        **begun, "whole": True, "slides": len(cases), "patients": len({case.patient for case in cases}),
+        "labelled": 0 if labelled is None else len(labelled),
         "unreadable": sorted({record.slide for record in records} - set(_parts(cases))),
-        "members": {
-            called: {
-                "run": str(run.path.absolute()), "checkpoint": run.chosen, "sha256": sha256_of(run.checkpoint()),
-            }
-            for called, run in members.items()
-        },
-        "study": None if study is None else str(study.path),
         "decisions": task.sentences_on(decisions),
     }  # fmt: skip
     if labelled is not None:
@@ -420,8 +385,8 @@ def run_deployment(
     trained = list({record.slide: record for record in trained}.values())
     if options.compare_slides:
         facts["shift"] = [one.to_dict() for one in shift(trained, records, set(task.columns))]
-    write_json(out / FILE, facts)
-    return deployment
+    deployment.write(facts)
+    status.update(scores={name: one["value"] for name, one in facts.get("external", {}).get("slide", {}).items()})
 
 
 def _has(overrides: Sequence[str]) -> bool:

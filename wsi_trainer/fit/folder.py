@@ -202,7 +202,7 @@ class RunFolder:
         for one in self.found:
             with as_written(one.about):
                 if one.of.get("checkpoint", {}).get("sha256", now) != now:  # 1.0 did not say
-                    former.append(one.last.relative_to(self.path).as_posix())
+                    former.append(one.last.relative_to(self.writable).as_posix())
         files = ", ".join(former)
         return files and f"of weights from before training went on: {files}; give their commands again with --overwrite"
 

@@ -106,6 +106,11 @@ class Result:
         """The slides that are finished, while others are not."""
         return self.about.with_suffix(".unfinished")
 
+    def share_of(self, slides: int) -> float:
+        """The share of so many slides that is finished, from 0 to 1."""
+        _, entries = _read(self.journal)
+        return len(entries) / max(slides, 1) if self.journal.is_file() else float(self.whole)
+
     @contextmanager
     def locked(self, overwrite: bool) -> Iterator[None]:
         """Keep other processes from making this result; the system lifts this when the process dies.

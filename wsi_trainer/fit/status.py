@@ -18,6 +18,7 @@ import psutil
 from rich.console import Console
 
 from wsi_trainer.errors import UserError
+from wsi_trainer.fit.deployed import Deployment
 from wsi_trainer.fit.folder import RunFolder
 from wsi_trainer.fit.study import Study
 from wsi_trainer.io.display import duration, format_bytes, listening, say
@@ -55,7 +56,7 @@ class RunStatus:
     step: int | None = None
     loss: float | None = None
     progress: float | None = None
-    """Of the training, from 0 to 1."""
+    """Of the training, or of the predictions of a deployment, from 0 to 1."""
     seconds_left: float | None = None
     """Of the training, while it goes on."""
     memory: int | None = None
@@ -68,6 +69,8 @@ class RunStatus:
     """The operator and the tile that first made one."""
     warnings: Sequence[str] = ()
     """The last ones."""
+    of: str = "training"
+    """What goes on: `training`, or `predictions` of a deployment."""
 
 
 class StatusFile:
@@ -140,7 +143,7 @@ def status(run: Path, json: bool = False, watch: bool = False, every: float = 10
     is 1 where the run, or a fold, has failed or died.
 
     Args:
-        run: the folder of a run or of a cross-validation, `--out` of `wsi-train fit`
+        run: the folder of a run or of a cross-validation, `--out` of `wsi-train fit`, or of a deployment
         json: print JSON, one line each time
         watch: say it again and again until the run has ended
         every: with `watch`, seconds between two looks
@@ -171,7 +174,7 @@ def headline(one: RunStatus) -> str:
     """Name, progress and time left."""
     parts = [one.run]
     if one.progress is not None:
-        parts.append(f"{one.progress:.0%} of the training")
+        parts.append(f"{one.progress:.0%} of the {one.of}")
     if one.epoch is not None and one.epochs:
         parts.append(f"epoch {one.epoch + 1} of {one.epochs}")
     if one.step is not None:
@@ -203,15 +206,18 @@ def details(one: RunStatus) -> list[str]:
     if one.last_error is not None:
         lines.append(f"error: {one.last_error}")
     if one.state in ("died", "stopped", "failed"):
-        lines.append("continue it with `wsi-train fit ... --resume last`")
+        again = "fit ... --resume last`" if one.of == "training" else "deploy ...`, with the same words"
+        lines.append(f"continue it with `wsi-train {again}")
     return lines
 
 
 def status_of(path: Path) -> list[RunStatus]:
-    """The run in this folder; of a study, one for each of its runs."""
+    """The run, or the deployment, in this folder; of a study, one for each of its runs."""
     if (study := Study.at(path)) is not None:
         return [one for name, run in study.runs.items() for one in statuses_in(run.path, name)]
     status = one_status(path, path.resolve().name)
+    if (deployment := Deployment.at(path)) is not None:
+        return [replace(status, progress=deployment.progress, of="predictions")]
     if status.state == "waiting":
         RunFolder(path).existing()
         raise UserError(f"{path} has no {RunFolder(path).status.name}: it is of an older version, or it has not begun")

@@ -11,7 +11,7 @@ import numpy as np
 
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.explain.maps import Maps
-from wsi_trainer.fit.deployment import Deployment
+from wsi_trainer.fit.deployed import Deployment
 from wsi_trainer.io.display import template
 from wsi_trainer.io.files import as_written, write_text
 from wsi_trainer.io.tables import read_table, unescape_formula
@@ -24,8 +24,8 @@ MOST_ROWS = 100
 """Slides with pictures on the page."""
 
 
-def write_page(deployment: Deployment) -> Path:
-    """Write the page of a deployment, and return its path."""
+def write_page(deployment: Deployment, out: Path | None = None) -> Path:
+    """Write the page of a deployment, by default into its folder, and return its path."""
     facts, external, internal = deployment.facts, deployment.labelled(), deployment.internal()
     with as_written(deployment.path):
         page = template("wsi_trainer.report", "deployment.html.j2").render(
@@ -42,8 +42,9 @@ def write_page(deployment: Deployment) -> Path:
             picture=slide_picture,
             map_picture=map_picture,
         )
-    write_text(deployment.report, page)
-    return deployment.report
+    target = out or deployment.report
+    write_text(target, page)
+    return target
 
 
 def _figures(

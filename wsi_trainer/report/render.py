@@ -1,4 +1,4 @@
-"""The command `report`: from the contents of a run to one page that needs no other file."""
+"""The page of a run: from its contents to one page that needs no other file."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ import base64
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from jinja2 import UndefinedError
 from matplotlib import colormaps
 from matplotlib.colors import to_hex
-from rich.console import Console
 
 from wsi_trainer.explain.outputs import sentence_on_regions
 from wsi_trainer.fit.run import Run
-from wsi_trainer.fit.study import Study
-from wsi_trainer.io.display import format_bytes, say, template
+from wsi_trainer.io.display import format_bytes, template
 from wsi_trainer.io.files import as_written, read_json, write_text
 from wsi_trainer.io.untrusted import read_text
 from wsi_trainer.metrics import Interval
@@ -255,34 +253,3 @@ def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, str]:
     for key, value in content.items():
         lines |= _flat(value, f"{key}: ") if isinstance(value, dict) else {prefix + key: str(value)}
     return lines
-
-
-def report(
-    run: Path,
-    baseline: Path | None = None,
-    split: Literal["val", "test"] = "test",
-    out: Path | None = None,
-    name: str | None = None,
-    checkpoint: str = "best",
-    data_root: Path | None = None,
-) -> None:
-    """Write the HTML report of a run, a cross-validation or a comparison.
-
-    Args:
-        run: The folder of the run, or of `fit --folds` or `fit --compare`.
-        baseline: The folder of a second run on the same slides, to compare with.
-        split: Which slides the report is about.
-        out: Where to write the page; by default report.html in the folder of the run, or of the cohort.
-        name: The name of a cohort that was tested, instead of the run's own slides.
-        checkpoint: The checkpoint whose results the report is about: best, last, or a path.
-        data_root: The folder that holds the slides now, if they were moved.
-    """
-    study, lines, names = Study.at(run), None, None
-    if study is not None and study.kind == "comparison":
-        with as_written(study.results):
-            lines, names = dict(study.scores["lines"]), (study.names[0], study.names[1])
-        out, split = out or run / "report.html", "val" if study.split == "val" else "test"
-        run, baseline = (one.path for one in study.runs.values())
-    other = None if baseline is None else Run.open(baseline, cohort=name)
-    page = write_report(Run.open(run, checkpoint, name, data_root), other, split, out, lines, names)
-    say(Console(), f"report: {page}")

@@ -49,7 +49,7 @@ def view(
     slides alone it shows the slides. Nothing is converted: tiles are read when they are looked at. Ctrl-C ends it.
 
     Args:
-        what: The folder of a run; or a slide, a store, a folder of slides or a manifest.
+        what: The folder of a run or a deployment; or a slide, a store, a folder of slides or a manifest.
         compare: The folder of a second run on the same slides.
         regions: Folder with SLIDE.geojson, annotations to be drawn.
         name: The name of a cohort that the run was tested on, instead of the run's own slides.

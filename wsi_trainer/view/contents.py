@@ -10,6 +10,7 @@ import numpy as np
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.explain.maps import MapFile, Maps, annotations_on, outlines_of
+from wsi_trainer.fit.deployed import Deployment
 from wsi_trainer.fit.run import Run
 from wsi_trainer.fit.study import Study
 from wsi_trainer.metrics import Predictions, read_predictions
@@ -74,12 +75,15 @@ def contents_of(
     data_root: Path | None = None,
     checkpoint: str = "best",
 ) -> Contents:
-    """Contents of a run, a slide, a store, a folder of slides or a manifest."""
+    """Contents of a run, a deployment, a slide, a store, a folder of slides or a manifest."""
     if regions is not None and not regions.is_dir():
         raise UserError(f"--regions: there is no folder {regions}; it holds SLIDE.geojson for each annotated slide")
     if (study := Study.at(what)) is not None:
         raise study.refuse()
-    if Run(what).config.is_file():
+    if (deployment := Deployment.at(what, data_root)) is not None:
+        deployment.refuse(compare=compare, name=name, checkpoint=checkpoint != "best")
+        found = of_deployment(deployment)
+    elif Run(what).config.is_file():
         others = [] if compare is None else [Run.open(compare, cohort=name)]
         found = of_runs([Run.open(what, checkpoint, name, data_root), *others])
     elif compare is not None or name is not None:
@@ -106,12 +110,32 @@ def of_runs(folders: list[Run]) -> Contents:
     names = tuple(folder.name for folder in folders)
     if len(set(names)) < len(names):
         names = tuple(str(folder.path) for folder in folders)
-    predictions = [_predictions_of(folder) for folder in folders]
+    return _contents(folders, names, names, [_predictions_of(folder) for folder in folders])
+
+
+def of_deployment(deployment: Deployment) -> Contents:
+    """The slides of a deployment, worst mistakes first, with its predictions and the maps of its members."""
+    name, labelled = str(deployment.facts["name"]), deployment.labelled()
+    members = deployment.members
+    return _contents(list(members.values()), tuple(members), (name,), [[] if labelled is None else [labelled]])
+
+
+def _contents(
+    folders: list[Run], called: tuple[str, ...], names: tuple[str, ...], predictions: list[list[Predictions]]
+) -> Contents:
+    """The slides of the first run, worst mistakes first.
+
+    Args:
+        folders: The runs, whose maps are shown.
+        called: What they are called.
+        names: Those who predict: the runs, or their ensemble.
+        predictions: Of each of these.
+    """
     said = [_opinions_of(files) for files in predictions]
     outlines = outlines_of(folders[0])
     maps = [
         maps.arrays(name if len(folders) > 1 else "")
-        for folder, name in zip(folders, names)
+        for folder, name in zip(folders, called)
         for maps in Maps.of(folder)
     ]
     slides = [

@@ -15,12 +15,14 @@ from tests.wsi_trainer.small import QUICK, VGG, rows
 from wsi_trainer.cli import main
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.data.shift import shift
-from wsi_trainer.fit.deployment import Deployment, grouped_by
+from wsi_trainer.fit.deployed import Deployment
+from wsi_trainer.fit.deployment import grouped_by
 from wsi_trainer.fit.run import Run
 from wsi_trainer.fit.study import Study
 from wsi_trainer.metrics import ClassPredictions, read_predictions
 from wsi_trainer.metrics.decision import threshold
 from wsi_trainer.metrics.table import join
+from wsi_trainer.view.contents import contents_of
 
 COLUMNS = ("slide", "label", "patient", "sex")
 
@@ -61,7 +63,9 @@ def deploy(*more: str | Path) -> int:
     return main(["deploy", *map(str, more)])
 
 
-def test_folds_are_deployed_as_the_mean_of_what_they_predict(study: Path, tmp_path: Path) -> None:
+def test_folds_are_deployed_as_the_mean_of_what_they_predict(
+    study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     labels = [str(n // 2 % 2) if n < 24 else "" for n in range(30)]
     manifest = hospital(tmp_path / "b", 1, "b", labels=labels)
     before, features = hashes(study), f"--data.features={tmp_path / 'b' / 'features'}"
@@ -101,7 +105,12 @@ def test_folds_are_deployed_as_the_mean_of_what_they_predict(study: Path, tmp_pa
     # Killed before its end: members that are done are kept.
     first = out / "members" / "fold0" / "predictions.csv"
     written, kept = first.stat().st_mtime_ns, (out / "deployment.json").read_bytes()
-    (out / "deployment.json").unlink()
+    deployment.write({**facts, "whole": False})
+    (out / "members" / "fold1" / "predictions.csv").unlink()
+    capsys.readouterr()
+    assert main(["status", str(out)]) == 0 and "50% of the predictions" in capsys.readouterr().out
+    for command in ("report", "view"):
+        assert main([command, str(out)]) == 2 and "is not finished" in capsys.readouterr().err
     assert deploy(study, manifest, "--name", "external-1", "--out", out, "--subgroups", "sex", features) == 0
     assert first.stat().st_mtime_ns == written and (out / "deployment.json").read_bytes() == kept
 
@@ -178,6 +187,14 @@ def test_slides_of_two_hospitals_with_maps_on_demand(
     assert facts["slides"] == 4 and facts["labelled"] == 3 and facts["shift"]
     assert page.count('alt="map of') == 4 and "stain" in page.casefold()
     assert main(["status", str(run)]) == 0
+    # The commands for runs, given the folder of the deployment.
+    (tmp_path / "out" / "report.html").unlink()
+    assert main(["report", str(tmp_path / "out")]) == 0 and (tmp_path / "out" / "report.html").stat().st_size > 10_000
+    shown = contents_of(tmp_path / "out").slides
+    assert sorted(len(one.maps) for one in shown) == [1] * 4
+    assert sum(one.opinions[0] is not None for one in shown) == 3, "one has no label"
+    assert main(["view", str(tmp_path / "out"), "--name", "other", "--static", str(tmp_path / "copy")]) == 2
+    assert "--name is about a run" in capsys.readouterr().err
     assert deploy(run, other, "--out", tmp_path / "out") == 2
     assert "has a deployment already" in capsys.readouterr().err
     assert deploy(run, other, "--out", tmp_path / "out", "--overwrite", "--compare-slides", "false") == 0
