@@ -56,7 +56,7 @@ class Deployment:
 
     @property
     def status(self) -> Path:
-        """What its process says of itself."""
+        """The state of the process, as it last described itself."""
         return self.path / "status.json"
 
     @property
