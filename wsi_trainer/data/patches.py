@@ -61,8 +61,10 @@ def coords_of(path: Path) -> Places:
         raise SlideError(path, error.reason) from error
     try:
         if attributes.get("unit") == "um":
-            return Places(path, points, side=_tile_of(attributes), micrometres=True)
-        return Places(path, points, side=side_of(attributes), slide=slide_of(attributes))
+            pixels = _pixels_of(attributes, "tile_size_px")
+            return Places(path, points, side=_tile_of(attributes), pixels=pixels, micrometres=True)
+        pixels = _pixels_of(attributes, "patch_size")
+        return Places(path, points, side=side_of(attributes), slide=slide_of(attributes), pixels=pixels)
     except (TypeError, ValueError) as error:
         raise SlideError(path, f"an attribute of coords is no number: {error}") from error
 
@@ -71,6 +73,11 @@ def _tile_of(attributes: Mapping[str, Any]) -> float | None:
     """Micrometres along a side of a patch, as STAMP says them, by its newer and its older name."""
     found = attributes.get("tile_size_um", attributes.get("tile_size"))
     return None if found is None else _number(found)
+
+
+def _pixels_of(attributes: Mapping[str, Any], name: str) -> int | None:
+    """Pixels along a side of a patch as its encoder takes it."""
+    return (round(_number(attributes[name])) or None) if name in attributes else None
 
 
 def side_of(attributes: Mapping[str, Any]) -> float | None:

@@ -280,8 +280,8 @@ def _attention(
 ) -> Attribution:  # fmt: skip
     if not model.head.attends:
         raise UserError(
-            f"the head {type(model.head).__name__} has no attention; choose another --method: activation, gradient "
-            "or integrated"
+            f"the head {type(model.head).__name__} has no attention; choose another --method: activation, or of pixels "
+            "gradient or integrated"
         )
     probe = network(AttentionScores(model), target)
     with torch.no_grad():

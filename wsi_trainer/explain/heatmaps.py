@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ import shapely
 from rich.console import Console
 from rich.progress import track
 
+from wsi_trainer.data.features import FeatureSource
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.errors import UserError
 from wsi_trainer.explain.attribution import folder_of, index_of, label_of, receptive_field, targets_of
 from wsi_trainer.explain.dicom import need_highdicom, results_as_dicom
+from wsi_trainer.explain.laid_patches import LaidPatches
 from wsi_trainer.explain.outputs import sentence_on_regions, write_script
-from wsi_trainer.explain.slide_map import MapFiles, MapOptions, SlideMap, painted
+from wsi_trainer.explain.slide_map import MapFiles, MapOptions, SlideMap
 from wsi_trainer.fit.opening import fields_of, open_run, run_parser
 from wsi_trainer.fit.result import LESION_SCORES, LESIONS, Result, Work
 from wsi_trainer.fit.run import Run
@@ -34,7 +37,7 @@ from wsi_trainer.regions.outlines import Region, check_on_slide, read_regions
 from wsi_trainer.regions.shapes import Outline, Rings, hits, regions_joined
 from wsi_trainer.slide.geometry import SlideTransform
 from wsi_trainer.slide.names import file_about, result_names
-from wsi_trainer.slide.views import Bag, Image
+from wsi_trainer.slide.views import Bag, Image, View
 
 
 def is_known(record: SlideRecord, regions: Sequence[Rings], target: str, classes: Sequence[str]) -> bool:
@@ -92,10 +95,15 @@ def write_heatmaps(
     options = options or MapOptions()
     if options.dicom:
         need_highdicom()
+    if run.loaded.data.features is not None and options.method in ("gradient", "integrated"):
+        raise UserError(
+            f"--method is {options.method}, which is of pixels, and the run reads features; choose activation, or "
+            "attention where the head has it"
+        )
     target, originals = index_of(model.task, options.target), Originals(options.originals)
     records = [
         replace(record, label=label_of(model.task, target, record.cells))
-        for record in run.records(split, model.task.columns)
+        for record in run.records(split, model.task.columns, features=run.loaded.data.features)
     ]
     result = result_of(run, model, options, split)
     with result.locked(overwrite):
@@ -132,28 +140,39 @@ class Maps:
         self.folder, self.patches, self.resamples = work.result.folder, data.patches, config.resamples
         self.target, self.classes = target, targets_of(model.task)
         self.shown_as = PathClass.of(self.classes[target], target)
-        self.field = receptive_field(model.backbone) if data.patches is None else data.patches.size
+        self.field = 0 if data.features else data.patches.size if data.patches else receptive_field(model.backbone)
 
     def write(self, record: SlideRecord) -> dict[str, Any]:
         """Write the map of a slide; returns all that the end needs of it."""
         options, predictor = self.options, self.run.predictor
-        with predictor.opened(record) as (batch, view):
+        with predictor.opened(record) as (batch, view), ExitStack() as stack:
             attribution = predictor.attribute(batch, self.target, options.method, options.steps)
-            image = view
-            if isinstance(view, Bag):
+            values = attribution.values.cpu()
+            image: View | None = view
+            laid, best, covered, field = None, None, None, self.field
+            if isinstance(view, FeatureSource):
+                slide = stack.enter_context(record.open()) if record.path.exists() else None
+                laid, image = LaidPatches.of_features(view, record, slide)
+                best, covered, field = laid.best(values, options.top), laid.covered, laid.side
+            elif isinstance(view, Bag):
                 assert self.patches is not None
-                image, patches = view.whole(), painted(view, self.patches, attribution.values.cpu())
-                attribution = replace(patches, peak_bytes=attribution.peak_bytes)
-            assert isinstance(image, Image)
-            one = SlideMap(self.folder, record, image.size, image.place, attribution.stride, self.names[record.slide])
-            files = one.write(attribution.values, image, options, self.shown_as)
+                laid, image = LaidPatches.of_bag(view, self.patches), view.whole()
+            if laid is not None:
+                attribution = replace(laid.paint(values), peak_bytes=attribution.peak_bytes)
+            shown = image if laid is None else laid
+            assert isinstance(shown, Image | LaidPatches) and (image is None or isinstance(image, Image))
+            one = SlideMap(self.folder, record, shown.size, shown.place, attribution.stride, self.names[record.slide])
+            files = one.write(attribution.values, image, options, self.shown_as, best, covered)
         drawn = one.in_image(_regions_of(record, self.regions, one.place.shape))
         known = self.regions is not None and is_known(record, drawn, self.shown_as.name, self.classes)
         marks = marks_of(files.outlines, drawn, one.stride) if known else None
         original = _of_original(one, files, self.originals, self.shown_as, options)
+        if image is None:
+            original["no_pixels"] = f"the slide is not at {record.path}"
         return {
             "entry": files.entry | {"peak_bytes": attribution.peak_bytes} | original,
             "size": one.size,
+            "field": field,
             "largest": float(attribution.positive.max()),
             "marks": None if marks is None else [marks.lesions.tolist(), marks.false.tolist()],
         }
@@ -162,6 +181,7 @@ class Maps:
         """Write what all maps say together: colours of one scale, and lesions; returns facts for heatmaps.json."""
         made = self.work.finished(self.records)
         scale = max((one["largest"] for _, one in made), default=0.0) if self.options.method != "attention" else None
+        field = max((one["field"] for _, one in made), default=self.field)
         entries: dict[str, dict[str, Any]] = {}
         found: dict[str, Marks] = {}
         for record, one in made:
@@ -169,13 +189,13 @@ class Maps:
             place = SlideTransform.of(entry["place"])
             drawn = _regions_of(record, self.regions, place.shape)
             written = SlideMap(self.folder, record, size, place, entry["stride"], name)
-            entries[record.slide] = entry | written.overlay(scale, drawn, self.field)
+            entries[record.slide] = entry | written.overlay(scale, drawn, one["field"])
             if one["marks"] is not None:
                 found[record.slide] = Marks(*(np.array(values, np.float64) for values in one["marks"]))
         target = self.shown_as.name
         write_detected(self.folder, self.records, found, target, self.work.result.split, self.resamples)
         write_script(self.folder)
-        facts = {"class": target, "method": self.options.method, "receptive_field": self.field}
+        facts = {"class": target, "method": self.options.method, "receptive_field": field}
         shares = shares_of([entries[record.slide] for record, _ in made if record.label == target])
         return facts | shares | {"slides": entries}
 
@@ -243,8 +263,6 @@ def heatmap(words: Sequence[str]) -> int:
         raise UserError(
             "a heat map is for one prediction of a slide; `wsi-train segment` writes the class of each pixel"
         )
-    if data.features is not None:
-        raise UserError("a heat map needs the slides, and data.features reads what was made of their patches")
     if data.group == "patient":
         raise UserError(
             "a heat map is of one slide, and data.group is patient; --data.group slide maps each slide by itself"
@@ -259,6 +277,8 @@ def heatmap(words: Sequence[str]) -> int:
     if sentence := sentence_on_regions(facts):
         say(console, sentence)
     for slide, entry in facts["slides"].items():
+        if "no_pixels" in entry:
+            say(console, f"no pictures of patches: {slide}: {entry['no_pixels']}; --data-root finds moved slides")
         if "no_dicom" in entry:
             say(console, f"no DICOM: {slide}: {entry['no_dicom']}")
     for slide, reason in facts["skipped"].items():

@@ -182,15 +182,58 @@ def draw_overlay(
     values = attribution.positive.float().numpy()
     values = percentiles(values) if scale is None else np.clip(values / max(scale, 1e-30), 0, 1)
     strength = _resized(values, attribution.stride, size, slide.size)
-    colours = colormaps["inferno"](0.25 + 0.75 * strength)[..., :3]
-    grey = np.asarray(slide.convert("L").convert("RGB"), dtype=np.float32) / 255
-    weight = np.sqrt(strength)[..., None]
-    mixed = Picture.fromarray((255 * ((1 - weight) * (0.35 + 0.65 * grey) + weight * colours)).astype(np.uint8))
+    mixed = _coloured(np.asarray(slide.convert("L").convert("RGB"), dtype=np.float32) / 255, strength)
     shrink = slide.size[0] / size[1]
     for outline, *_ in regions:
         points = [(x * shrink, y * shrink) for x, y in [*outline, outline[0]]]
         ImageDraw.Draw(mixed).line(points, fill=(0, 190, 120), width=2)
     return mixed
+
+
+def _coloured(grey: np.ndarray, strength: np.ndarray) -> Picture.Image:
+    """A picture that is mixed with the colours of a map, from 0, which leaves it clear, to 1."""
+    colours, weight = colormaps["inferno"](0.25 + 0.75 * strength)[..., :3], np.sqrt(strength)[..., None]
+    return Picture.fromarray((255 * ((1 - weight) * (0.35 + 0.65 * grey) + weight * colours)).astype(np.uint8))
+
+
+BAR = 28
+"""Height of the bar of colours below an overlay."""
+
+
+def with_bar(picture: Picture.Image, scale: float | None) -> Picture.Image:
+    """An overlay above the bar of its colours, with what they stand for.
+
+    Args:
+        picture: The overlay.
+        scale: The value in full colour; None where colours are percentiles.
+    """
+    width, height = picture.size
+    whole = Picture.new("RGB", (width, height + BAR), "white")
+    whole.paste(picture)
+    strength = np.tile(np.linspace(0, 1, max(width - 8, 2)), (BAR - 18, 1))
+    whole.paste(_coloured(np.ones((*strength.shape, 3), np.float32), strength), (4, height + 3))
+    draw, end = ImageDraw.Draw(whole), "100th percentile" if scale is None else f"{scale:.3g}"
+    draw.text((4, height + BAR - 14), "0", "black")
+    draw.text((width - 4 - draw.textlength(end), height + BAR - 14), end, "black")
+    return whole
+
+
+SHEET_SIDE, SHEET_COLUMNS = 192, 4
+"""Pixels along a side of a picture on a sheet, and how many stand in a row."""
+
+
+def sheet(pictures: Sequence[Picture.Image], values: Sequence[float]) -> Picture.Image:
+    """The pictures of regions in one, row by row, each with its rank and value below."""
+    columns, line = min(len(pictures), SHEET_COLUMNS), SHEET_SIDE + 22
+    rows = -(-len(pictures) // columns)
+    whole = Picture.new("RGB", (columns * (SHEET_SIDE + 8), rows * line), "white")
+    for number, (picture, value) in enumerate(zip(pictures, values, strict=True)):
+        x, y = number % columns * (SHEET_SIDE + 8) + 4, number // columns * line + 4
+        shrink = SHEET_SIDE / max(picture.size)
+        shown = picture.resize((max(1, round(picture.width * shrink)), max(1, round(picture.height * shrink))))
+        whole.paste(shown, (x, y))
+        ImageDraw.Draw(whole).text((x, y + SHEET_SIDE + 3), f"{number + 1}: {value:.3g}", "black")
+    return whole
 
 
 def percentiles(values: np.ndarray) -> np.ndarray:

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from lightning_plugin import Box
 from wsi_trainer.data.manifest import SlideRecord
-from wsi_trainer.data.patches import PatchConfig
 from wsi_trainer.errors import UserError
 from wsi_trainer.explain.attribution import METHODS, Attribution, Method
 from wsi_trainer.explain.outputs import (
@@ -25,7 +24,9 @@ from wsi_trainer.explain.outputs import (
     peaks,
     positions_with_tissue,
     shares_inside,
+    sheet,
     tiles,
+    with_bar,
 )
 from wsi_trainer.io.arrays import load_array
 from wsi_trainer.io.files import save_array, save_picture
@@ -33,9 +34,10 @@ from wsi_trainer.regions.geojson import PathClass, objects_of, write_objects
 from wsi_trainer.regions.ngff import write_map
 from wsi_trainer.regions.outlines import Region
 from wsi_trainer.regions.shapes import Outline, Rings, outlines
+from wsi_trainer.slide.formats.base import FILL
 from wsi_trainer.slide.geometry import SlideTransform
 from wsi_trainer.slide.slide import Slide
-from wsi_trainer.slide.views import Bag, Image
+from wsi_trainer.slide.views import Image
 from wsi_trainer.store.convert import NGFF04
 
 NGFF: Mapping[str, tuple[str, ...]] = {"both": ("0.5", "0.4"), "0.5": ("0.5",), "0.4": ("0.4",)}
@@ -59,9 +61,11 @@ class MapOptions:
     threshold: float = 0.5
     """The level of outlines in the GeoJSON file, as a share of the slide's largest value."""
     top: int = 3
-    """Number of regions with the largest values that are cropped as PNG; 0 for none."""
+    """Number of regions with the largest values that are cropped as PNG, beside a sheet of all; 0 for none. Of a run on
+    features a region is a patch.
+    """
     size: int = 512
-    """Side of a cropped region, in pixels of the slide as the model sees it."""
+    """Side of a cropped region, in pixels of the slide as the model sees it; of a run on features that of a patch."""
     tiles: int = 20000
     """At most how many tiles with measurements the GeoJSON of tiles has, for QuPath's measurement maps; where a map has
     more positions with tissue, a tile is several of them. 0 for none.
@@ -87,31 +91,6 @@ class MapOptions:
         for name, least in (("steps", 1), ("top", 0), ("size", 1), ("tiles", 0)):
             if getattr(self, name) < least:
                 raise UserError(f"--{name} is {getattr(self, name)}; it must be {least} or more")
-
-
-def painted(bag: Bag, patches: PatchConfig, values: Tensor) -> Attribution:
-    """The map of a bag: the mean of its patches over the middle of each position, 0 where there is none.
-
-    A position is from one patch of the grid to the next, or a patch where it has gaps, so that each patch covers the
-    middle of one position at least.
-
-    Args:
-        bag: The patches.
-        patches: The grid that they were cut by.
-        values: A value for each patch.
-    """
-    stride = min(patches.step, patches.size)
-    rows, columns = (-(-side // stride) for side in bag.whole().shape[2:])
-    total, count = np.zeros((rows, columns)), np.zeros((rows, columns))
-    first = np.ceil(bag.positions / stride - 0.5).astype(int)
-    last = np.ceil((bag.positions + bag.side) / stride - 0.5).astype(int)
-    for value, (top, left), (bottom, right) in zip(
-        values.flatten().double().tolist(), np.maximum(first, 0).tolist(), last.tolist(), strict=True
-    ):
-        total[top:bottom, left:right] += value
-        count[top:bottom, left:right] += 1
-    mean = np.divide(total, count, out=np.zeros_like(total), where=count > 0)
-    return Attribution(torch.from_numpy(mean), stride)
 
 
 OVERLAY = 512
@@ -156,22 +135,35 @@ class SlideMap:
         """The map as it was written."""
         return Attribution(torch.from_numpy(np.array(load_array(self.array))), self.stride)
 
-    def write(self, values: torch.Tensor, source: Image, options: MapOptions, target: PathClass) -> MapFiles:
-        """Write everything but the overlay, which needs the maps of all slides; returns what was written."""
+    def write(
+        self, values: Tensor, source: Image | None, options: MapOptions, target: PathClass,
+        best: Sequence[Peak] | None = None, wanted: NDArray[np.bool_] | None = None,
+    ) -> MapFiles:  # fmt: skip
+        """Write everything but the overlay, which needs the maps of all slides; returns what was written.
+
+        Args:
+            values: The map.
+            source: The pixels; None where the slide is absent.
+            options: What is written.
+            target: The class.
+            best: Its top regions; by default squares around the largest values.
+            wanted: The positions that tiles are of; by default those with tissue.
+        """
         self._remove_earlier()
         single = values.float().cpu().numpy()
         save_array(single, self.array)
         facts = {"slide": self.record.slide, "method": options.method, "target": target.name, "stride": self.stride}
         double = single.astype(np.float64)
         found = outlines(double, self.stride, self.size, options.threshold)
-        best = peaks(double, self.stride, self.size, options.size, options.top)
+        if best is None:
+            best = peaks(double, self.stride, self.size, options.size, options.top)
         seed = "/".join(map(str, facts.values()))
         entry = {
             "array": self.array.name,
             **self._layers(single, options, facts),
             "outlines": f"{self.name}.geojson",
             "outlined_regions": len(found),
-            "top": [self._crop(source, peak, number) for number, peak in enumerate(best, start=1)],
+            **self._top(source, best),
             "place": self.place.record(),
             "stride": self.stride,
         }
@@ -179,7 +171,9 @@ class SlideMap:
         if options.tiles:
             path = self.folder / TILES / f"{self.name}.geojson"
             path.parent.mkdir(exist_ok=True)
-            wanted = positions_with_tissue(source, self.stride, (single.shape[0], single.shape[1]))
+            if wanted is None:
+                assert source is not None
+                wanted = positions_with_tissue(source, self.stride, (single.shape[0], single.shape[1]))
             cut = tiles(double, self.stride, self.size, wanted, options.tiles)
             entry |= {
                 "tiles": f"{TILES}/{path.name}",
@@ -189,7 +183,8 @@ class SlideMap:
 
     def _remove_earlier(self) -> None:
         """Take away what is only written where it is asked for: it would be of another map than the rest."""
-        (self.folder / TILES / f"{self.name}.geojson").unlink(missing_ok=True)
+        for name in (f"{TILES}/{self.name}.geojson", f"{self.name}-top.png"):
+            (self.folder / name).unlink(missing_ok=True)
         kinds = [*(f"{place}{self.name}.ome.zarr" for place in LAYERS.values()), f"{DICOM}/{self.name}"]
         for name in kinds:
             shutil.rmtree(self.folder / name, ignore_errors=True)
@@ -201,14 +196,23 @@ class SlideMap:
             write_map(self.folder / name, values, self.place.coarser(self.stride), facts, version)
         return {"layer": next(iter(names.values())), "layers": names}
 
-    def _crop(self, source: Image, peak: Peak, number: int) -> dict[str, Any]:
-        """A picture of a top region, and where it lies in the original slide."""
-        picture = f"{self.name}-top-{number}.png"
-        save_picture(crop(source, Box(peak.lo, peak.hi)), self.folder / picture, "PNG")
-        corners = self.place.to_slide([peak.lo[::-1], peak.hi[::-1]])
-        (left, top), (right, bottom) = np.rint(np.clip(corners, 0, self.place.shape[::-1])).astype(int).tolist()
-        at = {"x": left, "y": top, "width": right - left, "height": bottom - top}
-        return {"picture": picture, "value": peak.value, **at}
+    def _top(self, source: Image | None, best: Sequence[Peak]) -> dict[str, Any]:
+        """Pictures of the top regions and a sheet of them, where there are pixels, and their places in the slide."""
+        found, pictures = [], []
+        for number, peak in enumerate(best, start=1):
+            corners = self.place.to_slide([peak.lo[::-1], peak.hi[::-1]])
+            (left, top), (right, bottom) = np.rint(np.clip(corners, 0, self.place.shape[::-1])).astype(int).tolist()
+            entry = {"value": peak.value, "x": left, "y": top, "width": right - left, "height": bottom - top}
+            if source is not None:
+                pictures.append(crop(source, Box(peak.lo, peak.hi)))
+                entry = {"picture": f"{self.name}-top-{number}.png", **entry}
+                save_picture(pictures[-1], self.folder / entry["picture"], "PNG")
+            found.append(entry)
+        if not pictures:
+            return {"top": found}
+        name = f"{self.name}-top.png"
+        save_picture(sheet(pictures, [peak.value for peak in best]), self.folder / name, "PNG")
+        return {"top": found, "sheet": name}
 
     def in_image(self, regions: Sequence[Region]) -> list[Rings]:
         """Regions, which are drawn on the original slide, in pixels of the image."""
@@ -217,12 +221,19 @@ class SlideMap:
     def overlay(self, scale: float | None, regions: Sequence[Region], field: int) -> dict[str, Any]:
         """Draw the overlay; returns its name, and the shares of the map in the true regions where there are any."""
         attribution, scaled = self.load(), self.in_image(regions)
-        with Slide.open(self.record.path) as slide:
-            picture = slide.thumbnail(OVERLAY)
-        drawn = draw_overlay(picture, attribution, self.size, scale, scaled)
+        drawn = with_bar(draw_overlay(self._thumbnail(), attribution, self.size, scale, scaled), scale)
         save_picture(drawn, self.folder / f"{self.name}.png", "PNG")
         entry: dict[str, Any] = {"picture": f"{self.name}.png"}
         if scaled:
             shares = shares_inside(attribution, scaled, field)
             entry |= {"mass_inside": shares.mass, "area_inside": shares.area}
         return entry
+
+    def _thumbnail(self) -> NDArray[np.uint8]:
+        """The slide as a small picture, which is white where the slide is absent."""
+        if self.record.path.exists():
+            with Slide.open(self.record.path) as slide:
+                return slide.thumbnail(OVERLAY)
+        shrink = OVERLAY / max(self.size)
+        height, width = (max(1, round(side * shrink)) for side in self.size)
+        return np.full((height, width, 3), FILL, np.uint8)

@@ -413,9 +413,11 @@ class Predictor:
             raise UserError(
                 f"a map is for one prediction of a slide, and {type(model.task).__name__} has one of pixels"
             )
+        image = self._whole_of(batch)
         return attribute(
-            model, batch["image"], target, method, context=batch.get("context", ()), tissue=batch.get("tissue", ()),
-            steps=steps, network=self.network,
+            model, batch["image"] if image is None else image.to(self.device), target, method,
+            context=batch.get("context", ()), tissue=batch.get("tissue", ()), steps=steps,
+            network=self.network if image is None else None,
         )  # fmt: skip
 
     def attention(self, batch: SlideBatch, view: View, target: str | None = None) -> Attention:
@@ -459,12 +461,18 @@ class Predictor:
     # How.
 
     def _answer(self, batch: SlideBatch, again: Callable[[], Opened]) -> Prediction:
-        network, image = self._network, batch["image"]
-        if self._reads_features and isinstance(image, LazyImage) and self._fits_whole(image.shape[2]):
-            network, batch = self._answers, {**batch, "image": dense(image.source)}
+        network: nn.Module = self._network
+        if (image := self._whole_of(batch)) is not None:
+            network, batch = self._answers, {**batch, "image": image}
         with self._precision(), torch.no_grad():
             values: Tensor = network(_moved(batch, self.device))
         return Prediction(batch["slide"], self.model.task.names, values[0].double().cpu().numpy(), self, again)
+
+    def _whole_of(self, batch: SlideBatch) -> Tensor | None:
+        """A bag of features that plain PyTorch runs whole; None of anything else."""
+        image = batch["image"]
+        fits = self._reads_features and isinstance(image, LazyImage) and self._fits_whole(image.shape[2])
+        return dense(image.source) if fits and isinstance(image, LazyImage) else None
 
     def _fits_whole(self, patches: int) -> bool:
         """True for a bag of features of which plain PyTorch needs a small part of the budget.

@@ -32,6 +32,8 @@ class Places:
     """Pixels along a side of a patch, where the file says it."""
     slide: tuple[int, int] | None = None
     """Height and width of level 0 of the slide that they were made for, where the file says it."""
+    pixels: int | None = None
+    """Pixels along a side of a patch as its encoder takes it, where the file says them."""
     micrometres: bool = False
     """Whether all numbers are micrometres instead of pixels, as in the files of STAMP."""
 

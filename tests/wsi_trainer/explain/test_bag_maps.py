@@ -15,7 +15,7 @@ from wsi_trainer.cli import main
 from wsi_trainer.data.dataset import dense
 from wsi_trainer.data.patches import PatchConfig, open_bag
 from wsi_trainer.explain.attribution import attribute
-from wsi_trainer.explain.slide_map import painted
+from wsi_trainer.explain.laid_patches import LaidPatches
 from wsi_trainer.fit.run import Run
 from wsi_trainer.models import AttentionPooling, PatchEncoder, ResNet, SlideClassifier
 from wsi_trainer.models.weights import load_weights
@@ -70,7 +70,7 @@ def test_a_patch_is_painted_where_it_lies(slides: Path, stride: int, cell: int) 
     patches = PatchConfig(size=SIZE, stride=stride, min_tissue=0.3)
     bag = open_bag(Slide.open(slides / "s2.zarr"), patches)
     values = torch.arange(1.0, len(bag.positions) + 1)
-    made = painted(bag, patches, values[:, None])
+    made = LaidPatches.of_bag(bag, patches).paint(values)
     assert made.stride == cell
     found = made.values.numpy()
     total, count = np.zeros((200, 230)), np.zeros((200, 230))
