@@ -183,7 +183,7 @@ class SlideMap:
 
     def _remove_earlier(self) -> None:
         """Take away what is only written where it is asked for: it would be of another map than the rest."""
-        for name in (f"{TILES}/{self.name}.geojson", f"{self.name}-top.png"):
+        for name in (f"{TILES}/{self.name}.geojson", f"{self.name}-top-all.png"):
             (self.folder / name).unlink(missing_ok=True)
         kinds = [*(f"{place}{self.name}.ome.zarr" for place in LAYERS.values()), f"{DICOM}/{self.name}"]
         for name in kinds:
@@ -210,7 +210,7 @@ class SlideMap:
             found.append(entry)
         if not pictures:
             return {"top": found}
-        name = f"{self.name}-top.png"
+        name = f"{self.name}-top-all.png"
         save_picture(sheet(pictures, [peak.value for peak in best]), self.folder / name, "PNG")
         return {"top": found, "sheet": name}
 
