@@ -217,7 +217,7 @@ def status_of(path: Path) -> list[RunStatus]:
         return [one for name, run in study.runs.items() for one in statuses_in(run.path, name)]
     status = one_status(path, path.resolve().name)
     if (deployment := Deployment.at(path)) is not None:
-        return [replace(status, progress=deployment.progress, of="predictions")]
+        return [replace(status, progress=deployment.progress, of="predictions of the members")]
     if status.state == "waiting":
         RunFolder(path).existing()
         raise UserError(f"{path} has no {RunFolder(path).status.name}: it is of an older version, or it has not begun")
