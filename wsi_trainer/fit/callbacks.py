@@ -17,15 +17,15 @@ from rich.console import Console
 
 from lightning_plugin import Plan, SFTDDPStrategy, SFTStrategy
 from wsi_trainer.data.datamodule import SlideData
-from wsi_trainer.data.dataset import DataConfig, SlideDataset, Visit
-from wsi_trainer.data.manifest import SlideRecord
-from wsi_trainer.errors import SlideError, UserError
+from wsi_trainer.data.dataset import DataConfig
+from wsi_trainer.errors import UserError
 from wsi_trainer.fit.config import TrainConfig
+from wsi_trainer.fit.cost import UNLIMITED, checkpoint_bytes, count_pixels, estimate, sentence, shapes_of
 from wsi_trainer.fit.folder import note_failure
 from wsi_trainer.fit.plan import factors_of, plan_shape
 from wsi_trainer.fit.run import Run
 from wsi_trainer.fit.status import StatusFile
-from wsi_trainer.io.display import clean, duration, format_bytes, say
+from wsi_trainer.io.display import clean, say
 from wsi_trainer.io.files import replace_file, write_json
 from wsi_trainer.models import SlideBatch, SlideModel
 
@@ -35,10 +35,6 @@ EVERY = 5.0
 """Seconds between two steps that change the status."""
 NAMED = 5
 """Losses that are not finite and are named; more of them say nothing new."""
-UNLIMITED = 1 << 60
-"""The budget of plain PyTorch: its step is planned to be asked what it needs."""
-FORWARD_SHARE = 1 / 3
-"""Of a training step's time: backward does about twice the work of forward."""
 
 
 def tiled(trainer: pl.Trainer) -> SFTStrategy | SFTDDPStrategy | None:
@@ -57,7 +53,7 @@ class Estimate(Callback):
         assert isinstance(pl_module, SlideModel)
         if not trainer.is_global_zero or trainer.fit_loop.restarted_mid_epoch or trainer.current_epoch > 0:
             return
-        shapes = {split: self._shapes(self.slides.of(split)) for split in ("train", "val", "test")}
+        shapes = {split: shapes_of(self.slides.of(split), self.slides.config) for split in ("train", "val", "test")}
         del shapes["test"]  # it was only to be seen whether they can be opened: better now than at the end
         if not shapes["train"]:
             return
@@ -81,77 +77,6 @@ class Estimate(Callback):
         write_json(self.run.estimate, facts)
         for line in sentence(facts).splitlines():
             say(Console(), line)
-
-    def _shapes(self, records: list[SlideRecord]) -> dict[str, tuple[int, ...]]:
-        """Shape of each slide's image or bag; one that cannot be opened ends the run here, unless it may go on."""
-        shapes, config = {}, self.slides.config
-        dataset = SlideDataset(records, None, config, lambda view: torch.empty(view.shape, device="meta"))
-        for number, record in enumerate(records):
-            batch = dataset[Visit(number, 0)]
-            if "failure" not in batch:
-                shapes[record.slide] = tuple(batch["image"].shape)
-            elif config.on_error == "stop":
-                raise SlideError(record.slide, batch["failure"])
-            else:
-                log.info("slide %s is left out of the estimate: %s", record.slide, batch["failure"])
-        return shapes
-
-
-def count_pixels(shape: tuple[int, ...]) -> int:
-    """Pixels of an image, or of all patches of a bag."""
-    return math.prod(shape) // shape[1]
-
-
-def estimate(
-    plan: Plan,
-    shapes: dict[str, dict[str, tuple[int, ...]]],
-    largest: tuple[int, ...],
-    budget: int | None,
-    devices: int,
-    checkpoint: int,
-) -> dict[str, Any]:
-    """The numbers: a slide's time is that of the largest, by its share of pixels."""
-    pixels = {split: sum(map(count_pixels, slides.values())) for split, slides in shapes.items()}
-    speed = plan.seconds / count_pixels(largest) / devices
-    train, val = pixels["train"] * speed, pixels["val"] * speed * FORWARD_SHARE
-    tiers = {tier: sum(s.forecast.stored_bytes for s in plan.segments if s.tier == tier) for tier in ("host", "disk")}
-    return {
-        "slides": {split: len(slides) for split, slides in shapes.items()},
-        "pixels": pixels,
-        "largest": list(largest[2:]),
-        "seconds_per_epoch": train + val,
-        "train_seconds": train,
-        "validation_seconds": val,
-        "device_bytes": plan.peak_bytes if budget else plan.plain_bytes,
-        "budget": budget,
-        "host_bytes": tiers["host"],
-        "disk_bytes": tiers["disk"],
-        "checkpoint_bytes": checkpoint,
-    }
-
-
-def checkpoint_bytes(model: SlideModel) -> int:
-    """The best and the last checkpoint: weights, and the optimizer's two numbers for each trained one."""
-    own = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
-    return 2 * (own + 2 * sum(p.nbytes for p in model.parameters() if p.requires_grad))
-
-
-def sentence(facts: dict[str, Any]) -> str:
-    """The estimate as lines for the console."""
-    height, width = facts["largest"]
-    what = f"is {width} × {height} (width × height)"
-    if facts["patches"]:
-        what = f"has {facts['patches']} patches of {width} × {height}"
-    slides, gigapixels = facts["slides"], sum(facts["pixels"].values()) / 1e9
-    limit = f" of {format_bytes(facts['budget'])}" if facts["budget"] else ", without a budget"
-    stored = {tier: facts[f"{tier}_bytes"] for tier in ("host", "disk")}
-    below = " and ".join(f"{format_bytes(count)} on {tier}" for tier, count in stored.items() if count)
-    return (
-        f"{slides['train']} slides to train on and {slides['val']} to validate, {gigapixels:.3g} Gpx: about "
-        f"{duration(facts['seconds_per_epoch'])} an epoch by the device's typical rates\n"
-        f"the largest {what}: {format_bytes(facts['device_bytes'])} on the device{limit}"
-        f"{', ' + below if below else ''}; checkpoints take {format_bytes(facts['checkpoint_bytes'])}"
-    )
 
 
 class Progress(Callback):

@@ -26,7 +26,8 @@ from wsi_trainer import models
 from wsi_trainer.cli.parsing import Parser
 from wsi_trainer.data.dataset import DataConfig
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit.config import AUTO, check_bags, instantiate, make_parser, parse
+from wsi_trainer.fit.config import AUTO, TrainConfig, check_bags, instantiate, make_parser, parse
+from wsi_trainer.fit.cost import UNLIMITED, count_pixels, divided, shapes_of, study_cost
 from wsi_trainer.models import Backbone, SlideClassifier, SlideModel, SlideSegmenter
 from wsi_trainer.models.allowed import limits_imports
 from wsi_trainer.models.backbones import timm_network
@@ -87,14 +88,43 @@ def config_step(words: Sequence[str]) -> Callable[[], int]:
     parser = make_parser("plan", "Plan a training step of a config: where tensors live, tile grids, cost.")
     parser.add_argument("--budget", type=str, default=None, help="device memory; without it train.budget")
     add_options(parser, bags=True)
+    text = "without --image: how many folds of the manifest's slides are trained, as for `fit --folds`"
+    parser.add_argument("--folds", type=int, default=None, help=text)
     options = parse(parser, words)
     model, data, config = instantiate(parser, options)
     budget = options.budget or config.budget
     if budget is None or budget == AUTO:
         raise UserError("a plan needs a budget: give --budget or --train.budget, such as 8GiB")
     factors = factors_of(data)
-    shape = shape_of(data, model, options)
-    return partial(report, lambda then: then(step_of(model, factors), torch.uint8), options, budget, shape)
+
+    def planned(then: Callable[[nn.Module, torch.dtype], Any]) -> Any:
+        return then(step_of(model, factors), torch.uint8)
+
+    if options.image is not None or options.patches is not None:
+        if options.folds is not None:
+            raise UserError("--folds is about all slides of data.manifest, and not about one size; leave one out")
+        return partial(report, planned, options, budget, shape_of(data, model, options))
+    return partial(cohort_step, planned, options, budget, model, data, config)
+
+
+def cohort_step(
+    planned: Callable[..., Any], options: Namespace, budget: str, model: SlideModel, data: DataConfig,
+    config: TrainConfig,
+) -> int:  # fmt: skip
+    """Plan a step on the largest slide of the manifest, and print what all slides, epochs and folds cost."""
+    check_bags(model, data)
+    if data.features is not None:
+        raise UserError("a head on data.features trains in minutes; a plan is for networks that see pixels")
+    if not data.manifest.is_file():
+        size = "--image WxH, as 20480x20480" if data.patches is None else "--patches K, as 10000"
+        raise UserError(f"a plan needs {size}, or the slides: there is no data.manifest {data.manifest}")
+    runs = divided(model, data, config.seed, options.folds)
+    shapes = shapes_of(runs[0], data)
+    largest = max(shapes.values(), key=count_pixels)
+    plan = planned_for(planned, options, budget, largest)
+    plain = plan_shape(model, largest, UNLIMITED, options.device, factors_of(data)) or plan
+    Console().print(Text("\n" + "\n".join(study_cost(runs, shapes, plan, plain, model, config))), soft_wrap=True)
+    return 0
 
 
 def factors_of(data: DataConfig) -> list[float]:
@@ -109,8 +139,6 @@ def shape_of(data: DataConfig, model: SlideModel, options: Namespace) -> tuple[i
     if options[other] is not None:
         why = "not given" if data.patches is None else "given"
         raise UserError(f"--{other} does not go with this config, whose data.patches is {why}; give --{wanted}")
-    if options[wanted] is None:
-        raise UserError(f"a plan needs --{wanted}: {'WxH, as 20480x20480' if wanted == 'image' else 'K, as 10000'}")
     if data.patches is None:
         return image_shape(options.image)
     if options.patches < 1:
@@ -161,6 +189,12 @@ def step_of(module: nn.Module, factors: Sequence[float] = ()) -> nn.Module:
 
 def report(planned: Callable[..., Any], options: Namespace, budget: str, shape: tuple[int, ...]) -> int:
     """Plan, print, and write what was asked for."""
+    planned_for(planned, options, budget, shape)
+    return 0
+
+
+def planned_for(planned: Callable[..., Any], options: Namespace, budget: str, shape: tuple[int, ...]) -> Plan:
+    """The plan, printed and written where that was asked for."""
     if options.sweep_picture is not None and options.sweep is None:
         raise UserError("--sweep-picture draws a sweep; give --sweep budget too")
     console = Console(width=200)
@@ -175,6 +209,7 @@ def report(planned: Callable[..., Any], options: Namespace, budget: str, shape: 
         assert found.asked is not None
         return found.asked, found
 
+    found: Plan
     try:
         found, swept = planned(run)
     except ValueError as error:  # a size or a device that the engine does not know
@@ -188,7 +223,7 @@ def report(planned: Callable[..., Any], options: Namespace, budget: str, shape: 
         found.draw(str(options.picture))
     if options.sweep_picture is not None:
         swept.draw(str(options.sweep_picture))
-    return 0
+    return found
 
 
 def image_shape(image: str) -> tuple[int, ...]:

@@ -168,7 +168,7 @@ def test_what_does_not_go_together_is_one_line(
     ("command", "message"),
     [
         (["plan", "--image=500x500"], "--image does not go with this config, whose data.patches is given"),
-        (["plan"], "a plan needs --patches: K, as 10000"),
+        (["plan", "--data.manifest=absent.csv"], "a plan needs --patches K, as 10000, or the slides"),
         (["plan", "--patches=0"], "--patches is 0; it must be 1 or more"),
         (["plan", "--patches=9", "--data.patches=null", "--model.backbone=null"], "--patches does not go with this"),
     ],

@@ -9,7 +9,7 @@ import pytest
 from lightning_plugin import Grid, Plan
 from lightning_plugin.plan import Forecast, SegmentForecast, SegmentPlan
 from wsi_trainer.cli import main
-from wsi_trainer.fit.callbacks import estimate, sentence
+from wsi_trainer.fit.cost import estimate, sentence
 from wsi_trainer.fit.folder import read_curves
 from wsi_trainer.fit.run import Run
 from wsi_trainer.io.files import read_json

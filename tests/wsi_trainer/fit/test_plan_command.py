@@ -8,8 +8,12 @@ import torch
 from torch import nn
 
 from lightning_plugin import Plan
+from tests.wsi_trainer.small import VGG
 from wsi_trainer.cli import main
+from wsi_trainer.data.manifest import read_manifest
+from wsi_trainer.data.splits import folds
 from wsi_trainer.fit.plan import build_model
+from wsi_trainer.io.display import duration
 
 DEMO = Path(__file__).resolve().parents[3] / "configs" / "demo.yaml"
 HERE = "tests.wsi_trainer.fit.test_plan_command"
@@ -54,6 +58,29 @@ def test_plans_a_slide_that_no_memory_here_would_hold(tmp_path: Path, capsys: py
     plan = Plan.from_json(json.read_text())
     assert 0 < plan.peak_bytes <= 2 * 2**30 < 80 * 2**30 < plan.plain_bytes
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_all_folds_of_a_manifest_cost(
+    square_slides: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Slides of one size take one time each: a third of it where they are only predicted."""
+    epochs, json = 100_000, tmp_path / "plan.json"
+    config = ["plan", *VGG, f"--data.manifest={square_slides}", "--train.accumulate=2", f"--train.epochs={epochs}"]
+    assert main([*config, "--folds=2", "--budget=2MiB", f"--json={json}"]) == 0
+    said = capsys.readouterr().out
+    runs = folds(read_manifest(square_slides), 2)
+    seconds, steps = 0.0, 0
+    for run in runs:
+        train, val, test = (sum(one.split == split for one in run) for split in ("train", "val", "test"))
+        seconds += Plan.from_json(json.read_text()).seconds * (epochs * (train + val / 3) + test / 3)
+        steps += epochs * -(-train // 2)
+    assert f"12 slides, {12 * 256 * 256 / 1e9:.3g} Gpx × {epochs} epochs × 2 folds" in said
+    assert f"time    {duration(seconds)}, {duration(seconds / 2)} a run, {steps} steps" in said
+    changes = said.split("what to change first:\n")[1].splitlines()
+    assert changes[0].strip().startswith(f"{duration(seconds / 4)} with pixels twice as large")
+    assert f"{duration(seconds / 2)} with train.epochs {epochs // 2}" in " ".join(said.split())
+    assert main([*config, "--folds=2", "--budget=2MiB", "--image=512x512"]) == 2
+    assert "--folds is about all slides of data.manifest" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["vgg", f"{HERE}:small", f"{HERE}:ReadsItsBuffer"])
