@@ -12,7 +12,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 TEST_ENV := OMP_NUM_THREADS=1
 TEST_ARGS ?= -n 2 --dist worksteal
 
-.PHONY: help setup demo test test-full audit lint bench bench-full bench-gpu docs dist constraints clean
+.PHONY: help setup demo test test-full audit lint bench bench-full score bench-gpu docs dist constraints clean
 .DEFAULT_GOAL := help
 
 help: ## what each target does
@@ -58,6 +58,9 @@ bench: $(READY) ## ten minutes of benchmarks
 
 bench-full: $(READY) ## all benchmarks: many hours; what is interrupted goes on where it can
 	$(BIN)/python -m benchmarks --full
+
+score: $(READY) ## one line: time and memory of a step in a quarter of plain PyTorch's memory, six networks
+	$(BIN)/python -m benchmarks.score
 
 bench-gpu: $(READY) ## what one CUDA device says in ten minutes, into benchmarks/results/gpu.json
 	$(BIN)/python -m benchmarks.gpu
