@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
@@ -192,6 +193,21 @@ def kaplan_meier(times: NDArray[np.float64], events: NDArray[np.bool_]) -> tuple
     curve = ecdf(CensoredData.right_censored(times, ~events)).sf
     happened = np.isin(curve.quantiles, times[events])
     return np.append(0.0, curve.quantiles[happened]), np.append(1.0, curve.probabilities[happened])
+
+
+def kaplan_meier_band(times: NDArray[np.float64], events: NDArray[np.bool_]) -> tuple[Any, Any]:
+    """The lower and the upper bound of 95 % of the curve of `kaplan_meier` at its times, by Greenwood's variance of
+    log(-log S); NaN where that is not defined, as before the first event and where nobody is left.
+    """
+    from scipy.stats import CensoredData, ecdf  # slow to import
+
+    curve = ecdf(CensoredData.right_censored(times, ~events)).sf
+    happened = np.isin(curve.quantiles, times[events])
+    with np.errstate(invalid="ignore", divide="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # where the bounds are not defined
+        both = curve.confidence_interval(0.95, method="log-log")
+    low, high = (np.append(np.nan, one.probabilities[happened]) for one in (both.low, both.high))
+    return low, high
 
 
 def log_rank(times: NDArray[np.float64], events: NDArray[np.bool_], group: NDArray[np.bool_]) -> float:

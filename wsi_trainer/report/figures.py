@@ -27,7 +27,7 @@ from wsi_trainer.metrics.curves import FIRST, LAST, Band, benefit_band, calibrat
 from wsi_trainer.metrics.intervals import too_few
 from wsi_trainer.metrics.lesions import RATES, froc
 from wsi_trainer.metrics.operating import benefit_of_all
-from wsi_trainer.metrics.values import kaplan_meier, log_rank
+from wsi_trainer.metrics.values import kaplan_meier, kaplan_meier_band, log_rank
 
 COLOURS = ("#1f5fa8", "#c2571a", "#4b7f3f", "#7a4fa0", "#8a6d3b", "#3f8f8f")
 GREY = "#8b9099"
@@ -167,7 +167,8 @@ def _survival(runs: Mapping[str, Any]) -> str | None:
     """Kaplan-Meier curves of the patients of higher and of lower risk, numbers at risk below; of all where training's
     median risk is not known.
 
-    Ticks: last seen without the event. None where slides of a patient contradict each other.
+    Ticks: last seen without the event. Bands as there are p values: not of few patients. None where slides of a
+    patient contradict each other.
     """
     try:
         patients: RiskPredictions = next(iter(runs.values())).by_patient()
@@ -187,6 +188,10 @@ def _survival(runs: Mapping[str, Any]) -> str | None:
         label = f"{name}: {len(times)} patients, {int(events.sum())} events"
         axes.step(np.append(happened, times.max()), np.append(shares, shares[-1]), where="post",
                   color=colour, label=label)  # fmt: skip
+        if not too_few(patients.take(np.flatnonzero(rows))):
+            lower, upper = (np.append(one, one[-1]) for one in kaplan_meier_band(times, events))
+            axes.fill_between(np.append(happened, times.max()), lower, upper, step="post", color=colour, alpha=0.15,
+                              linewidth=0)  # fmt: skip
         seen = times[~events]
         share = shares[np.searchsorted(happened, seen, side="right") - 1]
         axes.plot(seen, share, "|", color=colour, markersize=8)
@@ -221,7 +226,8 @@ FIGURES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str | None]]] = {
     "confusion": ("Confusion, {}", _confusion),
     "scatter": ("Predicted against true", _scatter),
     "survival": (
-        "Survival by predicted risk, cut at the median risk of the training patients; below, patients at risk",
+        "Survival by predicted risk, cut at the median risk of the training patients; below, patients at risk; "
+        "bands hold 95 % at each time",
         _survival,
     ),
 }

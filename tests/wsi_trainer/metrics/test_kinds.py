@@ -22,7 +22,7 @@ from wsi_trainer.metrics import (
     read_predictions,
     summarise,
 )
-from wsi_trainer.metrics.values import c_index, kaplan_meier, log_rank
+from wsi_trainer.metrics.values import c_index, kaplan_meier, kaplan_meier_band, log_rank
 
 ROWS = 40
 SLIDES = tuple(f"s{i}" for i in range(ROWS))
@@ -119,19 +119,23 @@ def test_survival_of_groups_against_its_definition() -> None:
     for count in (6, 25, 80):
         times, events = np.ceil(drawn.exponential(6, count)), drawn.random(count) < 0.7
         group = drawn.random(count) < 0.4
-        share, expected_share = 1.0, [1.0]
+        share, expected_share, greenwood, bounds = 1.0, [1.0], 0.0, [(np.nan, np.nan)]
         observed = expected = variance = 0.0
         for time in sorted(set(times[events].tolist())):
             at_risk = sum(t >= time for t in times)
             died = sum(t == time and e for t, e in zip(times, events))
             share *= 1 - died / at_risk
             expected_share.append(share)
+            greenwood += died / (at_risk * (at_risk - died)) if at_risk > died else np.inf
+            width = 1.959964 * math.sqrt(greenwood) / math.log(share) if share > 0 else np.nan
+            bounds.append((share ** math.exp(-width), share ** math.exp(width)))
             ours = sum(t >= time and g for t, g in zip(times, group))
             observed += sum(t == time and e and g for t, e, g in zip(times, events, group))
             expected += died * ours / at_risk
             if at_risk > 1:
                 variance += died * ours * (at_risk - ours) * (at_risk - died) / (at_risk**2 * (at_risk - 1))
         np.testing.assert_allclose(kaplan_meier(times, events)[1], expected_share, rtol=1e-12)
+        np.testing.assert_allclose(np.transpose(kaplan_meier_band(times, events)), bounds, rtol=1e-6)
         p = math.erfc(abs(observed - expected) / math.sqrt(2 * variance))
         assert log_rank(times, events, group) == pytest.approx(p, rel=1e-9)
     nobody = np.zeros(6, dtype=bool)
