@@ -44,7 +44,7 @@ GIB = 2**30
 #: The networks of SFT's experiments: all but the classifier, whose input has one size.
 CONVOLUTIONAL: dict[str, Callable[[], nn.Module]] = {
     "vgg16": lambda: ZOO["vgg16_mean"].published(),
-    "vgg19": lambda: ZOO["vgg19_mean"].published(),
+    "vgg19": lambda: ZOO["vgg19_max"].published(),
     "darknet19": lambda: ZOO["darknet19"].published(),
 }
 
