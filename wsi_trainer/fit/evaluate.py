@@ -67,6 +67,7 @@ def predict(words: Sequence[str]) -> int:
     cohort, options = open_run(parser, words)
     result = cohort.result("predict")
     result.keep(options.overwrite)
+    _ = cohort.loaded  # what its config names is refused before slides are looked for
     predict_slides(cohort, records_of(cohort, options.slides, options.data_root), options.overwrite)
     say(Console(), f"predictions: {result.file}")
     return 0
