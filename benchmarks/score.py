@@ -1,6 +1,6 @@
 """One score: what a step costs in a quarter of plain PyTorch's memory, as geometric means over six networks.
 
-    python -m benchmarks.score [--side 512] [--pairs 5]
+    python -m benchmarks.score [--side 320] [--pairs 5]
 
 Each network runs in a process of its own, on one thread: a step of either way for the process's peak, then pairs of
 steps that take turns. Time is the median ratio of processor time; memory is the ratio of what the two steps took beyond
@@ -103,7 +103,7 @@ def in_a_process(name: str, side: int, pairs: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--side", type=int, default=512, help="pixels on a side of the square image")
+    parser.add_argument("--side", type=int, default=320, help="pixels on a side of the square image")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--network", choices=sorted(NETWORKS), help="measure one here, and print it as JSON")
     options = parser.parse_args()
