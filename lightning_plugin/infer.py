@@ -27,6 +27,7 @@ from lightning_plugin.module import TiledModule
 from lightning_plugin.ops import Autocast, has_gradients
 from lightning_plugin.options import ModuleOptions
 from lightning_plugin.plan import Plan
+from lightning_plugin.private import dense_bytes
 from lightning_plugin.progress import Kind
 from lightning_plugin.sink import Output, PathSink, Record, Sink, Write, sink_of
 from lightning_plugin.source import ArraySource, TileSource
@@ -303,7 +304,7 @@ def digest_of(net: nn.Module) -> str:
     found = hashlib.sha256()
     for name, t in net.state_dict().items():
         found.update(f"{name} {tuple(t.shape)} {t.dtype}".encode())
-        found.update(memoryview(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()))
+        found.update(dense_bytes(t.reshape(-1)).data)
     return found.hexdigest()
 
 

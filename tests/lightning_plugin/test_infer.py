@@ -301,3 +301,12 @@ def test_a_tiled_module_serves_many_images() -> None:
         assert plan is net.plan and "gradients" not in str(plan)
         assert error(found, right) < 1e-9
     assert net.engine.listener is listener and not net.engine.progress.listeners
+
+
+def test_a_weight_of_one_number_may_have_any_stride() -> None:
+    net = nn.Conv2d(1, 1, 1).double()
+    net.bias = nn.Parameter(torch.as_strided(torch.ones(4, dtype=torch.float64), (1,), (3,)))
+    image = torch.randn(1, 1, 20, 20, dtype=torch.float64)
+    found = torch.zeros_like(image)
+    infer(net, image, found, tiles=2)
+    assert torch.allclose(found, net(image))
