@@ -29,7 +29,7 @@ def recalibration(predictions: ClassPredictions) -> dict[str, Interval]:
     truth, said = predictions.labels == 1, predictions.probabilities[:, 1]
     logit = log_odds(said)
     _, place = np.unique(np.asarray(predictions.patients), return_inverse=True)
-    before = float((np.bincount(place, said * (1 - said)) / np.bincount(place)).sum())
+    before = _doubt(said, place)
     one = np.ones((len(said), 1))
     fits = {
         "calibration_intercept": (one, logit),
@@ -76,8 +76,12 @@ def logistic(
     pulls = np.array([np.bincount(place, column * (truth - p), len(owners)) for column in x.T])
     inverse = np.linalg.inv(curvature)
     spread = inverse @ (pulls @ pulls.T) @ inverse * (len(owners) / max(len(owners) - 1, 1))
-    doubt = float((np.bincount(place, p * (1 - p)) / np.bincount(place)).sum())
-    return float(found[-1]), float(np.sqrt(spread[-1, -1])), doubt
+    return float(found[-1]), float(np.sqrt(spread[-1, -1])), _doubt(p, place)
+
+
+def _doubt(p: Floats, place: NDArray[np.int64]) -> float:
+    """The sum over patients of the mean p (1 - p) of their rows; ``place`` is the patient of each row."""
+    return float((np.bincount(place, p * (1 - p)) / np.bincount(place)).sum())
 
 
 def _interval(predictions: ClassPredictions, value: float, error: float, doubt: float) -> Interval:
