@@ -283,7 +283,7 @@ def repeated(pairs: int) -> None:
 
 
 def figures() -> dict[str, str]:
-    """What docs/seeds.md says of each case."""
+    """Return the text of each case that stands on docs/seeds.md."""
     cases = json.loads((RESULTS / "seeds.json").read_text())["cases"]
     return {case: said(case.split()[0], values) for case, values in cases.items()}
 

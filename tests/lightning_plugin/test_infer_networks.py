@@ -27,23 +27,23 @@ pytestmark = pytest.mark.skipif(
 class Dense:
     """A network's name in its library, the size of an image that it takes, and the arguments that make it small."""
 
-    library: str
+    package: str
     name: str
     size: tuple[int, int] = (96, 128)
     arguments: dict[str, Any] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
-        return "-".join((self.library, self.name, *(str(v) for v in self.arguments.values() if isinstance(v, str))))
+        return "-".join((self.package, self.name, *(str(v) for v in self.arguments.values() if isinstance(v, str))))
 
     def build(self) -> nn.Module:
         torch.manual_seed(0)
         import tests.torchvision_stub  # noqa: F401
 
-        if self.library == "timm":
+        if self.package == "timm":
             make = import_module("timm").create_model
             net: nn.Module = make(self.name, pretrained=False, features_only=True, **self.arguments)
-        elif self.library == "smp":
+        elif self.package == "smp":
             make = getattr(import_module("segmentation_models_pytorch"), self.name)
             net = make(**{"encoder_name": "tu-resnet18", "encoder_weights": None, "classes": 5, **self.arguments})
         else:
@@ -118,14 +118,17 @@ def like(results: list[Tensor]) -> list[Tensor]:
 
 
 def examine(dense: Dense, budgeted: bool = False) -> dict[str, Any]:
-    """What becomes of a network: the largest error in float64, that in float32 beside the network's own rounding, and
+    """Return figures of a network: the largest error in float64, that in float32 beside the network's own rounding, and
     the pixels whose largest channel is another one."""
     net, x = dense.build(), torch.randn(1, 3, *dense.size, dtype=torch.float64)
     with torch.no_grad():
         right = [t for t in tree_leaves(net(x)) if isinstance(t, Tensor)]
         small = copy.deepcopy(net).float()
         rounded = [t for t in tree_leaves(small(x.float())) if isinstance(t, Tensor)]
-    sinks: Callable[[list[Tensor]], Any] = lambda found: found if len(found) > 1 or dense.library != "smp" else found[0]  # noqa: E731
+
+    def sinks(found: list[Tensor]) -> Any:
+        return found if len(found) > 1 or dense.package != "smp" else found[0]
+
     found, tiled = like(right), like(rounded)
     infer(net, x, sinks(found), tiles=(3, 2))
     infer(small, x.float(), sinks(tiled), tiles=(3, 2))

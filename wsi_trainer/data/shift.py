@@ -64,7 +64,7 @@ def shift(training: Sequence[SlideRecord], cohort: Sequence[SlideRecord], target
 
 
 def spread(records: Sequence[SlideRecord], count: int = LOOKED_AT) -> list[SlideRecord]:
-    """So many of the records, evenly over the list."""
+    """`count` records, evenly over the list; all where there are no more."""
     places = np.linspace(0, len(records) - 1, min(count, len(records)))
     return [records[int(place)] for place in places]
 

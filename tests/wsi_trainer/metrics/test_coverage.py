@@ -63,7 +63,7 @@ def study(labels: np.ndarray, logit: np.ndarray) -> ClassPredictions:
 
 
 def truths(area: float) -> dict[str, float]:
-    """What intervals should hold, of a slide."""
+    """True values that intervals should hold, by slide."""
     apart = norm.ppf(area) * 2**0.5
     x = np.linspace(-12, 12, 20001)
     p = 1 / (1 + np.exp(-apart * (x + apart / 2)))

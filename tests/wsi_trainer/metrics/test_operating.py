@@ -1,4 +1,4 @@
-"""What a reviewer asks of a classifier: shares at its operating point, DeLong, calibration, net benefit."""
+"""Statistics of a classifier for reviewers: shares at its operating point, DeLong, calibration, net benefit."""
 
 import numpy as np
 import pytest
@@ -131,7 +131,7 @@ def test_calibration_and_net_benefit_are_those_of_statsmodels_and_dcurves() -> N
 
 
 def test_calibration_of_known_regressions() -> None:
-    """Of two groups the regression is exact: log odds of their shares against those that were said."""
+    """The regression on two groups is exact: log odds of their shares against those that were said."""
     labels = np.concatenate([np.repeat([1, 0], [10, 30]), np.repeat([1, 0], [24, 16])])
     said = predictions(labels, np.repeat([0.1, 0.9], 40))
     found = recalibration(said)
