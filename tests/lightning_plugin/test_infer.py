@@ -298,7 +298,7 @@ def test_a_tiled_module_serves_many_images() -> None:
             (right,) = tree_leaves(net.module(x))
         found = torch.zeros_like(right)
         plan = infer(net, x, [found])
-        assert plan is net.plan and "gradients" not in str(plan)
+        assert plan is net.plan and not any(words in str(plan) for words in ("gradients", "for backward"))
         assert error(found, right) < 1e-9
     assert net.engine.listener is listener and not net.engine.progress.listeners
 
