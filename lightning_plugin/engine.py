@@ -27,6 +27,7 @@ from lightning_plugin.memory import Heap
 from lightning_plugin.options import Options
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.costs.lower import lower_tiers
+from lightning_plugin.planner.costs.parameters import sources_of_spread_maps
 from lightning_plugin.plans import Occupancy, Planner, call_bytes, structure_digest
 from lightning_plugin.private import after_backward, release_failed_passes
 from lightning_plugin.program.compiled import Compiler
@@ -103,6 +104,7 @@ class Engine:
     def choose(self, recording: Recording) -> Plan:
         """Choose the plan for a recording, within the memory that the device has left: a known one, or a new one."""
         release_failed_passes()
+        self._take_back_lasting(recording)
         occupancy = Occupancy() if self.options.budget is None else self.occupancy(recording)
         plan = self.planner.find(recording, occupancy)
         if plan is None and occupancy.bytes:
@@ -116,6 +118,17 @@ class Engine:
                 structure = plan.approximation if random_splits else structure_digest(recording)
                 self.listener.on_new_plan(plan, structure, random_splits)
         return plan
+
+    def _take_back_lasting(self, recording: Recording) -> None:
+        """Move streamed tensors of which the recording makes maps that last back to the device."""
+        if not self.homes:
+            return
+        if "lasting" not in recording.derived:
+            recording.derived["lasting"] = sources_of_spread_maps(recording.nodes)
+        captures = recording.bindings.captures
+        for v in recording.derived["lasting"]:
+            if v in captures and captures[v].tensor in self.homes:
+                self.homes.take_back(captures[v].tensor, v.device)
 
     def occupancy(self, recording: Recording) -> Occupancy:
         """Measure the device's memory beside the tensors of a recording; the maximum of ranks that share an image."""

@@ -5,8 +5,9 @@ its memory is pinned memory of the host or a mapped file. All code outside segme
 average of weights, a regulariser, a logged norm) reads and writes this one value, on the tier where it lies. Segments
 compute with *copies* on the device, each fetched for a use and freed after it. Autograd saves a reference to the
 parameter and its version in place of a copy: a parameter that was written to since is refused. Gradients and optimizer
-states lie on the parameter's tier. A tensor stays on the tier that it was once moved to. On a CPU, tensors on the host
-are copied too, since the host's memory is not the budget's.
+states lie on the parameter's tier. A tensor stays on the tier that it was once moved to, unless a map is made of it
+that lasts, such as a position embedding added to an image: no use of a segment would fetch its copy, so it comes back
+to the device. On a CPU, tensors on the host are copied too, since the host's memory is not the budget's.
 
 A network that is too large for the host is made without data (``with torch.device("meta")``). `build` allocates its
 parameters on their tier, one module after the other, and fills them from a checkpoint or by the module itself: no more
@@ -69,6 +70,12 @@ class Homes:
         if tier == "disk":
             return self.file(tensor) is not None
         return tensor.device.type == "cpu" and (device.type != "cuda" or tensor.is_pinned())
+
+    @torch.no_grad()
+    def take_back(self, tensor: Tensor, device: torch.device) -> None:
+        """Move a streamed tensor, with its gradient, back to the device."""
+        del self._tiers[tensor]
+        replace_memory(tensor, lambda values: values.to(device, copy=True))
 
     def place_gradient(self, tensor: Tensor) -> None:
         """Move a gradient that autograd made itself (the sum of several uses) to its parameter's tier."""

@@ -353,6 +353,33 @@ def test_a_module_is_built_where_it_will_live(bag: Tensor, tier: str) -> None:
     same(net, plain)
 
 
+class Placed(Encoder):
+    """An embedding of places is added to the patches: a map that is made of a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Parameter(torch.zeros(WIDTH, 4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks((self.patches(x) + self.places).flatten(2).transpose(1, 2)).mean(1).mean(0))
+
+
+def test_a_parameter_that_a_map_is_made_of_comes_back_to_the_device(bag: Tensor) -> None:
+    torch.manual_seed(0)
+    plain = Placed().double()
+    with torch.device("meta"):
+        net = Placed().double()
+    tiled = tight(net, parameters="disk")
+    tiled.build(plain.state_dict())
+    homes = tiled.engine.homes
+    assert homes.file(net.places) is not None
+    for _ in range(2):
+        step(tiled, bag)
+        step(plain, bag)
+    same(net, plain)
+    assert homes.file(net.places) is None and homes.file(net.patches.weight) is not None
+
+
 def test_a_module_that_builds_itself(bag: Tensor) -> None:
     def filled(module: nn.Module) -> None:
         for p in module.parameters(recurse=False):
