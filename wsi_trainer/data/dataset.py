@@ -233,8 +233,8 @@ class DataConfig:
     judged on sites that it was not trained on.
     """
     splits: Path | None = None
-    """File with the split of each slide that others published, instead of the manifest's: CLAM's splits_0.csv, or a
-    table of Patho-Bench (k=all.tsv). A patient in two splits is refused.
+    """File with the split of each slide that others published, instead of the manifest's: CLAM's splits_0.csv, a
+    table of Patho-Bench (k=all.tsv), or STAMP's splits.json. A patient in two splits is refused.
     """
     fold: int = 0
     """Which fold of `splits`, where the file has several."""

@@ -15,7 +15,8 @@ from wsi_trainer.data.manifest import PATHS, SPLITS, SlideRecord, read_manifest,
 from wsi_trainer.errors import UserError
 from wsi_trainer.io.display import clean
 from wsi_trainer.io.tables import Table, read_table
-from wsi_trainer.slide.names import spellings
+from wsi_trainer.io.untrusted import read_json
+from wsi_trainer.slide.names import same_patient, spellings
 
 
 def divide_marked(groups: Sequence[str], marks: Sequence[Sequence[str]], parts: int, seed: int) -> list[list[int]]:
@@ -306,24 +307,44 @@ def apply_splits(records: Sequence[SlideRecord], path: Path, fold: int) -> list[
 
     Args:
         records: The slides; their names without extension are those of the file.
-        path: CLAM's splits_0.csv or splits_0_bool.csv, or a table of Patho-Bench such as k=all.tsv.
+        path: CLAM's splits_0.csv or splits_0_bool.csv, a table of Patho-Bench such as k=all.tsv, or STAMP's
+            splits.json, which has patients.
         fold: Which, where the file has several.
 
     Raises:
         UserError: The file is none of these, lacks a slide, or has one in two splits.
     """
-    known = published_splits(path, fold)
-    found = []
+    by_patient = path.suffix == ".json"
+    known = patients_of_stamp(path, fold) if by_patient else published_splits(path, fold)
+    found, left, what = [], dict(known), "patient" if by_patient else "slide"
     for record in records:
-        names = (record.slide, *(name for one in record.called for name in spellings(one)))
-        name = next((name for name in names if name in known), None)
-        if name is None:
-            raise UserError(f"{path} lacks slide {record.slide}; leave it out of the manifest, or give its split")
-        found.append(replace(record, split=known.pop(name)))
-    if known:
+        slides = (record.slide, *(name for one in record.called for name in spellings(one)))
+        name = next((name for name in ((same_patient(record.patient),) if by_patient else slides) if name in known), "")
+        if not name or (name not in left and not by_patient):
+            called = record.patient if by_patient else record.slide
+            raise UserError(f"{path} lacks {what} {called}; leave it out of the manifest, or give its split")
+        found.append(replace(record, split=known[name]))
+        left.pop(name, None)
+    if left:
         log.warning(
-            "%s has %d slides that the manifest lacks, the first is %s", path, len(known), clean(next(iter(known)))
+            "%s has %d %ss that the manifest lacks, the first is %s", path, len(left), what, clean(next(iter(left)))
         )
+    return found
+
+
+def patients_of_stamp(path: Path, fold: int = 0) -> dict[str, str]:
+    """The split of each patient of STAMP's splits.json, by one spelling of each."""
+    content = read_json(path)
+    folds = content.get("splits") if isinstance(content, dict) else None
+    if not isinstance(folds, list) or not all(isinstance(one, dict) for one in folds):
+        raise UserError(f"{path} is no file of splits: it has no list splits, as STAMP's splits.json")
+    if not 0 <= fold < len(folds):
+        raise UserError(f"{path} has {len(folds)} folds, and data.fold is {fold}; they count from 0")
+    found: dict[str, str] = {}
+    for split in ("train", "test"):
+        for patient in folds[fold].get(f"{split}_patients", []):
+            if found.setdefault(same_patient(str(patient)), split) != split:
+                raise UserError(f"{path}, fold {fold}: patient {patient} is in train and in test")
     return found
 
 

@@ -180,7 +180,8 @@ class Predictor:
         self.device = device_of(config)
         if self.device.type == "cpu" and config.accelerator in ("cuda", "gpu"):
             raise UserError(f"train.accelerator is {config.accelerator}, and there is no such device; set it to auto")
-        self._dtype, self._autocast = _dtypes(precision_of(config))
+        self._dtype, self.autocast = _dtypes(precision_of(config))
+        """The type of autocast, where the precision is mixed."""
         model.eval().to(dtype=self._dtype)
         self._answers = Answer(model)
         self._network = _tiled(self._answers, config, self.device)
@@ -455,7 +456,7 @@ class Predictor:
             raise UserError(f"model.backbone is {type(encoder).__name__}, which encodes no patches; use PatchEncoder")
         encoder.to(self.device)  # where plans stream parameters it is not there
         with self._precision(), torch.inference_mode():
-            features = encoder(self.model.normalise(patches.to(self.device)))[0, :, :, 0].t()
+            features = encoder.vectors(self.model.normalise(patches.to(self.device)))
         return features.float().cpu().numpy()
 
     # How.
@@ -503,7 +504,7 @@ class Predictor:
         before = torch.get_default_dtype()
         torch.set_default_dtype(self._dtype)
         try:
-            with nullcontext() if self._autocast is None else torch.autocast(self.device.type, self._autocast):
+            with nullcontext() if self.autocast is None else torch.autocast(self.device.type, self.autocast):
                 yield
         finally:
             torch.set_default_dtype(before)

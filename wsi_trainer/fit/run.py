@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from wsi_trainer.fit.config import Loaded
     from wsi_trainer.fit.predictor import Attention, Predictor
+    from wsi_trainer.metrics import Predictions
 
 
 @dataclass(frozen=True, repr=False)
@@ -156,8 +157,14 @@ class Run(RunFolder):
         """
         return self.predictor.predict(slide).attention
 
-    def compare(self, other: Run, split: str = "test") -> DataFrame:
-        """The scores of both runs on the slides that both have predicted, their differences and 95 % intervals."""
+    def compare(self, other: Run | Predictions, split: str = "test") -> DataFrame:
+        """The scores of both runs on the slides that both have predicted, their differences and 95 % intervals.
+
+        Args:
+            other: The other run; or predictions of patients, such as `wsi_trainer.neighbours.read_stamp` reads: then
+                those of the run are taken by patient.
+            split: Which slides.
+        """
         from wsi_trainer.notebook import compared
 
         return compared(self, other, split)

@@ -263,6 +263,18 @@ class ClassPredictions(Predictions):
         labels, both = (self.labels == index).astype(np.int64), _both(self.probabilities[:, index])
         return ClassPredictions(self.slides, self.patients, (f"not {name}", name), labels, both, self.sites)
 
+    def like(self, other: Predictions) -> Self:
+        classes = tuple(getattr(other, "classes", ()))
+        if sorted(self.classes) != sorted(classes):
+            raise PredictionsError(f"the classes are {', '.join(self.classes)} here and {', '.join(classes)} there")
+        places = [self.classes.index(name) for name in classes]
+        labels = np.array([*(classes.index(name) for name in self.classes), -1])[self.labels]
+        # A threshold is of the second of two classes, which is now the other one.
+        cuts = self.thresholds if self.thresholds is None or classes == self.classes else 1 - self.thresholds
+        return replace(
+            self, classes=classes, labels=labels, probabilities=self.probabilities[:, places], thresholds=cuts
+        )
+
     def by_class(self, scores: Mapping[str, Score]) -> dict[str, dict[str, tuple[Predictions, dict[str, Score]]]]:
         return {"per_class": {name: (self, class_scores(index)) for index, name in enumerate(self.classes)}}
 

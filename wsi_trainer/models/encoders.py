@@ -484,10 +484,12 @@ class PatchEncoder(nn.Module):
         return None if self.published is None else self.published.colours
 
     def forward(self, patches: Tensor) -> Tensor:
-        vectors = self.network(patches)
-        if vectors.ndim == 4:
-            vectors = vectors.mean(dim=(2, 3))
-        return vectors.t()[None, :, :, None]
+        return self.vectors(patches).t()[None, :, :, None]
+
+    def vectors(self, patches: Tensor) -> Tensor:
+        """The vectors of patches, (patches, out_channels)."""
+        found: Tensor = self.network(patches)
+        return found.mean(dim=(2, 3)) if found.ndim == 4 else found
 
     def stages(self) -> list[nn.Module]:
         """The stages of the network; each block of a ViT is one."""

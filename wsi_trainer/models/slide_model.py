@@ -579,8 +579,12 @@ class SlideClassifier(SlideModel):
 
     def pool(self, image: Tensor, level: int = 0, tissue: Tensor | None = None) -> Tensor:
         """The vector of one magnification."""
-        head = self.head if level == 0 else self.context_heads[level - 1]
-        return self._pooled(head, self._features(image, 0 if self.share_backbone else level, tissue), tissue)
+        features = self._features(image, 0 if self.share_backbone else level, tissue)
+        return self.pool_features(features, level, tissue)
+
+    def pool_features(self, features: Tensor, level: int = 0, tissue: Tensor | None = None) -> Tensor:
+        """The vector of one magnification, from the map of its features."""
+        return self._pooled(self.head if level == 0 else self.context_heads[level - 1], features, tissue)
 
     def scores(self, image: Tensor, tissue: Sequence[Tensor] = ()) -> Tensor:
         """The logit of attention of each position at the finest magnification, (1, branches, h, w).

@@ -214,7 +214,7 @@ def test_a_manifest_that_has_changed_is_told_in_sentences() -> None:
     assert changes_since(kept, [replace(member, split="") for member in reversed(kept)], ["label"]) == []
 
 
-# -- splits as CLAM and Patho-Bench publish them, and what of them would leak
+# -- splits as CLAM, Patho-Bench and STAMP publish them, and what of them would leak
 
 
 CLAM = ",train,val,test\n0,s0,s2,s4\n1,s1,s3,s5\n2,s6,,\n"
@@ -224,6 +224,10 @@ BENCH = "case_id\tslide_id\tlabel\tfold_0\tfold_1\n" + "".join(
     f"{'test' if i < 2 else 'train'}\n"
     for i in range(7)
 )
+STAMP = """{"splits": [
+    {"train_patients": ["p0", "p1", "p2", "p3", "p4"], "test_patients": ["P05", "p6"]},
+    {"train_patients": ["p5", "p6", "p2", "p3", "p4"], "test_patients": ["p0", "p1"]}
+]}"""
 EXPECTED = ["train", "train", "val", "val", "test", "test", "train"]
 
 
@@ -250,6 +254,14 @@ def test_another_fold_without_val_gives_up_a_part_of_train(tmp_path: Path) -> No
     assert set(found[2:]) == {"train", "val"}
 
 
+def test_folds_of_stamp_are_of_patients(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    found = splits(tmp_path, "splits.json", STAMP, fold=1, patients="0023456")
+    assert found[:2] == ["test", "test"], "slides of one patient"
+    assert set(found[2:]) == {"train", "val"}
+    assert "has 1 patients that the manifest lacks, the first is p1" in caplog.text
+    assert [name == "test" for name in splits(tmp_path, "splits.json", STAMP)] == [False] * 5 + [True] * 2
+
+
 @pytest.mark.parametrize(
     ("name", "text", "fold", "patients", "message"),
     [
@@ -260,6 +272,10 @@ def test_another_fold_without_val_gives_up_a_part_of_train(tmp_path: Path) -> No
         ("k=all.tsv", BENCH, 7, "0123456", "has no column 'fold_7'"),
         ("k=all.tsv", BENCH.replace("val", "tune"), 0, "0123456", "slide s2 is in 'tune'"),
         ("other.csv", "a,b\n1,2\n", 0, "0123456", "is no file of splits"),
+        ("other.json", "[1]", 0, "0123456", "is no file of splits"),
+        ("splits.json", STAMP, 2, "0123456", "has 2 folds, and data.fold is 2"),
+        ("splits.json", STAMP.replace("p6", "p0"), 0, "0123456", "patient p0 is in train and in test"),
+        ("splits.json", STAMP, 0, "0123457", "lacks patient p7"),
     ],
 )
 def test_what_leaks_or_is_something_else_is_refused(
