@@ -250,48 +250,60 @@ def zarr_shards() -> str:
 
 LIST_COLUMNS = ("encoder", "patch", "µm/pixel", "vector", "licence", "weights")
 
+SLIDE_COLUMNS = ("slide encoder", "patches of", "patch", "µm/pixel", "vector", "licence", "weights")
+
 LIST_WIDTH = 130
 """Columns that the list takes, also where a terminal has fewer: names of files are not broken."""
 
 
 def list_encoders() -> None:
-    """Print a table of all encoders that a config may name."""
+    """Print tables of all encoders of patches and of slides that a config may name."""
     from wsi_trainer.models.encoders import ENCODERS  # networks are slow to import
+    from wsi_trainer.models.slide_encoders.published import SLIDE_ENCODERS
 
     console = Console(width=max(Console().width, LIST_WIDTH))
-    table = Table(title="published encoders", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for column in LIST_COLUMNS:
-        table.add_column(column, no_wrap=True)
-    for encoder in ENCODERS:
-        facts = (encoder.name, encoder.size, f"{encoder.mpp:g}", encoder.width)
-        table.add_row(*map(cell, (*facts, encoder.licence, encoder.source)))
-    console.print(table)
-    for encoder in ENCODERS:
+    patches = [(e.name, e.size, f"{e.mpp:g}", e.width, e.licence, e.source) for e in ENCODERS]
+    slides = [(e.name, e.encoder, e.size, f"{e.mpp:g}", e.width, e.licence, e.source) for e in SLIDE_ENCODERS]
+    for title, columns, rows in (
+        ("published encoders", LIST_COLUMNS, patches), ("heads with published weights", SLIDE_COLUMNS, slides)
+    ):  # fmt: skip
+        table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+        for column in columns:
+            table.add_column(column, no_wrap=True)
+        for facts in rows:
+            table.add_row(*map(cell, facts))
+        console.print(table)
+    for encoder in (*ENCODERS, *SLIDE_ENCODERS):
         if encoder.unverified:
             say(console, (f"not verified of {encoder.name}: {encoder.unverified}"))
 
 
 def check_encoder(name: str, weights: Path | None) -> list[Check]:
-    """Facts of an encoder, with trials of its network and of a file of weights."""
+    """Facts of an encoder of patches or slides, with trials of its network and of a file of weights."""
     from wsi_trainer.models.encoders import encoder_named, outline, shapes_of
+    from wsi_trainer.models.slide_encoders.published import slide_encoder_named
     from wsi_trainer.models.weights import compare as compare_weights
 
-    encoder = encoder_named(name)
-    network = outline(encoder)
-    mean, std = encoder.colours
+    if (head := slide_encoder_named(name)) is not None:
+        encoder, network, architecture = head, head.outline(), head.head.__name__
+        said = Check("encoder", "encoder of patches", Status.OK, f"{head.encoder}, {head.channels} numbers")
+    else:
+        encoder = encoder_named(name)
+        (mean, std), network, architecture = encoder.colours, outline(encoder), encoder.architecture
+        said = Check("encoder", "colours", Status.OK, f"mean {mean}, standard deviation {std}")
     found = shapes_of(network)
     same = found == encoder.shapes
     checks = [
         Check("encoder", "patches", Status.OK, f"{encoder.size} × {encoder.size} at {encoder.mpp:g} µm per pixel"),
-        Check("encoder", "colours", Status.OK, f"mean {mean}, standard deviation {std}"),
+        said,
         Check("encoder", "vector", Status.OK, f"{encoder.width} numbers"),
         Check("encoder", "licence", Status.OK, f"{encoder.licence}; weights: {encoder.source}"),
         Check(
             "encoder",
             "network",
             Status.OK if same else Status.WARNING,
-            f"{encoder.architecture}, checksum of shapes {found}",
-            "" if same else f"the checksum should be {encoder.shapes}: another version of {encoder.maker}?",
+            f"{architecture}, checksum of shapes {found}",
+            "" if same else f"the checksum should be {encoder.shapes}: are timm and transformers of other versions?",
         ),
     ]
     if encoder.unverified:

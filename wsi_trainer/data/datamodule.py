@@ -41,6 +41,7 @@ class SlideData(pl.LightningDataModule):
         to_image: ToImage = dense,
         tissue_stride: int | None = None,
         kept: Sequence[SlideRecord] | None = None,
+        places: bool = False,
     ) -> None:
         """Read the manifest and fix the splits.
 
@@ -51,6 +52,7 @@ class SlideData(pl.LightningDataModule):
             to_image: Makes the image of the batch from a source: `dense` reads it, `LazyImage` only wraps it.
             tissue_stride: Pixels for one position of the map of tissue; without it a batch has none.
             kept: The slides of a run that has begun, with their splits; without them the manifest is read and split.
+            places: Whether a batch has the places of patches.
         """
         super().__init__()
         self.config = config
@@ -59,6 +61,7 @@ class SlideData(pl.LightningDataModule):
         self.to_image = to_image
         self.tissue_stride = tissue_stride
         self.kept = kept
+        self.places = places
         records = kept or config.records(columns=self.task.columns, filled=not self.task.may_be_empty)
         targets = [targets_of(self.task, record) for record in records]
         if config.features is None:
@@ -134,8 +137,9 @@ class SlideData(pl.LightningDataModule):
 
     def _dataset(self, records: Sequence[SlideRecord], augmenter: Augmenter | None = None) -> SlideDataset:
         return SlideDataset(
-            records, self.targets, self.config, self.to_image, augmenter, self.tissue_stride, self.task.legends
-        )
+            records, self.targets, self.config, self.to_image, augmenter, self.tissue_stride, self.task.legends,
+            self.places,
+        )  # fmt: skip
 
     def _rank(self) -> tuple[int, int]:
         """Rank of this process, and number of processes."""

@@ -34,7 +34,7 @@ from wsi_trainer.regions.target import Legend, counted, open_target
 from wsi_trainer.slide.augment import AS_IT_IS, Augmentation, Augmented, Augmenter
 from wsi_trainer.slide.formats.base import FILL
 from wsi_trainer.slide.tissue import TissueMask
-from wsi_trainer.slide.views import BlockView, Image, View, naming
+from wsi_trainer.slide.views import Bag, BlockView, Image, View, naming
 
 
 def readers_of(given: int | None = None) -> int:
@@ -329,6 +329,7 @@ class SlideDataset(Dataset[SlideBatch]):
         augmenter: Augmenter | None = None,
         tissue_stride: int | None = None,
         legends: Mapping[str, Legend] | None = None,
+        places: bool = False,
     ) -> None:
         """Keep what is needed to open a slide.
 
@@ -340,6 +341,7 @@ class SlideDataset(Dataset[SlideBatch]):
             augmenter: Draws how a slide is shown in an epoch; without it slides are shown as they are.
             tissue_stride: Pixels for one position of the map of tissue; without it a batch has none.
             legends: Classes of drawn regions, by the names of targets of pixels.
+            places: Whether a batch has the places of patches.
         """
         self.records = list(records)
         self.targets = targets or {}
@@ -348,6 +350,7 @@ class SlideDataset(Dataset[SlideBatch]):
         self.to_image = to_image
         self.augmenter = augmenter
         self.tissue_stride = tissue_stride
+        self.places = places
         self.readers = readers_of(config.readers)
         self._masks: OrderedDict[tuple[Path, tuple[float, float]], TissueMask] = OrderedDict()
 
@@ -362,7 +365,10 @@ class SlideDataset(Dataset[SlideBatch]):
                 self._open(batch, record, visit)
             else:
                 parts = [self._part(part, visit) for part in record.parts or (record,)]
-                batch["image"] = self._image(Joined(parts) if record.parts else parts[0])
+                shown = [view for view, _ in parts]
+                batch["image"] = self._image(Joined(shown) if record.parts else shown[0])
+                if self.places:
+                    batch["places"] = _places([source for _, source in parts])
         except (UserError, OSError) as error:
             # The step says so: here, perhaps in another process, nobody knows whether the run may go on.
             # Of a patient's slides it is the error that names the one.
@@ -398,21 +404,21 @@ class SlideDataset(Dataset[SlideBatch]):
             view.close()
         return image
 
-    def _part(self, record: SlideRecord, visit: Visit) -> View:
-        """The features of a slide's patches, or the patches."""
+    def _part(self, record: SlideRecord, visit: Visit) -> tuple[View, FeatureSource | Bag]:
+        """The features of a slide's patches, or the patches as they are shown in an epoch, and as they are."""
         if self.config.features is not None:
-            return FeatureSource(features_of(self.config.features, record), record.slide)
+            source = FeatureSource(features_of(self.config.features, record), record.slide)
+            return source, source
         assert self.config.patches is not None
         return self._bag(record, visit, self.config.patches)
 
-    def _bag(self, record: SlideRecord, visit: Visit, patches: PatchConfig) -> View:
-        """The patches of a slide, as they are shown in an epoch."""
+    def _bag(self, record: SlideRecord, visit: Visit, patches: PatchConfig) -> tuple[View, Bag]:
         tissue = partial(self._kept, find=Image.tissue)
         bag = open_bag(record.open(), patches, tissue, self.readers, record.finest)
         if self.augmenter is None:
-            return bag
+            return bag, bag
         each = augmenter_of(patches, self.augmenter.seed).draw_patches(record.slide, visit.epoch, bag.shape[0])
-        return augmented(bag, self.augmenter.draw(record.slide, visit.epoch), each)
+        return augmented(bag, self.augmenter.draw(record.slide, visit.epoch), each), bag
 
     def _kept(self, image: Image, find: Callable[[Image], TissueMask]) -> TissueMask:
         """A mask, which is the same in every epoch; those that were used last are kept, up to `MASKS` bytes."""
@@ -423,6 +429,18 @@ class SlideDataset(Dataset[SlideBatch]):
                 self._masks.popitem(last=False)
         self._masks.move_to_end(key)
         return self._masks[key]
+
+
+def _places(sources: Sequence[FeatureSource | Bag]) -> Tensor:
+    """The places of a slide's patches, as a batch has them: before augmentation, which moves a patch within its cell of
+    the grid.
+    """
+    if len(sources) > 1:
+        raise UserError(
+            "model.head needs the places of patches, and those of several slides lie in no common plane; set "
+            "data.group: slide"
+        )
+    return torch.from_numpy(sources[0].places.in_patches.T.astype(np.float32))[None, :, :, None]
 
 
 def drawn_on(record: SlideRecord, image: Image, legend: Legend) -> TileSource:

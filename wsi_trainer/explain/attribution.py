@@ -91,9 +91,11 @@ class GatedFeatures(nn.Module):
         self.model = model
         self.target = target
 
-    def forward(self, gate: Tensor, image: Tensor, context: Sequence[Tensor], tissue: Sequence[Tensor]) -> Tensor:
+    def forward(
+        self, gate: Tensor, image: Tensor, context: Sequence[Tensor], tissue: Sequence[Tensor], places: Tensor | None
+    ) -> Tensor:
         with _once(self.model.backbone, lambda x: x, lambda features: features * at_positions(gate, features)):
-            logits = self.model(image, context, tissue)
+            logits = self.model(image, context, tissue, places=places)
         return score(self.model.task, logits, self.target)
 
 
@@ -103,7 +105,9 @@ class GatedPixels(GatedFeatures):
     A gate of ones is the slide, one of zeros is background.
     """
 
-    def forward(self, gate: Tensor, image: Tensor, context: Sequence[Tensor], tissue: Sequence[Tensor]) -> Tensor:
+    def forward(
+        self, gate: Tensor, image: Tensor, context: Sequence[Tensor], tissue: Sequence[Tensor], places: Tensor | None
+    ) -> Tensor:
         model = self.model
         background = model.normalise(torch.full((1, 3, 1, 1), FILL, dtype=torch.uint8, device=gate.device))
 
@@ -114,7 +118,7 @@ class GatedPixels(GatedFeatures):
             return background + large[:, :, : x.shape[2], : x.shape[3]] * (x - background)
 
         with _once(model.backbone, mixed, lambda features: features):
-            logits = model(image, context, tissue)
+            logits = model(image, context, tissue, places=places)
         return score(model.task, logits, self.target)
 
 
@@ -125,8 +129,8 @@ class AttentionScores(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, image: Tensor, tissue: Sequence[Tensor]) -> Tensor:
-        return self.model.scores(image, tissue)
+    def forward(self, image: Tensor, tissue: Sequence[Tensor], places: Tensor | None) -> Tensor:
+        return self.model.scores(image, tissue, places)
 
 
 @contextmanager
@@ -219,6 +223,7 @@ def attribute(
     *,
     context: Sequence[Tensor] = (),
     tissue: Sequence[Tensor] = (),
+    places: Tensor | None = None,
     steps: int = 16,
     budget: int | str | None = None,
     network: Callable[[nn.Module, int], nn.Module] | None = None,
@@ -235,6 +240,7 @@ def attribute(
             the slide; its sum is the score's difference between the two, up to the steps.
         context: The slide at further magnifications, which are left as they are.
         tissue: Which positions count, for the image and each of its context.
+        places: Where its patches lie, for a head that asks for it.
         steps: Steps from background to the slide, of `integrated`.
         budget: Device memory, by tile-by-tile execution; None runs plain PyTorch.
         network: Makes what runs a question for a target, where it is kept for further slides; by default by `budget`.
@@ -246,22 +252,22 @@ def attribute(
         raise ValueError(f"steps is {steps}; it must be 1 or more")
     with at_rest(model):
         if method == "attention":
-            return _attention(model, image, target, tissue, network)
+            return _attention(model, image, target, tissue, places, network)
         kind = GatedFeatures if method == "activation" else GatedPixels
         probe = network(kind(model, target), target)
         levels = [(k + 0.5) / steps for k in range(steps)] if method == "integrated" else [1.0]
-        gradients = [_gate_gradient(probe, model, level, image, context, tissue) for level in levels]
+        gradients = [_gate_gradient(probe, model, level, image, context, tissue, places) for level in levels]
         return Attribution(torch.stack(gradients).mean(dim=0)[0, 0], model.stride, _peak(probe))
 
 
 def _gate_gradient(
     probe: nn.Module, model: SlideClassifier, level: float, image: Tensor, context: Sequence[Tensor],
-    tissue: Sequence[Tensor],
+    tissue: Sequence[Tensor], places: Tensor | None,
 ) -> Tensor:  # fmt: skip
     gate = torch.full(
         positions_of(model, image), level, dtype=model.mean.dtype, device=image.device, requires_grad=True
     )
-    materialize(probe(gate, image, context, tissue)).backward()
+    materialize(probe(gate, image, context, tissue, places)).backward()
     assert gate.grad is not None
     return gate.grad
 
@@ -275,7 +281,7 @@ def positions_of(model: SlideClassifier, image: Tensor) -> tuple[int, int, int, 
 
 
 def _attention(
-    model: SlideClassifier, image: Tensor, target: int, tissue: Sequence[Tensor],
+    model: SlideClassifier, image: Tensor, target: int, tissue: Sequence[Tensor], places: Tensor | None,
     network: Callable[[nn.Module, int], nn.Module],
 ) -> Attribution:  # fmt: skip
     if not model.head.attends:
@@ -285,7 +291,7 @@ def _attention(
         )
     probe = network(AttentionScores(model), target)
     with torch.no_grad():
-        scores = materialize(probe(image, tissue))[0]
+        scores = materialize(probe(image, tissue, places))[0]
         part, place = part_of(model.task, target)
         branch = part.logits.start + min(place, part.task.outputs - 1)  # two classes have one output
         scores = scores[branch if model.head.branches > 1 else 0]

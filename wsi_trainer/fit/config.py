@@ -175,7 +175,10 @@ ABSTRACT = (
     models.Backbone, models.Pooling, models.Task, models.ClassTask, models.SurvivalTask, models.MultiTargetTask,
 )  # fmt: skip
 KEPT = ("out", "model", "data", "train")
-PATHS = ("data.manifest", "data.root", "data.stores", "data.splits", "data.features", "model.pretrained")
+PATHS = (
+    "data.manifest", "data.root", "data.stores", "data.splits", "data.features", "model.pretrained",
+    "model.head_pretrained",
+)  # fmt: skip
 """Keys with paths, which a run keeps as absolute ones."""
 OF_RUN = ("data.manifest", "data.root", "data.splits", "data.fold", "data.validation", "data.test", "data.split_by")
 """Keys that say which slides a run has: the run keeps these."""

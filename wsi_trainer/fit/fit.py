@@ -46,7 +46,7 @@ DEFAULTS = {
     f"train.{one.name}": one.default for one in fields(TrainConfig) if isinstance(one.default, str | int | float)
 }
 """Values of keys that the config of an earlier version may not have."""
-FREE = ("model.pretrained",)
+FREE = ("model.pretrained", "model.head_pretrained")
 """Keys of the model that say nothing to a run that goes on."""
 
 
@@ -114,10 +114,14 @@ def train(
     if isinstance(pixels := model.task.pixels, SegmentationTask) and pixels.weights.balanced and checkpoint is None:
         # What a checkpoint holds needs no counting.
         pixels.prepare_pixels(pixels_of(slides.of("train"), pixels, data, progress and is_first()))
-    if checkpoint is None and (match := model.load_pretrained()):
-        for line in str(match).splitlines():
-            say(Console(), line)
-        write_json(run.pretrained, match.to_dict())
+    matches = {} if checkpoint is not None else {
+        run.pretrained: model.load_pretrained(), run.head_pretrained: model.load_pretrained_head()
+    }  # fmt: skip
+    for path, match in matches.items():
+        if match is not None:
+            for line in str(match).splitlines():
+                say(Console(), line)
+            write_json(path, match.to_dict())
     watch = MemoryWatch(run.plan if is_first() else None)
     callbacks = [watch, *watchers, *callbacks_of(run, config, slides, progress)]
     with logged_to(run.log), trackers(config, run) as loggers:
@@ -137,7 +141,7 @@ def make_data(run: Run, loaded: Loaded, resume: str | None) -> SlideData:
     """The slides with their splits: drawn once, and kept by a run that has begun."""
     model, data, config = loaded
     task, features = model.task, data.features
-    make = partial(SlideData, data, task, config.seed, image_of(config), model.tissue_stride)
+    make = partial(SlideData, data, task, config.seed, image_of(config), model.tissue_stride, places=model.wants_places)
     if resume is not None and run.begun and run.splits.is_file():
         if is_first():
             run.tell_changes(data, task.columns)

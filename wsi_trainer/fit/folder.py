@@ -145,6 +145,7 @@ class RunFolder:
     baseline = _File("baseline.json", "writable")
     """Of a survival, the risks of the training patients for each checkpoint: their median and baseline hazard."""
     pretrained = _File("pretrained.json")
+    head_pretrained = _File("head_pretrained.json")
     cost = _File("cost.json")
     metrics = _File("metrics")
     log = _File("log.txt", "writable")

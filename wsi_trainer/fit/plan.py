@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import re
 import sys
 from argparse import SUPPRESS
@@ -312,6 +313,12 @@ def blank(*shape: int) -> LazyImage:
     return LazyImage(Blank(shape, torch.uint8))
 
 
+def grid(patches: int) -> Tensor:
+    """Places of patches side by side in a square, as a batch has them."""
+    number, side = torch.arange(patches, device="cpu"), math.isqrt(patches - 1) + 1
+    return torch.stack([number % side, number // side]).float()[None, :, :, None]
+
+
 class Step(nn.Module):
     """A model with all that it sees of a slide beside the image: further magnifications, and where tissue is."""
 
@@ -329,7 +336,9 @@ class Step(nn.Module):
             stride = self.model.stride
             tissue = [blank(1, 1, -(-rows // stride), -(-columns // stride)) for rows, columns in shapes]
         if not isinstance(self.model, SlideSegmenter):
-            return self.model(image, context, tissue)
+            patches = image.shape[0] if getattr(self.model.backbone, "bags", False) else height
+            places = grid(patches) if self.model.wants_places else None
+            return self.model(image, context, tissue, places=places)
         logits, vector = self.model.at_pixels_and_pooled(image, tissue[0] if tissue else None)
         loss = self.model.pixels.loss(logits, blank(1, 1, height, width))  # a step needs no more of pixels
         return loss if vector is None else torch.cat([loss[None], self.model.forward_head(vector)[0]])

@@ -358,7 +358,8 @@ class Predictor:
 
     def _slides(self, cases: Sequence[SlideRecord], task: Task | None, data: DataConfig) -> SlideDataset:
         legends = {} if task is None else task.legends
-        return SlideDataset(cases, None, data, image_of(self.loaded.train), None, self.model.tissue_stride, legends)
+        model, to_image = self.model, image_of(self.loaded.train)
+        return SlideDataset(cases, None, data, to_image, None, model.tissue_stride, legends, model.wants_places)
 
     # Other questions: maps, and classes of pixels.
 
@@ -374,7 +375,8 @@ class Predictor:
             SlideError: The slide cannot be read.
         """
         stride = self.model.tissue_stride if isinstance(self.model, SlideClassifier) else None
-        batch = SlideDataset([record], None, data or self.loaded.data, LazyImage, None, stride)[Visit(0, 0)]
+        data, places = data or self.loaded.data, self.model.wants_places
+        batch = SlideDataset([record], None, data, LazyImage, None, stride, places=places)[Visit(0, 0)]
         with opened(batch) as view:
             yield _moved(batch, self.device), view
 
@@ -417,7 +419,7 @@ class Predictor:
         image = self._whole_of(batch)
         return attribute(
             model, batch["image"] if image is None else image.to(self.device), target, method,
-            context=batch.get("context", ()), tissue=batch.get("tissue", ()), steps=steps,
+            context=batch.get("context", ()), tissue=batch.get("tissue", ()), places=batch.get("places"), steps=steps,
             network=self.network if image is None else None,
         )  # fmt: skip
 
@@ -567,6 +569,8 @@ def _tiled(answers: nn.Module, config: TrainConfig, device: torch.device) -> nn.
 def _moved(batch: SlideBatch, device: torch.device) -> SlideBatch:
     moved = {key: [one.to(device) for one in value] for key, value in batch.items() if isinstance(value, list)}
     targets = {name: target.to(device) for name, target in batch["targets"].items()}
+    if "places" in batch:
+        moved["places"] = batch["places"].to(device)  # type: ignore[assignment]
     return {**batch, **moved, "image": batch["image"].to(device), "targets": targets}  # type: ignore[typeddict-item]
 
 

@@ -187,7 +187,7 @@ def slides_of(run: Run, split: str) -> SlideData:
     task = model.task
     run.tell_changes(data, task.columns)
     records = run.records(split, task.columns, not task.may_be_empty, data.features)
-    return SlideData(data, task, config.seed, image_of(config), model.tissue_stride, records)
+    return SlideData(data, task, config.seed, image_of(config), model.tissue_stride, records, model.wants_places)
 
 
 def predictions_of(

@@ -22,6 +22,7 @@ from wsi_trainer.models.heads import (
     TransMILPooling,
 )
 from wsi_trainer.models.segmentation import SegmentationTask
+from wsi_trainer.models.slide_encoders import Chief, Feather, GigaPath, Madeleine, Prism, Titan
 from wsi_trainer.models.targets import MultiTargetTask
 from wsi_trainer.models.tasks import (
     BinaryTask,
@@ -45,13 +46,17 @@ __all__ = [
     "AveragePooling",
     "Backbone",
     "BinaryTask",
+    "Chief",
     "ClassAttentionPooling",
     "ClassTask",
     "CoxTask",
     "DualStreamPooling",
+    "Feather",
     "FrozenFeatures",
     "GeneralisedMeanPooling",
+    "GigaPath",
     "HazardTask",
+    "Madeleine",
     "MaxPooling",
     "MeanMLP",
     "ModelConfig",
@@ -61,6 +66,7 @@ __all__ = [
     "OrdinalTask",
     "PatchEncoder",
     "Pooling",
+    "Prism",
     "RegressionTask",
     "ResNet",
     "SegmentationBackbone",
@@ -72,6 +78,7 @@ __all__ = [
     "SurvivalTask",
     "Task",
     "TimmBackbone",
+    "Titan",
     "TopKPooling",
     "TransMILPooling",
     "TransformerPooling",

@@ -29,6 +29,10 @@ class SlideBatch(TypedDict):
     """The same slide at further magnifications, from fine to coarse."""
     tissue: NotRequired[list[Tensor]]
     """Mask of the positions of the map that count, (1, 1, h, w), for the image and for each of its context."""
+    places: NotRequired[Tensor]
+    """x and y of the upper left corner of each patch of a bag or of features, in sides of a patch, (1, 2, patches, 1),
+    where the head asks for them (`Pooling.wants_places`).
+    """
     failure: NotRequired[str]
     """Why the slide could not be opened; there is no image then."""
 

@@ -16,15 +16,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from lightning_plugin import materialize
+from wsi_trainer.errors import UserError
+
 
 class Pooling(nn.Module):
     """A map from (N, channels, h, w) to (N, out_channels).
 
     Attributes:
         branches: Vectors side by side in the one returned, one for each output of the task; 1 where they share one.
+        wants_places: Whether `forward` and `scores` take the places of patches, as the batch has them, as `places`.
     """
 
     branches = 1
+    wants_places = False
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -185,7 +190,9 @@ def _logits(shares: Tensor, features: Tensor) -> Tensor:
 
 def as_tokens(features: Tensor) -> Tensor:
     """From (N, channels, h, w) to (N, positions, channels)."""
-    return features.flatten(2).transpose(1, 2)
+    # A bag lies along one axis, and a token can be put before it without holding it whole.
+    line = features[..., 0] if features.shape[3] == 1 else features.flatten(2)
+    return line.transpose(1, 2)
 
 
 def refuse_counts(head: object, counts: Tensor | None) -> None:
@@ -195,6 +202,16 @@ def refuse_counts(head: object, counts: Tensor | None) -> None:
             f"model.head {type(head).__name__} is for bags of patches (data.patches, data.features), all of which "
             "count; leave out pool_over: tissue, or choose a head that pools"
         )
+
+
+def needed(head: object, places: Tensor | None) -> Tensor:
+    """The places of patches, without which a head has nothing to relate them by."""
+    if places is None:
+        raise UserError(
+            f"model.head {type(head).__name__} needs to know where patches lie; it is for bags of patches "
+            "(data.patches) and for features with coordinates (data.features)"
+        )
+    return materialize(places)
 
 
 class MeanMLP(AveragePooling):

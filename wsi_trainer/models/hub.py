@@ -36,12 +36,18 @@ ON_HUB = "hf-hub:"
 
 
 def downloaded(weights: Path) -> Path:
-    """The file of weights, which is downloaded once where the hub has it, as `hf-hub:user/model`."""
+    """The file of weights, which is downloaded once where the hub has it, as `hf-hub:user/model`, or
+    `hf-hub:user/model/file` where it has a name of its own.
+    """
     if not is_on_hub(weights):
         return weights
-    name, kinds = weights.as_posix().removeprefix(ON_HUB), (WEIGHTS, "pytorch_model.bin")
+    words = weights.as_posix().removeprefix(ON_HUB).split("/")
+    name, file = "/".join(words[:2]), "/".join(words[2:])
+    kinds = (file,) if file else (WEIGHTS, "pytorch_model.bin")
     folder = Path(_hub(name).snapshot_download(name, allow_patterns=list(kinds)))
     found = next((folder / kind for kind in kinds if (folder / kind).is_file()), None)
+    if found is None and len(kinds) == 1:
+        raise UserError(f"{name} on the hub has no file {kinds[0]}")
     if found is None:
         raise UserError(f"{name} on the hub has neither {' nor '.join(kinds)}; download its file, and give that")
     return found

@@ -6,7 +6,7 @@ import copy
 import math
 import traceback
 from argparse import ArgumentError
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,7 @@ from wsi_trainer.models.finetune import FineTune, freeze, parameter_groups, trai
 from wsi_trainer.models.heads import AveragePooling, Pooling
 from wsi_trainer.models.hub import CONFIG, WEIGHTS, folder_of
 from wsi_trainer.models.segmentation import SegmentationTask
+from wsi_trainer.models.slide_encoders.published import check_published
 from wsi_trainer.models.targets import MultiTargetTask
 from wsi_trainer.models.tasks import BinaryTask, Owners, Task
 from wsi_trainer.models.tissue_norm import TissueCells, over_tissue
@@ -85,6 +86,12 @@ class ModelConfig:
     """File of weights of the backbone to start from, or hf-hub:USER/MODEL of Hugging Face's hub, from which it is
     downloaded once; what of it matched is printed.
     """
+    head_pretrained: Path | None = None
+    """File of weights of the head to start from, of a published slide encoder, or hf-hub:USER/MODEL, or
+    hf-hub:USER/MODEL/FILE; what of it matched is printed.
+    """
+    finetune_head: Literal["all", "none"] = "all"
+    """Whether the head is trained with the last layer, or the last layer alone."""
     dropout: float = 0.0
     """Dropout of the pooled vector."""
     pool_over: Literal["slide", "tissue"] = "slide"
@@ -121,6 +128,10 @@ class ModelConfig:
             )
         if self.lora_rank < 1 or self.lora_alpha <= 0:
             raise ValueError("model.lora_rank must be 1 or more, and model.lora_alpha above 0")
+        if self.finetune_head == "none" and self.head_pretrained is None:
+            raise ValueError(
+                "model.finetune_head is none, and the head would keep random weights; give model.head_pretrained"
+            )
         if self.targets is not None and (self.task is not None or not self.targets):
             raise ValueError("model.targets and model.task both say what is learnt; give one of them, with a target")
         if self.target_weights is not None and self.targets is None:
@@ -285,6 +296,8 @@ class SlideModel(pl.LightningModule):
         self.gathered = Gathered()
         how = config.finetune, config.last_stages, config.lora_rank, config.lora_alpha
         self.frozen = [p for b in self.backbones for p in (freeze(b, config.frozen_stages) or train_only(b, *how))]
+        if config.finetune_head == "none":
+            self.frozen += [head.requires_grad_(False) for head in self.heads]
         self.on_failure: OnFailure | None = None
         self._before: Snapshot | None = None
         self._batch: SlideBatch | None = None
@@ -393,6 +406,11 @@ class SlideModel(pl.LightningModule):
         return [self.backbone, *self.context_backbones]
 
     @property
+    def heads(self) -> list[Pooling]:
+        """The heads of all magnifications."""
+        return [self.head, *cast(Iterable[Pooling], self.context_heads)]
+
+    @property
     def slide_outputs(self) -> int:
         """Logits of the targets of slides; 0 where all targets are of pixels."""
         return sum(part.task.outputs for part in self.task.slide_parts)
@@ -401,6 +419,11 @@ class SlideModel(pl.LightningModule):
     def wants_tissue(self) -> bool:
         """True where the network needs a map of tissue."""
         return "tissue" in (self.pool_over, self.config.batchnorm_over)
+
+    @property
+    def wants_places(self) -> bool:
+        """True where the head asks for the places of patches."""
+        return self.head.wants_places
 
     @property
     def tissue_stride(self) -> int | None:
@@ -420,6 +443,14 @@ class SlideModel(pl.LightningModule):
         first, *_ = [load_pretrained(backbone, self.pretrained) for backbone in self.backbones]
         return first
 
+    def load_pretrained_head(self) -> Match | None:
+        """Put the weights of `head_pretrained` into the heads, and say what of them matched."""
+        if (path := self.config.head_pretrained) is None:
+            return None
+        check_published(self.head, describe(self.backbone)[0], self.backbone)
+        first, *_ = [load_pretrained(head, path, "model.head_pretrained") for head in self.heads]
+        return first
+
     def normalise(self, image: Tensor) -> Tensor:
         """The image in the network's dtype, with about zero mean and unit variance in each colour."""
         if getattr(self.backbone, "prepared", False):
@@ -427,8 +458,13 @@ class SlideModel(pl.LightningModule):
         scale = 255.0 if image.dtype == torch.uint8 else 1.0
         return (image.to(self.mean.dtype) / scale - self.mean) / self.std
 
-    def _pooled(self, head: nn.Module, features: Tensor, tissue: Tensor | None) -> Tensor:
-        return head(features, self._counts(features, tissue))
+    def _pooled(self, head: Pooling, features: Tensor, tissue: Tensor | None, places: Tensor | None = None) -> Tensor:
+        pooled: Tensor = head(features, self._counts(features, tissue), **self._beside(head, places))
+        return pooled
+
+    def _beside(self, head: Pooling, places: Tensor | None) -> dict[str, Tensor | None]:
+        """The places of patches, for a head that asks for them."""
+        return {"places": places} if head.wants_places else {}
 
     def _counts(self, features: Tensor, tissue: Tensor | None) -> Tensor | None:
         """Mask of the positions that count to the head; None where all do."""
@@ -564,29 +600,36 @@ class SlideClassifier(SlideModel):
         self.dropout = nn.Dropout(config.dropout)
         self.classifier = last_layer(self.head, inputs, self.slide_outputs)
 
-    def forward(self, image: Tensor, context: Sequence[Tensor] = (), tissue: Sequence[Tensor] = ()) -> Tensor:
-        """The logits of a slide, (1, outputs), given at one or more magnifications, and where each has tissue."""
+    def forward(
+        self, image: Tensor, context: Sequence[Tensor] = (), tissue: Sequence[Tensor] = (), *,
+        places: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """The logits of a slide, (1, outputs), given at one or more magnifications, where each has tissue, and where
+        its patches lie.
+        """
         images = [image, *context]
         if len(images) != self.magnifications:
             raise ValueError(
                 f"model.magnifications is {self.magnifications} and a slide has {len(images)} magnifications"
             )
-        vectors = [self.pool(x, level, tissue[level] if tissue else None) for level, x in enumerate(images)]
+        vectors = [self.pool(x, level, tissue[level] if tissue else None, places) for level, x in enumerate(images)]
         together = vectors[0]
         if len(vectors) > 1:  # vectors of a branch stay together
             together = torch.cat([v.unflatten(1, (self.head.branches, -1)) for v in vectors], dim=2).flatten(1)
         return self.forward_head(together)
 
-    def pool(self, image: Tensor, level: int = 0, tissue: Tensor | None = None) -> Tensor:
+    def pool(self, image: Tensor, level: int = 0, tissue: Tensor | None = None, places: Tensor | None = None) -> Tensor:
         """The vector of one magnification."""
         features = self._features(image, 0 if self.share_backbone else level, tissue)
-        return self.pool_features(features, level, tissue)
+        return self.pool_features(features, level, tissue, places)
 
-    def pool_features(self, features: Tensor, level: int = 0, tissue: Tensor | None = None) -> Tensor:
+    def pool_features(
+        self, features: Tensor, level: int = 0, tissue: Tensor | None = None, places: Tensor | None = None
+    ) -> Tensor:
         """The vector of one magnification, from the map of its features."""
-        return self._pooled(self.head if level == 0 else self.context_heads[level - 1], features, tissue)
+        return self._pooled(self.heads[level], features, tissue, places)
 
-    def scores(self, image: Tensor, tissue: Sequence[Tensor] = ()) -> Tensor:
+    def scores(self, image: Tensor, tissue: Sequence[Tensor] = (), places: Tensor | None = None) -> Tensor:
         """The logit of attention of each position at the finest magnification, (1, branches, h, w).
 
         Of a bag or of features, (1, branches, patches, 1): one for each patch, whose places the bag or the features
@@ -594,8 +637,7 @@ class SlideClassifier(SlideModel):
         """
         shown = tissue[0] if tissue else None
         features = self._features(image, 0, shown)
-        scores: Tensor = self.head.scores(features, self._counts(features, shown))
-        return scores
+        return self.head.scores(features, self._counts(features, shown), **self._beside(self.head, places))
 
     def forward_head(self, vector: Tensor) -> Tensor:
         """The logits of the pooled vector."""
@@ -604,7 +646,8 @@ class SlideClassifier(SlideModel):
     def _logits(self, batch: SlideBatch) -> Tensor:
         """The logits of a slide as an ordinary tensor: what cannot be read shows here."""
         check_read(batch)
-        return materialize(self(batch["image"], batch.get("context", ()), batch.get("tissue", ())))
+        context, tissue = batch.get("context", ()), batch.get("tissue", ())
+        return materialize(self(batch["image"], context, tissue, places=batch.get("places")))
 
     def _loss(self, batch: SlideBatch) -> Tensor:
         return self.task.loss_of(self._logits(batch), self._targets(batch))

@@ -198,7 +198,7 @@ WRAPPERS = ("state_dict", "model_state_dict", "model", "weights")
 """Under which keys files keep the weights themselves."""
 PREFIXES = (
     "", "module.", "model.", "backbone.", "encoder.", "network.", "model.backbone.", "module.backbone.",
-    "visual.", "vit.", "dinov2.", "teacher.", "teacher.backbone.", "student.",
+    "visual.", "vit.", "dinov2.", "teacher.", "teacher.backbone.", "student.", "vision_encoder.", "image_resampler.",
 )  # fmt: skip
 """What the names of weights begin with where the network was a part of another."""
 
@@ -246,29 +246,37 @@ class Match:
         }
 
 
-def load_pretrained(module: nn.Module, path: Path) -> Match:
+def load_pretrained(module: nn.Module, path: Path, key: str = "model.pretrained") -> Match:
     """Put the weights of a file into a network, as far as names and shapes agree.
 
     The file is a state dictionary as `torch.save` or safetensors write it, or a checkpoint that holds one; names may
     carry the usual prefixes, and the file may be of the network's encoder alone. Position embeddings of a ViT for
     patches of another size are interpolated. An error where nothing at all agrees.
+
+    Args:
+        module: The network, or a backbone with it.
+        path: The file.
+        key: The key of a config that gives it.
     """
     network = _network_of(module)
-    found, match = compare(network, path)
+    found, match = compare(network, path, key)
     network.load_state_dict(found, strict=False)
     return match
 
 
-def compare(module: nn.Module, path: Path) -> tuple[dict[str, Tensor], Match]:
+def compare(module: nn.Module, path: Path, key: str = "model.pretrained") -> tuple[dict[str, Tensor], Match]:
     """Find the weights of a file that fit a network, which is not touched, and the match of all of them."""
     learnt = low_rank_names(module)
     own = {name: value for name, value in module.state_dict().items() if name not in learnt}
-    given = _read(path)
+    given = _read(path, key)
     trunk = trunk_of(module)
     within = next((f"{name}." for name, part in module.named_modules() if part is trunk and name), "")
     ways = product(PREFIXES, INNER)
     readings = [_as_parts_of(given, prefix, inner, trunk, within, own) for prefix, inner in ways]
     found, unexpected = max(readings, key=lambda reading: len(reading[0].keys() & own.keys()))
+    for names in _names_of_one(module):  # files may have a tensor that several parts share once
+        if known := [found[name] for name in names if name in found]:
+            found |= {name: found.get(name, known[0]) for name in names}
     fresh = resampled(found, own)
     found |= fresh
     shared = found.keys() & own.keys()
@@ -293,6 +301,14 @@ def compare(module: nn.Module, path: Path) -> tuple[dict[str, Tensor], Match]:
     return {name: found[name] for name in fitting}, match
 
 
+def _names_of_one(module: nn.Module) -> list[list[str]]:
+    """The names of each tensor that several parts of a network share."""
+    names: dict[int, list[str]] = {}
+    for name, value in module.state_dict(keep_vars=True).items():
+        names.setdefault(id(value), []).append(name)
+    return [these for these in names.values() if len(these) > 1]
+
+
 def _network_of(module: nn.Module) -> nn.Module:
     """The network that a file of weights is of: the one that encodes patches, or the backbone itself."""
     return module.network if isinstance(module, PatchEncoder) else module  # type: ignore[return-value]
@@ -311,19 +327,19 @@ def _as_parts_of(
     return named, tuple(name for name in given if not name.startswith(prefix))
 
 
-def _read(path: Path) -> dict[str, Tensor]:
+def _read(path: Path, key: str) -> dict[str, Tensor]:
     path = downloaded(path)
     if not path.is_file():
-        raise UserError(f"model.pretrained: there is no file {path}")
+        raise UserError(f"{key}: there is no file {path}")
     try:
         content = read_weights(path)
     except UserError as error:
-        raise UserError(f"model.pretrained: {error}") from error
-    while isinstance(content, dict) and (key := next((k for k in WRAPPERS if isinstance(content.get(k), dict)), "")):
-        content = content[key]
+        raise UserError(f"{key}: {error}") from error
+    while isinstance(content, dict) and (inner := next((k for k in WRAPPERS if isinstance(content.get(k), dict)), "")):
+        content = content[inner]
     tensors = {k: v for k, v in content.items() if isinstance(v, Tensor)} if isinstance(content, dict) else {}
     if not tensors:
-        raise UserError(f"model.pretrained: {path} holds no named tensors")
+        raise UserError(f"{key}: {path} holds no named tensors")
     refuse_nan(path, tensors)
     return tensors
 

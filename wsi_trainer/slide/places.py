@@ -56,6 +56,16 @@ class Places:
             raise SlideError(self.path, "says nothing of the size of its patches, and no two of them are in one row")
         return found.most_common(1)[0][0]
 
+    @property
+    def in_patches(self) -> NDArray[np.float64]:
+        """x and y of the upper left corner of each patch, in sides of a patch.
+
+        Raises:
+            SlideError: Nothing says how large they are.
+        """
+        side = self.side or self.spacing
+        return self.points / side - (0.5 if self.middle else 0.0)
+
     def in_pixels(self, mpp: Pair | None) -> Places:
         """The same in pixels of level 0, of which each has this size, y and x in micrometres.
 
