@@ -193,6 +193,8 @@ SHORT = {
         "abmil": "AttentionPooling", "mean": "AveragePooling", "max": "MaxPooling", "gem": "GeneralisedMeanPooling",
         "topk": "TopKPooling", "clam": "ClassAttentionPooling", "dsmil": "DualStreamPooling",
         "transmil": "TransMILPooling", "transformer": "TransformerPooling",
+        "chief": "Chief", "feather": "Feather", "gigapath": "GigaPath", "madeleine": "Madeleine", "prism": "Prism",
+        "titan": "Titan",
     },
     "task": {
         "binary": "BinaryTask", "multiclass": "MultiClassTask", "multilabel": "MultiLabelTask",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import math
 import re
 import sys
 from argparse import SUPPRESS
@@ -32,6 +31,7 @@ from wsi_trainer.fit.cost import UNLIMITED, count_pixels, divided, shapes_of, st
 from wsi_trainer.models import Backbone, SlideClassifier, SlideModel, SlideSegmenter
 from wsi_trainer.models.allowed import limits_imports
 from wsi_trainer.models.backbones import timm_network
+from wsi_trainer.models.batch import side_by_side
 
 T = TypeVar("T")
 
@@ -313,12 +313,6 @@ def blank(*shape: int) -> LazyImage:
     return LazyImage(Blank(shape, torch.uint8))
 
 
-def grid(patches: int) -> Tensor:
-    """Places of patches side by side in a square, as a batch has them."""
-    number, side = torch.arange(patches, device="cpu"), math.isqrt(patches - 1) + 1
-    return torch.stack([number % side, number // side]).float()[None, :, :, None]
-
-
 class Step(nn.Module):
     """A model with all that it sees of a slide beside the image: further magnifications, and where tissue is."""
 
@@ -337,7 +331,7 @@ class Step(nn.Module):
             tissue = [blank(1, 1, -(-rows // stride), -(-columns // stride)) for rows, columns in shapes]
         if not isinstance(self.model, SlideSegmenter):
             patches = image.shape[0] if getattr(self.model.backbone, "bags", False) else height
-            places = grid(patches) if self.model.wants_places else None
+            places = side_by_side(patches) if self.model.wants_places else None
             return self.model(image, context, tissue, places=places)
         logits, vector = self.model.at_pixels_and_pooled(image, tissue[0] if tissue else None)
         loss = self.model.pixels.loss(logits, blank(1, 1, height, width))  # a step needs no more of pixels

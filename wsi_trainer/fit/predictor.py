@@ -30,7 +30,7 @@ from wsi_trainer.io.display import clean
 from wsi_trainer.io.files import as_written
 from wsi_trainer.metrics.decision import Decision, read_decisions
 from wsi_trainer.models.backbones import FrozenFeatures
-from wsi_trainer.models.batch import SlideBatch
+from wsi_trainer.models.batch import SlideBatch, side_by_side
 from wsi_trainer.models.encoders import PatchEncoder
 from wsi_trainer.models.hub import folder_of, push
 from wsi_trainer.models.slide_model import SlideClassifier, SlideModel, forget
@@ -496,7 +496,7 @@ class Predictor:
         shape = (1, backbone.out_channels, patches, 1)
         with self._precision(), torch.no_grad():
             try:
-                return make_plan(self.model, shape, budget=budget, device=self.device.type).plain_bytes
+                return make_plan(OfFeatures(self.model), shape, budget=budget, device=self.device.type).plain_bytes
             except (BudgetError, PixelsError):
                 return float("inf")
 
@@ -521,6 +521,19 @@ class Answer(nn.Module):
 
     def forward(self, batch: SlideBatch) -> Tensor:
         return self.model.predicted(batch)
+
+
+class OfFeatures(nn.Module):
+    """The logits of features of patches side by side, to be planned."""
+
+    def __init__(self, model: SlideModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, features: Tensor) -> Tensor:
+        places = side_by_side(features.shape[2]) if self.model.wants_places else None
+        logits: Tensor = self.model(features, places=places)
+        return logits
 
 
 class FeatureMap(nn.Module):

@@ -5,10 +5,12 @@ The processes of a data loader import this file, and not the networks, which nee
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from typing import Any, NotRequired, TypedDict, cast
 
+import torch
 from torch import Tensor
 
 
@@ -63,3 +65,9 @@ class _WithFormer(dict[str, Any]):
 def make_batch(image: Tensor, targets: Mapping[str, Tensor], slide: str) -> SlideBatch:
     """A batch of a slide, of which the keys of 1.0 may be read."""
     return cast(SlideBatch, _WithFormer(image=image, targets=dict(targets), slide=slide))
+
+
+def side_by_side(patches: int) -> Tensor:
+    """Places of patches that fill a square, as a batch has them, of a step that is planned without a slide."""
+    number, side = torch.arange(patches, device="cpu"), math.isqrt(patches - 1) + 1
+    return torch.stack([number % side, number // side]).float()[None, :, :, None]

@@ -106,7 +106,9 @@ def test_madeleine_gives_each_head_every_second_entry() -> None:
     torch.testing.assert_close(vector_of(head, features, places), projector.weight @ found + projector.bias)  # type: ignore[operator]
 
 
-def attended(q: Tensor, k: Tensor, v: Tensor, heads: int, bias: Callable[[int], Tensor | float] = lambda _: 0.0) -> Tensor:
+def attended(
+    q: Tensor, k: Tensor, v: Tensor, heads: int, bias: Callable[[int], Tensor | float] = lambda _: 0.0
+) -> Tensor:
     """Attention of (T, width) head by head."""
     parts = []
     for number, (a, b, c) in enumerate(zip(q.chunk(heads, 1), k.chunk(heads, 1), v.chunk(heads, 1))):
@@ -271,8 +273,14 @@ def test_an_entry_is_of_its_network_and_of_an_encoder_of_patches(entry: SlideEnc
     assert entry.name not in {encoder.name for encoder in ENCODERS}
 
 
-PREFIXES = {"titan": "vision_encoder.", "gigapath": "", "prism": "image_resampler.", "chief": "", "madeleine": "module."}
-PREFIXES["feather"] = "model."
+PREFIXES = {
+    "titan": "vision_encoder.",
+    "gigapath": "",
+    "prism": "image_resampler.",
+    "chief": "",
+    "feather": "model.",
+    "madeleine": "module.",
+}
 
 
 @pytest.mark.parametrize("name", HEADS)

@@ -175,7 +175,7 @@ class GigaPath(Pooling):
             heads: Heads of their attention, a multiple of each ratio.
             segments: Tokens of a segment in each branch of the attention.
             ratios: For each branch every how many tokens a head sees.
-            pool: What becomes the vector: the mean of the patches, or the class token.
+            pool: The vector: the mean of the patches, or the class token.
             dropout: Dropout of the layers, while the head is trained.
         """
         super().__init__(channels)

@@ -47,8 +47,8 @@ def slopes_of(heads: int) -> list[float]:
 
 
 def alibi(cells: Tensor, heads: int, like: Tensor) -> Tensor:
-    """What is added to the scores of attention, (1, heads, T, T): the distance of two patches, times minus the slope of
-    the head. The class token, which is the first of T, lies nowhere and has 0.
+    """Summands of the scores of attention, (1, heads, T, T): the distance of two patches, times minus the slope of the
+    head. The class token, which is the first of T, lies nowhere and has 0.
 
     Args:
         cells: Cells of the grid.
