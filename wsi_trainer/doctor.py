@@ -273,24 +273,27 @@ def list_encoders() -> None:
         for facts in rows:
             table.add_row(*map(cell, facts))
         console.print(table)
-    for encoder in (*ENCODERS, *SLIDE_ENCODERS):
-        if encoder.unverified:
-            say(console, (f"not verified of {encoder.name}: {encoder.unverified}"))
+    for name, unverified in [(e.name, e.unverified) for e in ENCODERS] + [
+        (e.name, e.unverified) for e in SLIDE_ENCODERS
+    ]:
+        if unverified:
+            say(console, (f"not verified of {name}: {unverified}"))
 
 
 def check_encoder(name: str, weights: Path | None) -> list[Check]:
     """Facts of an encoder of patches or slides, with trials of its network and of a file of weights."""
-    from wsi_trainer.models.encoders import encoder_named, outline, shapes_of
+    from wsi_trainer.models.encoders import Encoder, encoder_named, outline, shapes_of
     from wsi_trainer.models.slide_encoders.published import slide_encoder_named
     from wsi_trainer.models.weights import compare as compare_weights
 
-    if (head := slide_encoder_named(name)) is not None:
-        encoder, network, architecture = head, head.outline(), head.head.__name__
-        said = Check("encoder", "encoder of patches", Status.OK, f"{head.encoder}, {head.channels} numbers")
-    else:
-        encoder = encoder_named(name)
+    of_slides = slide_encoder_named(name)
+    encoder = encoder_named(name) if of_slides is None else of_slides
+    if isinstance(encoder, Encoder):
         (mean, std), network, architecture = encoder.colours, outline(encoder), encoder.architecture
         said = Check("encoder", "colours", Status.OK, f"mean {mean}, standard deviation {std}")
+    else:
+        network, architecture = encoder.outline(), encoder.head.__name__
+        said = Check("encoder", "encoder of patches", Status.OK, f"{encoder.encoder}, {encoder.channels} numbers")
     found = shapes_of(network)
     same = found == encoder.shapes
     checks = [
