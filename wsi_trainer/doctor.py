@@ -252,7 +252,7 @@ LIST_COLUMNS = ("encoder", "patch", "µm/pixel", "vector", "licence", "weights")
 
 SLIDE_COLUMNS = ("slide encoder", "patches of", "patch", "µm/pixel", "vector", "licence", "weights")
 
-LIST_WIDTH = 130
+LIST_WIDTH = 145
 """Columns that the list takes, also where a terminal has fewer: names of files are not broken."""
 
 
