@@ -162,7 +162,8 @@ class SlideFeatures(_Handed):
         """The vector or the prediction of a slide.
 
         Args:
-            slide: The features, (patches, width) or (1, patches, width), or TRIDENT's batch with `features`.
+            slide: The features, (patches, width) or (1, patches, width), or TRIDENT's batch with `features`, whose
+                `coords` a head that asks for places needs.
             device: Where it runs; by default where the features are.
         """
         given = slide["features"] if isinstance(slide, Mapping) else slide
@@ -176,9 +177,16 @@ class SlideFeatures(_Handed):
         model = self.model
         assert isinstance(model, SlideClassifier)
         with self._precision(features.device):
-            vector = model.pool_features(features.to(model.mean.dtype).t()[None, :, :, None])
+            places = _places_in(slide, features) if model.wants_places and isinstance(slide, Mapping) else None
+            vector = model.pool_features(features.to(model.mean.dtype).t()[None, :, :, None], places=places)
             found = vector if self.gives == "vector" else model.task.predict(model.forward_head(vector).float())
         return found.float()
+
+
+def _places_in(batch: Mapping[str, Any], features: Tensor) -> Tensor:
+    """The places of patches in TRIDENT's batch, as a head takes them."""
+    corners = batch["coords"].reshape(-1, 2).to(features.device, torch.float64)
+    return (corners / float(batch["attributes"]["patch_size_level0"])).t()[None, :, :, None].float()
 
 
 def stamp_encoder(base: type, slides: SlideFeatures, extractor: str) -> Any:

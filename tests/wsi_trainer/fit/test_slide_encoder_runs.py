@@ -18,6 +18,7 @@ from wsi_trainer.data.patches import PatchConfig
 from wsi_trainer.fit.run import Run
 from wsi_trainer.models import Titan
 from wsi_trainer.models.slide_encoders import published
+from wsi_trainer.neighbours.encoders import SlideFeatures
 from wsi_trainer.slide.augment import Augmenter
 from wsi_trainer.synthetic import SlideSpec, write_slide
 
@@ -57,6 +58,9 @@ def test_a_frozen_slide_encoder_is_read_from_a_file_and_predicts_as_it_was_train
         assert not torch.allclose(model(whole, places=2 * batch["places"]), expected)
         shares = model.scores(whole, places=batch["places"]).flatten().softmax(0)
         torch.testing.assert_close(torch.as_tensor(run.predictor.attention(batch, view).weights), shares)
+        theirs = {"features": whole[0, :, :, 0].t(), "coords": 64 * batch["places"][0, :, :, 0].t()[None]}
+        vector = SlideFeatures(run.predictor, "prediction")({**theirs, "attributes": {"patch_size_level0": 64}})
+    torch.testing.assert_close(vector, model.task.predict(expected))
 
 
 def test_features_whose_file_says_no_places_are_refused_by_name(tmp_path: Path) -> None:
