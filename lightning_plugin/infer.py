@@ -29,6 +29,7 @@ from lightning_plugin.options import ModuleOptions
 from lightning_plugin.plan import Plan
 from lightning_plugin.private import dense_bytes
 from lightning_plugin.progress import Kind
+from lightning_plugin.residency.homes import Homes
 from lightning_plugin.sink import Output, PathSink, Record, Sink, Write, sink_of
 from lightning_plugin.source import ArraySource, TileSource
 
@@ -203,7 +204,8 @@ class Run:
     def facts(self) -> dict[str, Any]:
         """Return what two runs have in common of which one goes on with the other."""
         results = [[list(t.shape), str(t.dtype)] for t, _ in self.results]
-        return {"version": 1, "results": results, "output": self.output, "weights": digest_of(self.module)}
+        weights = "" if self.record.path is None else digest_of(self.module, self.engine.homes)
+        return {"version": 1, "results": results, "output": self.output, "weights": weights}
 
     def check_record(self, header: Mapping[str, Any]) -> None:
         """Refuse the record of a run of something else, and take over its plans."""
@@ -299,12 +301,13 @@ def write_node(t: LazyTensor, value: Value, output: Output) -> Value:
     return recorder.emit(Write(value.space, output), [value], [fake], None, "write")[0]
 
 
-def digest_of(net: nn.Module) -> str:
-    """Return a digest of a module's parameters and buffers."""
+def digest_of(net: nn.Module, homes: Homes) -> str:
+    """Return a digest of a module's parameters and buffers. Of those in files no pages stay in memory."""
     found = hashlib.sha256()
     for name, t in net.state_dict().items():
         found.update(f"{name} {tuple(t.shape)} {t.dtype}".encode())
         found.update(dense_bytes(t.reshape(-1)).data)
+        homes.release_pages_of([t])
     return found.hexdigest()
 
 

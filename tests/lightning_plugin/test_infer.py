@@ -17,8 +17,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lightning_plugin import Box, BudgetError, LazyImage, SinkError, TensorSource, TiledModule, TileSource, infer
+from lightning_plugin.infer import digest_of
 from lightning_plugin.private import tree_leaves
+from lightning_plugin.residency.homes import Homes
 from tests.lightning_plugin.dense import Dense, dense_networks
+from tests.lightning_plugin.planner.peaks import STATUS, of_status
 from tests.warm import start
 
 BLOCKS = ["group", "relu", "squeeze", "stride", "instance", "windows", "convolution"]
@@ -310,3 +313,14 @@ def test_a_weight_of_one_number_may_have_any_stride() -> None:
     found = torch.zeros_like(image)
     infer(net, image, found, tiles=2)
     assert torch.allclose(found, net(image))
+
+
+@pytest.mark.skipif(not STATUS.exists(), reason="the system does not tell a process's memory")
+def test_weights_in_files_stay_out_of_the_process() -> None:
+    with torch.device("meta"):
+        net = TiledModule(nn.Sequential(*(nn.Linear(512, 512) for _ in range(24))), budget="1GiB")
+    net.build()
+    before = of_status("VmRSS")
+    digest = digest_of(net, net.engine.homes)
+    assert of_status("VmRSS") - before < 2**22 < sum(p.nbytes for p in net.parameters())
+    assert digest == digest_of(copy.deepcopy(net.module), Homes())
