@@ -21,6 +21,7 @@ from wsi_trainer.explain.dicom import need_highdicom, results_as_dicom
 from wsi_trainer.explain.laid_patches import LaidPatches
 from wsi_trainer.explain.outputs import sentence_on_regions, write_script
 from wsi_trainer.explain.slide_map import MapFiles, MapOptions, SlideMap
+from wsi_trainer.explain.tables import kinds_of
 from wsi_trainer.fit.opening import fields_of, open_run, run_parser
 from wsi_trainer.fit.result import LESION_SCORES, LESIONS, Result, Work
 from wsi_trainer.fit.run import Run
@@ -29,7 +30,7 @@ from wsi_trainer.fit.trainer import at_work
 from wsi_trainer.io.display import say
 from wsi_trainer.io.files import write_json
 from wsi_trainer.metrics import MISSED, Marks
-from wsi_trainer.models import SlideClassifier
+from wsi_trainer.models import FrozenFeatures, PatchEncoder, SlideClassifier
 from wsi_trainer.models.allowed import limits_imports
 from wsi_trainer.preprocess.stores import Originals
 from wsi_trainer.regions.geojson import PathClass
@@ -100,6 +101,11 @@ def write_heatmaps(
             f"--method is {options.method}, which is of pixels, and the run reads features; choose activation, or "
             "attention where the head has it"
         )
+    if options.tables != "none" and not isinstance(model.backbone, PatchEncoder | FrozenFeatures):
+        raise UserError(
+            f"--tables is {options.tables}, and model.backbone {type(model.backbone).__name__} takes no patches that a "
+            "table could be of; leave it out"
+        )
     target, originals = index_of(model.task, options.target), Originals(options.originals)
     records = [
         replace(record, label=label_of(model.task, target, record.cells))
@@ -163,6 +169,10 @@ class Maps:
             assert isinstance(shown, Image | LaidPatches) and (image is None or isinstance(image, Image))
             one = SlideMap(self.folder, record, shown.size, shown.place, attribution.stride, self.names[record.slide])
             files = one.write(attribution.values, image, options, self.shown_as, best, covered)
+            if kinds := kinds_of(options.tables):
+                (said,) = predictor.predict_all([record])
+                table = predictor.patches(batch, view, said.to_dict(), options.target, one.place.mpp)
+                files.entry["tables"] = one.write_tables(table, kinds)
         drawn = one.in_image(_regions_of(record, self.regions, one.place.shape))
         known = self.regions is not None and is_known(record, drawn, self.shown_as.name, self.classes)
         marks = marks_of(files.outlines, drawn, one.stride) if known else None

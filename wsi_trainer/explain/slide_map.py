@@ -28,6 +28,7 @@ from wsi_trainer.explain.outputs import (
     tiles,
     with_bar,
 )
+from wsi_trainer.explain.tables import SUFFIXES, Kind, PatchTable, kinds_of
 from wsi_trainer.io.arrays import load_array
 from wsi_trainer.io.files import save_array, save_picture
 from wsi_trainer.regions.geojson import PathClass, objects_of, write_objects
@@ -76,6 +77,10 @@ class MapOptions:
     """Also write a Parametric Map, a Segmentation and bulk annotations for slides that are DICOM (needs highdicom: the
     extra dicom). They carry the patient's data that the slide's own files have.
     """
+    tables: Kind = "none"
+    """Also write the patches of each slide as a table, with features, contribution, attention and prediction: anndata
+    (the extra anndata), spatialdata with the patches as squares (the extra spatial), or both.
+    """
     originals: Path | None = None
     """Folder of the slides from which stores were made, where training used stores: DICOM results refer to these, and
     the QuPath script opens them.
@@ -88,6 +93,7 @@ class MapOptions:
             raise UserError(f"--threshold is {self.threshold}; it must be above 0 and below 1")
         if self.ngff not in NGFF:
             raise UserError(f"--ngff is {self.ngff!r}; it must be one of {', '.join(NGFF)}")
+        kinds_of(self.tables)
         for name, least in (("steps", 1), ("top", 0), ("size", 1), ("tiles", 0)):
             if getattr(self, name) < least:
                 raise UserError(f"--{name} is {getattr(self, name)}; it must be {least} or more")
@@ -99,6 +105,8 @@ DICOM = "dicom"
 """Folder of the DICOM files, one folder for each slide."""
 TILES = "tiles"
 """Folder of the GeoJSON files with tiles."""
+TABLES = "tables"
+"""Folder of the tables of patches."""
 LAYERS = {"0.5": "", "0.4": f"{NGFF04}/"}
 """Folders of the layers in each version of NGFF."""
 
@@ -183,11 +191,19 @@ class SlideMap:
 
     def _remove_earlier(self) -> None:
         """Take away what is only written where it is asked for: it would be of another map than the rest."""
-        for name in (f"{TILES}/{self.name}.geojson", f"{self.name}-top-all.png"):
+        for name in (f"{TILES}/{self.name}.geojson", f"{self.name}-top-all.png", f"{TABLES}/{self.name}.h5ad"):
             (self.folder / name).unlink(missing_ok=True)
         kinds = [*(f"{place}{self.name}.ome.zarr" for place in LAYERS.values()), f"{DICOM}/{self.name}"]
-        for name in kinds:
+        for name in (*kinds, f"{TABLES}/{self.name}{SUFFIXES['spatialdata']}"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
+
+    def write_tables(self, table: PatchTable, kinds: Sequence[str]) -> dict[str, str]:
+        """Write the patches as tables; returns their names by kind."""
+        names = {kind: f"{TABLES}/{self.name}{SUFFIXES[kind]}" for kind in kinds}
+        (self.folder / TABLES).mkdir(exist_ok=True)
+        for kind, name in names.items():
+            table.write(self.folder / name, kind)
+        return names
 
     def _layers(self, values: NDArray[np.float32], options: MapOptions, facts: dict[str, Any]) -> dict[str, Any]:
         """The map in each version of NGFF that is wanted."""

@@ -21,7 +21,8 @@ from wsi_trainer.data.dataset import DataConfig, SlideDataset, Visit, dense, gro
 from wsi_trainer.data.features import FeatureSource
 from wsi_trainer.data.manifest import FEATURES, SlideRecord
 from wsi_trainer.errors import SlideError, UserError
-from wsi_trainer.explain.attribution import Attribution, Method, attribute, index_of
+from wsi_trainer.explain.attribution import Attribution, Method, attribute, index_of, targets_of
+from wsi_trainer.explain.tables import PatchTable
 from wsi_trainer.fit.config import AUTO, Loaded, TrainConfig, load
 from wsi_trainer.fit.exported import Exported, write_exported
 from wsi_trainer.fit.folder import RunFolder
@@ -35,6 +36,7 @@ from wsi_trainer.models.encoders import PatchEncoder
 from wsi_trainer.models.hub import folder_of, push
 from wsi_trainer.models.slide_model import SlideClassifier, SlideModel, forget
 from wsi_trainer.models.tasks import Task
+from wsi_trainer.slide.geometry import Pair
 from wsi_trainer.slide.places import Places
 from wsi_trainer.slide.views import Bag, Image, View
 
@@ -131,6 +133,17 @@ class Prediction:
         """The features that enter the head: (patches, width), or (channels, rows, columns) of a whole image."""
         with self._opened() as (batch, view):
             return self._predictor.features(batch, view)
+
+    @cached_property
+    def patches(self) -> PatchTable:
+        """The patches with features, places, contribution and attention, for the class that maps are of by default:
+        `patches.anndata()`, `patches.spatialdata()`.
+
+        Raises:
+            UserError: The model takes no patches, or nobody knows where they lie.
+        """
+        with self._opened() as (batch, view):
+            return self._predictor.patches(batch, view, self.to_dict())
 
 
 OnFailure = Callable[[str, str], None]
@@ -446,6 +459,36 @@ class Predictor:
         with self._precision(), torch.no_grad():
             found = materialize(self.network(FeatureMap(self.model))(batch["image"], batch.get("tissue", ())))
         return found[0].float().cpu().numpy()
+
+    def patches(
+        self, batch: SlideBatch, view: View, prediction: Mapping[str, float], target: str | None = None,
+        mpp: Pair | None = None,
+    ) -> PatchTable:  # fmt: skip
+        """The patches of an opened slide as a table.
+
+        Args:
+            batch: The slide.
+            view: Its view.
+            prediction: The numbers predicted of it.
+            target: The class that contribution and attention speak for; by default the one that maps are of.
+            mpp: Micrometres per pixel of its level 0, y and x, where a file of features does not say them.
+        """
+        model = self.model
+        if not isinstance(view, Bag | FeatureSource):
+            raise UserError(
+                f"a table is of patches, and model.backbone is {type(model.backbone).__name__}, which takes images; "
+                "`wsi-train heatmap` writes its maps"
+            )
+        mpp = view.place.mpp if isinstance(view, Bag) else mpp
+        place = index_of(model.task, target)
+        numbers = {"contribution": self.attribute(batch, place).values.flatten().float().cpu().numpy()}
+        if model.head.attends:
+            numbers["attention"] = self.attention(batch, view, target).weights
+        return PatchTable(
+            slide=batch["slide"], places=view.places.in_pixels(mpp), mpp=mpp, features=self.features(batch, view),
+            numbers=numbers, prediction=prediction, target=targets_of(model.task)[place],
+            model=type(model).__name__ if self.origin is None else self.origin.path.resolve().name,
+        )  # fmt: skip
 
     def encode(self, patches: Tensor) -> NDArray[np.float32]:
         """The features of some patches, a row for each.
