@@ -41,7 +41,9 @@ from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.views import Image
 from wsi_trainer.store.convert import NGFF04
 
-NGFF: Mapping[str, tuple[str, ...]] = {"both": ("0.5", "0.4"), "0.5": ("0.5",), "0.4": ("0.4",)}
+NGFF: Mapping[str, tuple[str, ...]] = {
+    "both": ("0.5", "0.4"), "all": ("0.5", "0.4", "0.6"), **{one: (one,) for one in ("0.6", "0.5", "0.4")},
+}  # fmt: skip
 """The versions for each choice of `ngff`."""
 
 
@@ -71,8 +73,10 @@ class MapOptions:
     """At most how many tiles with measurements the GeoJSON of tiles has, for QuPath's measurement maps; where a map has
     more positions with tissue, a tile is several of them. 0 for none.
     """
-    ngff: Literal["both", "0.5", "0.4"] = "both"
-    """Versions of OME-Zarr that the layer is written in: QuPath reads 0.4, newer software 0.5."""
+    ngff: Literal["both", "all", "0.6", "0.5", "0.4"] = "both"
+    """Versions of OME-Zarr that the layer is written in: QuPath reads 0.4, newer software 0.5; 0.6 has the pixels of
+    the slide as a coordinate system too. both is the first two.
+    """
     dicom: bool = False
     """Also write a Parametric Map, a Segmentation and bulk annotations for slides that are DICOM (needs highdicom: the
     extra dicom). They carry the patient's data that the slide's own files have.
@@ -107,7 +111,7 @@ TILES = "tiles"
 """Folder of the GeoJSON files with tiles."""
 TABLES = "tables"
 """Folder of the tables of patches."""
-LAYERS = {"0.5": "", "0.4": f"{NGFF04}/"}
+LAYERS = {"0.5": "", "0.4": f"{NGFF04}/", "0.6": "ngff-0.6/"}
 """Folders of the layers in each version of NGFF."""
 
 

@@ -18,7 +18,7 @@ from wsi_trainer.io.files import write_json
 from wsi_trainer.io.untrusted import read_json
 from wsi_trainer.regions.geojson import PathClass
 from wsi_trainer.slide.geometry import PROVENANCE, SlideTransform
-from wsi_trainer.store.ngff import NGFF, multiscale
+from wsi_trainer.store.ngff import NGFF, multiscale, with_systems
 
 CHUNK = 512
 BAND = 4096
@@ -36,10 +36,12 @@ def create_image(
         dtype: Type of its values.
         place: Position of the image in its slide.
         facts: Further attributes beside the multiscales.
-        version: Of NGFF: 0.5, or 0.4 for software that reads no other, such as QuPath's.
+        version: Of NGFF: 0.5; 0.6, which also has the slide's pixels as a coordinate system; or 0.4 for software that
+            reads no other, such as QuPath's.
     """
     shutil.rmtree(path, ignore_errors=True)
     image = multiscale(path.name.split(".")[0], place, channels=len(size) > 2)
+    image = with_systems(image, place) if version == "0.6" else image
     old = version == "0.4"
     attributes = {"multiscales": [{"version": version, **image}], **facts} if old else {
         "ome": {"version": version, "multiscales": [image], **{k: v for k, v in facts.items() if k != PROVENANCE}},

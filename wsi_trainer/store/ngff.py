@@ -1,4 +1,4 @@
-"""Metadata of OME-NGFF 0.5, and the tissue mask as a label image beside the levels of the image.
+"""Metadata of OME-NGFF 0.5 and 0.6, and the tissue mask as a label image beside the levels of the image.
 
 NGFF wants a label to have the image's levels. Its finer levels repeat the mask's pixels, which costs next to nothing on
 disk; chunks without tissue are absent.
@@ -89,6 +89,38 @@ def multiscale(
         **({} if kind is None else {"type": kind}),
         "axes": [{"name": "c", "type": "channel"}, *space] if channels else space,
         "datasets": datasets,
+    }
+
+
+def with_systems(image: Mapping[str, Any], place: SlideTransform) -> dict[str, Any]:
+    """The metadata of `multiscale` as NGFF 0.6 has them: coordinate systems by name, between which transforms lead.
+
+    Beside the micrometres (`physical`), which count from the centre of the slide's first pixel, `slide` has the pixels
+    of level 0 of the original slide from the corner of the first, as OpenSlide and GeoJSON count them.
+
+    Args:
+        image: What 0.4 and 0.5 have of it.
+        place: Its place in the slide.
+    """
+    axes, channel = image["axes"], [1.0] * (len(image["axes"]) - 2)
+    pixels = [{key: one[key] for key in one if key != "unit"} for one in axes]
+    systems = [{"name": "physical", "axes": axes}, {"name": "slide", "axes": pixels}]
+    to_slide = [
+        {"type": "scale", "scale": [*channel, *(1 / unit for unit in place.unit)]},
+        {"type": "translation", "translation": [*(0.0 for _ in channel), 0.5, 0.5]},
+    ]
+    between = {"input": {"name": "physical"}, "output": {"name": "slide"}}
+    datasets = []
+    for one in image["datasets"]:
+        steps = one["coordinateTransformations"]
+        whole = steps[0] if len(steps) == 1 else {"type": "sequence", "transformations": steps}
+        ends = {"input": {"path": one["path"]}, "output": {"name": "physical"}}
+        datasets.append({**one, "coordinateTransformations": [{**whole, **ends}]})
+    return {
+        **{key: value for key, value in image.items() if key != "axes"},
+        "coordinateSystems": systems,
+        "datasets": datasets,
+        "coordinateTransformations": [{"type": "sequence", **between, "transformations": to_slide}],
     }
 
 

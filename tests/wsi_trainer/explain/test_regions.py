@@ -1,7 +1,10 @@
 """Regions on the grid of a map, and the shares of a map in them."""
 
 import json
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -137,6 +140,36 @@ def test_the_layer_is_ngff_and_lies_over_the_slide(tmp_path: Path) -> None:
     assert attributes["wsi_trainer"]["method"] == "gradient"
 
 
+def apply(transform: dict[str, Any], point: np.ndarray) -> np.ndarray:
+    """A transform of NGFF 0.6 of a point."""
+    if transform["type"] == "sequence":
+        for step in transform["transformations"]:
+            point = apply(step, point)
+        return point
+    key = transform["type"]
+    return point * transform[key] if key == "scale" else point + transform[key]
+
+
+@pytest.mark.parametrize("mpp", [(0.5, 0.25), None])
+def test_transforms_of_ngff_0_6_lead_to_the_pixels_of_the_slide(
+    tmp_path: Path, mpp: tuple[float, float] | None
+) -> None:
+    values, path = np.arange(12, dtype=np.float32).reshape(3, 4), tmp_path / "slide.ome.zarr"
+    place = SlideTransform((48, 64), origin=(6, 2), scale=(1.5, 1.5), mpp=mpp).coarser(8)
+    write_map(path, values, place, {"method": "gradient"}, "0.6")
+    group = zarr.open_group(path, mode="r")
+    np.testing.assert_array_equal(group["0"][:], values)
+    ome: Any = group.attrs["ome"]
+    (image,) = ome["multiscales"]
+    (first,), (second,) = (one["coordinateTransformations"] for one in (image["datasets"][0], image))
+    assert (ome["version"], first["input"], first["output"]) == ("0.6", {"path": "0"}, second["input"])
+    physical = apply(first, np.array([2.0, 1.0]))
+    np.testing.assert_allclose(physical, np.array(place.first()) + np.array(place.pixel()) * [2, 1])
+    np.testing.assert_allclose(apply(second, physical)[::-1], place.to_slide([[1.5, 2.5]])[0])
+    if find_spec("ome_zarr_models") and find_spec("ome_zarr_models.v06"):  # of 1.8, which needs Python 3.12
+        import_module("ome_zarr_models.v06").Image.from_zarr(group)
+
+
 def test_outlines_enclose_what_is_above_the_threshold(tmp_path: Path) -> None:
     values = np.zeros((20, 30))
     values[3:9, 4:12] = 4.0
@@ -187,7 +220,7 @@ def test_targets_have_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("threshold", 1.5), ("steps", 0), ("top", -1), ("size", 0), ("tiles", -1), ("ngff", "0.6")]
+    ("key", "value"), [("threshold", 1.5), ("steps", 0), ("top", -1), ("size", 0), ("tiles", -1), ("ngff", "0.7")]
 )
 def test_options_that_make_no_sense_are_named(key: str, value: float) -> None:
     with pytest.raises(UserError, match=f"--{key} is {value!r}"):
