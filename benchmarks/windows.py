@@ -6,16 +6,20 @@ that overlap by half, with Gaussian blending. Here the same weights run on the w
 `lightning_plugin.infer`, and by windows of several sizes, by the function of MONAI's that the authors call. The stains
 are prepared by the authors' code. Counted are the pixels of tissue, by the authors' mask, that have another class than
 in the whole. Which is nearer to the truth is not measured: there are no outlines. The slide is OpenSlide's
-CMU-1-Small-Region.svs (CC0).
+CMU-1-Small-Region.svs (CC0). Its halves are each run whole, too, as if the scan had ended between them.
 
-Writes benchmarks/results/windows.json and docs/figures/windows.png.
+Writes benchmarks/results/windows.json and, if all cases were run, docs/figures/windows.png. Cases that are there are
+not run again. Two more benchmarks go with it: `benchmarks.window_training` trains on windows and on whole images, and
+`benchmarks.window_networks` runs other networks both ways.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +33,7 @@ from torch import Tensor, nn
 
 from benchmarks.keep import FIGURES, keep_case
 from lightning_plugin import Box, TiledModule, infer
+from tests.conftest import RESULTS
 from wsi_trainer import Slide
 from wsi_trainer.slide.views import Image
 
@@ -36,6 +41,8 @@ from wsi_trainer.slide.views import Image
 CASES = ((1.0, 1024, 0.5), (1.0, 1024, 0.0), (1.0, 512, 0.5), (2.0, 512, 0.5), (2.0, 256, 0.5))
 #: The authors' multiple to which the picture is padded.
 MULTIPLE = 64
+#: The name of a result: the parts of the picture.
+SHARES = "lumen or glass, epithelium, other"
 Classes = NDArray[np.uint8]
 
 
@@ -139,61 +146,81 @@ def draw(path: Path, slide: Path, pictures: dict[str, Any]) -> None:
     plt.close(figure)
 
 
+def whole(net: nn.Module, image: Tensor, budget: str) -> tuple[Classes, dict[str, Any]]:
+    """The classes of an image that is not cut, and what they took."""
+    x, back = padded(image)
+    logits, began = torch.zeros_like(x), time.process_time()
+    tiled = TiledModule(net, budget=budget)
+    infer(tiled, x, logits)
+    seconds = time.process_time() - began
+    return classes_of(back(logits)), {"processor seconds": seconds, "peak bytes": tiled.peak_bytes, "budget": budget}
+
+
+def by_windows(net: nn.Module, image: Tensor, side: int, overlap: float) -> tuple[Classes, dict[str, Any]]:
+    """The classes by windows, and what they took."""
+    from monai.inferers import sliding_window_inference
+
+    x, back = padded(image)
+    began = time.process_time()
+    with torch.no_grad():
+        blend = "gaussian" if overlap else "constant"
+        scores = sliding_window_inference(x, (side, side), 1, net, overlap=overlap, mode=blend)
+    seconds = time.process_time() - began
+    return classes_of(back(scores)), {"window": side, "overlap": overlap, "processor seconds": seconds}
+
+
+def in_halves(net: nn.Module, image: Tensor, budget: str) -> tuple[Classes, dict[str, Any]]:
+    """The classes of the upper and the lower half, each run whole, as if the scan had ended between them."""
+    began = time.process_time()
+    halves = [whole(net, half, budget)[0] for half in image.chunk(2, 2)]
+    return np.concatenate(halves), {"halves": 2, "processor seconds": time.process_time() - began}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("slide", type=Path)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--budget", default="256MiB")
+    parser.add_argument("--again", action="store_true", help="run cases that are there, too")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    from monai.inferers import sliding_window_inference
-
+    path = RESULTS / "windows.json"
+    known = json.loads(path.read_text())["cases"] if path.exists() and not options.again else {}
     spec = find_spec("shell")
     assert spec is not None and spec.origin is not None, "pip install lavlab-shell onnx"
     net = Shell(Path(spec.origin).parent / "weights" / "model_v1.onnx").eval()
     pictures: dict[str, Any] = {}
     for mpp in dict.fromkeys(mpp for mpp, _, _ in CASES):
+        sides = [(side, overlap) for its, side, overlap in CASES if its == mpp]
+        names = {
+            f"{mpp:g} µm, windows of {s}², overlap {o:g}": partial(by_windows, side=s, overlap=o) for s, o in sides
+        }
+        names[f"{mpp:g} µm, halves"] = partial(in_halves, budget=options.budget)
+        if not names.keys() - known.keys():
+            continue
         image, tissue = stains(options.slide, mpp)
-        x, back = padded(image)
-        logits, began = torch.zeros_like(x), time.process_time()
-        tiled = TiledModule(net, budget=options.budget)
-        infer(tiled, x, logits)
-        seconds = time.process_time() - began
-        whole = classes_of(back(logits))
         about = {
             "micrometres": mpp,
             "pixels": list(image.shape[2:]),
             "tissue pixels": int(tissue.sum()),
             "network": f"lavlab-shell {version('lavlab-shell')}",
         }
-        found = {
-            "lumen or glass, epithelium, other": shares(whole),
-            "processor seconds": seconds,
-            "peak bytes": tiled.peak_bytes,
-            "budget": options.budget,
-        }
-        keep_case("windows", f"{mpp:g} µm, whole", {**about, **found})
-        print(mpp, "whole", found)
-        pictures.setdefault("the whole: lumen or glass, epithelium", whole)
-        for side, overlap in ((side, overlap) for its, side, overlap in CASES if its == mpp):
-            began = time.process_time()
-            blend = "gaussian" if overlap else "constant"
-            with torch.no_grad():
-                scores = sliding_window_inference(x, (side, side), 1, net, overlap=overlap, mode=blend)
-            classes = classes_of(back(scores))
-            differs = (classes != whole) & tissue
-            found = {
-                "window": side,
-                "overlap": overlap,
-                "tissue of another class": float(differs.sum() / tissue.sum()),
-                "lumen or glass, epithelium, other": shares(classes),
-                "processor seconds": time.process_time() - began,
-            }
-            keep_case("windows", f"{mpp:g} µm, windows of {side}², overlap {overlap:g}", {**about, **found})
-            print(mpp, side, overlap, found)
-            if mpp == 1.0 and overlap == 0.5:
-                pictures[f"another class by windows of {side}²"] = differs
-    draw(FIGURES / "windows.png", options.slide, pictures)
+        classes, found = whole(net, image, options.budget)
+        pictures.setdefault("the whole: lumen or glass, epithelium", classes)
+        if (case := f"{mpp:g} µm, whole") not in known:
+            keep_case("windows", case, {**about, SHARES: shares(classes), **found})
+        for case, classify in names.items():
+            if case in known:
+                continue
+            others, found = classify(net, image)
+            differs = (others != classes) & tissue
+            found |= {SHARES: shares(others), "tissue of another class": float(differs.sum() / tissue.sum())}
+            keep_case("windows", case, {**about, **found})
+            print(case, found, flush=True)
+            if mpp == 1.0 and found.get("overlap") == 0.5:
+                pictures[f"another class by windows of {found['window']}²"] = differs
+    if len(pictures) > 2:
+        draw(FIGURES / "windows.png", options.slide, pictures)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks import window_training, windows
 from lightning_plugin import Box, check, make_plan
 from tests.conftest import RESULTS
 from wsi_trainer.cli import main
@@ -82,14 +83,30 @@ def test_the_page_on_huge_images_trains_on_a_scene_and_on_a_volume(
     assert (names["found"][:] == whole).mean() > 0.9999  # scores that tie in float32 may fall either way
 
 
-def test_the_page_on_windows_has_the_numbers_of_its_run() -> None:
+def test_the_page_on_windows_has_the_numbers_of_its_runs() -> None:
     page = (PAGES.parent / "windows.md").read_text(encoding="utf-8")
+    shell, *others = [table.splitlines()[2:] for table in re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE)]
+    expected = [window_training.rows(kind) for kind in window_training.KINDS]
+    assert others == [*filter(None, expected)]
+    stained = [row.split(" | ") for row in expected[0]]
+    dice = [abs(float(row[4].split()[0])) for row in stained if row[0] != "| local" and row[4] != "–"]
+    assert f"the same Dice within {max(dice):.3f}" in page
+    assert f"they differ by {max(dice):.3f} at most" in page
+    by_windows, whole = stained[8], stained[11]  # of `all`
+    assert f"it is {-float(whole[6].split()[0]):.3f} lower with whole images in both" in page
+    assert f"({by_windows[5].split()[-1]} and {whole[5].split()[-1]})" in page
+    means = [float(row[3].split()[0]) for row in stained]
+    assert f"there are {means[4] - means[0]:.3f}" in page
+    assert f"`local` has {float(stained[3][4].split()[0]):.3f} more Dice" in page
+
     cases = json.loads((RESULTS / "windows.json").read_text())["cases"].values()
+    assert len(shell) == len(cases)
     for case in cases:
-        shares = " : ".join(f"{100 * share:.1f}" for share in case["lumen or glass, epithelium, other"])
-        differs = f"{100 * case['tissue of another class']:.1f} %" if "window" in case else "–"
-        assert f"| {differs} | {shares} |" in page
-    assert page.count(" µm | ") == len(cases)
+        shares = " : ".join(f"{100 * share:.1f}" for share in case[windows.SHARES])
+        differs = "–"
+        if "tissue of another class" in case:
+            differs = f"{100 * case['tissue of another class']:.1f} %"
+        assert any(row.endswith(f"| {differs} | {shares} |") for row in shell)
     differing = [100 * case["tissue of another class"] for case in cases if "window" in case]
     assert f"{min(differing):.1f} to {max(differing):.1f} %" in page
 

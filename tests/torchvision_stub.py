@@ -57,9 +57,9 @@ class _Finder(MetaPathFinder, Loader):
         """There is nothing to run."""
 
 
-def import_networks() -> None:
+def import_networks(names: Sequence[str] = PACKAGES) -> None:
     """Import those of the packages that are installed; torchvision is as absent afterwards as before."""
-    packages = [name for name in PACKAGES if find_spec(name.split(".")[0]) is not None]
+    packages = [name for name in names if find_spec(name.split(".")[0]) is not None]
     stubbed = find_spec("torchvision") is None
     finder = _Finder()
     if stubbed:
