@@ -318,7 +318,11 @@ def _compared(scores: Mapping[str, Any], names: Sequence[str]) -> dict[str, list
     columns: dict[str, list[Any]] = {"score": list(scores)}
     columns |= {name: [one["values"][place] for one in scores.values()] for place, name in enumerate(names)}
     ends = {"difference": "value", "low": "low", "high": "high"}
-    return columns | {name: [one["difference"][end] for one in scores.values()] for name, end in ends.items()}
+    for place, other in enumerate(names[1:]):
+        apart = [one.get("differences", [one["difference"]])[place] for one in scores.values()]
+        of = "" if len(names) == 2 else f", less {other}"
+        columns |= {f"{name}{of}": [one[end] for one in apart] for name, end in ends.items()}
+    return columns
 
 
 def study_of(study: Study) -> DataFrame:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from lightning_plugin import LazyImage
+from wsi_trainer.data.covariates import Covariates
 from wsi_trainer.data.dataset import DataConfig, SlideDataset, ToImage, Visit, as_it_is, dense, grouped, targets_of
 from wsi_trainer.data.features import check_one_each
 from wsi_trainer.data.manifest import SlideRecord, check_files
@@ -42,6 +43,8 @@ class SlideData(pl.LightningDataModule):
         tissue_stride: int | None = None,
         kept: Sequence[SlideRecord] | None = None,
         places: bool = False,
+        covariates: Covariates | None = None,
+        sees_slide: bool = True,
     ) -> None:
         """Read the manifest and fix the splits.
 
@@ -53,6 +56,8 @@ class SlideData(pl.LightningDataModule):
             tissue_stride: Pixels for one position of the map of tissue; without it a batch has none.
             kept: The slides of a run that has begun, with their splits; without them the manifest is read and split.
             places: Whether a batch has the places of patches.
+            covariates: Columns that are shown beside each slide.
+            sees_slide: Whether slides are opened.
         """
         super().__init__()
         self.config = config
@@ -76,6 +81,9 @@ class SlideData(pl.LightningDataModule):
         self.cases = grouped(config, self.records, self.task)
         """What batches are of, with their splits: `records`, or their patients."""
         self.targets |= {case.slide: self.targets[case.parts[0].slide] for case in self.cases if case.parts}
+        self.covariates = (covariates or Covariates()).table(self.cases, config.absent_covariates)
+        """By slide (or patient) the numbers of its covariates."""
+        self.sees_slide = sees_slide
 
     def split(self, records: Sequence[SlideRecord]) -> list[SlideRecord]:
         """The records with a split for each, in the same order."""
@@ -138,7 +146,7 @@ class SlideData(pl.LightningDataModule):
     def _dataset(self, records: Sequence[SlideRecord], augmenter: Augmenter | None = None) -> SlideDataset:
         return SlideDataset(
             records, self.targets, self.config, self.to_image, augmenter, self.tissue_stride, self.task.legends,
-            self.places,
+            self.places, self.covariates, self.sees_slide,
         )  # fmt: skip
 
     def _rank(self) -> tuple[int, int]:

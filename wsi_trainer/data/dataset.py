@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lightning_plugin import Box, LazyImage, TileSource
+from wsi_trainer.data.covariates import Absent
 from wsi_trainer.data.features import FeatureSource, features_of
 from wsi_trainer.data.manifest import SlideRecord, by_patient, read_manifest
 from wsi_trainer.data.patches import PatchConfig, augmented, augmenter_of, open_bag
@@ -224,6 +225,8 @@ class DataConfig:
     """What one step sees and one prediction is of: a slide, or all slides of a patient as one bag (`data.patches` or
     `data.features`); they have one label.
     """
+    absent_covariates: Absent = "refuse"
+    """Columns of `model.covariates` that a manifest lacks: an error, or taken for missing of all its slides."""
     validation: float = 0.2
     """Share of the patients that choose the checkpoint, where the manifest has no split val."""
     test: float = 0.2
@@ -330,6 +333,8 @@ class SlideDataset(Dataset[SlideBatch]):
         tissue_stride: int | None = None,
         legends: Mapping[str, Legend] | None = None,
         places: bool = False,
+        covariates: Mapping[str, Tensor] | None = None,
+        sees_slide: bool = True,
     ) -> None:
         """Keep what is needed to open a slide.
 
@@ -342,6 +347,8 @@ class SlideDataset(Dataset[SlideBatch]):
             tissue_stride: Pixels for one position of the map of tissue; without it a batch has none.
             legends: Classes of drawn regions, by the names of targets of pixels.
             places: Whether a batch has the places of patches.
+            covariates: Numbers of the model's covariates, by slide.
+            sees_slide: Whether slides are opened; a batch of covariates alone has one 0 as its image.
         """
         self.records = list(records)
         self.targets = targets or {}
@@ -351,6 +358,8 @@ class SlideDataset(Dataset[SlideBatch]):
         self.augmenter = augmenter
         self.tissue_stride = tissue_stride
         self.places = places
+        self.covariates = covariates or {}
+        self.sees_slide = sees_slide
         self.readers = readers_of(config.readers)
         self._masks: OrderedDict[tuple[Path, tuple[float, float]], TissueMask] = OrderedDict()
 
@@ -359,7 +368,11 @@ class SlideDataset(Dataset[SlideBatch]):
 
     def __getitem__(self, visit: Visit) -> SlideBatch:
         record = self.records[visit.slide]
-        batch = make_batch(torch.empty(0), self.targets.get(record.slide, {}), record.slide)
+        batch = make_batch(torch.zeros(1, 1, 1, 1), self.targets.get(record.slide, {}), record.slide)
+        if record.slide in self.covariates:
+            batch["covariates"] = self.covariates[record.slide]
+        if not self.sees_slide:
+            return batch
         try:
             if self.config.patches is None and self.config.features is None:
                 self._open(batch, record, visit)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from wsi_trainer.data.covariates import is_missing
 from wsi_trainer.data.manifest import PATHS, SlideRecord
 from wsi_trainer.errors import SlideError
 
@@ -126,7 +127,7 @@ def of_columns(
     for name in names:
         if name in targets or name in PATHS or name == "mpp":
             continue
-        cells = [[columns_of(record).get(name, "") for record in side] for side in (training, cohort)]
+        cells = [[_known(columns_of(record).get(name, "")) for record in side] for side in (training, cohort)]
         empty = [sum(not cell for cell in side) / len(side) for side in cells]
         if max(empty) > 0 and min(empty) < 1:
             said = [f"{100 * share:.0f} %" for share in empty]
@@ -140,6 +141,11 @@ def of_columns(
             yield compared(name, *numbers)
         elif len(set(values[0]) | set(values[1])) <= MOST_VALUES:
             yield compared(name, *values)
+
+
+def _known(cell: str) -> str:
+    """The cell, empty where it is missing."""
+    return "" if is_missing(cell, None) else cell
 
 
 def columns_of(record: SlideRecord) -> Mapping[str, str]:

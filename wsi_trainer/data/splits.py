@@ -268,23 +268,30 @@ def read_splits(path: Path, columns: Sequence[str] = (), filled: bool = False) -
     return records
 
 
-def changes_since(kept: Sequence[SlideRecord], now: Sequence[SlideRecord], columns: Sequence[str]) -> list[str]:
+def changes_since(
+    kept: Sequence[SlideRecord], now: Sequence[SlideRecord], columns: Sequence[str], covariates: Sequence[str] = ()
+) -> list[str]:
     """Differences of a manifest from the slides that a run keeps, a sentence for each kind of change.
 
     Args:
         kept: The slides of the run.
         now: The slides that the manifest lists.
         columns: The columns with the label.
+        covariates: The columns that a model takes beside the slide.
     """
     before, after = ({record.slide: record for record in some} for some in (kept, now))
     both = [(before[slide], after[slide]) for slide in before if slide in after]
     labels = [column for column in columns if column not in PATHS]
-    relabelled = [one.slide for one, two in both if any(one.cells.get(c) != two.cells.get(c) for c in labels)]
+
+    def changed(columns: Sequence[str]) -> list[str]:
+        return [one.slide for one, two in both if any(one.cells.get(c) != two.cells.get(c) for c in columns)]
+
     moved = [one.slide for one, two in both if two.split and one.split != two.split]
     said = {
         "new in the manifest since the run began, left out": [slide for slide in after if slide not in before],
         "no longer in the manifest, kept by the run": [slide for slide in before if slide not in after],
-        "with another label in the manifest; the run keeps the label it began with": relabelled,
+        "with another label in the manifest; the run keeps the label it began with": changed(labels),
+        "with other covariates in the manifest; the run keeps those it began with": changed(covariates),
         "in another split in the manifest; the run keeps the split it began with": moved,
     }
     return [

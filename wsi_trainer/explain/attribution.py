@@ -92,10 +92,11 @@ class GatedFeatures(nn.Module):
         self.target = target
 
     def forward(
-        self, gate: Tensor, image: Tensor, context: Sequence[Tensor], tissue: Sequence[Tensor], places: Tensor | None
-    ) -> Tensor:
+        self, gate: Tensor, image: Tensor, context: Sequence[Tensor], tissue: Sequence[Tensor], places: Tensor | None,
+        covariates: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         with _once(self.model.backbone, lambda x: x, lambda features: features * at_positions(gate, features)):
-            logits = self.model(image, context, tissue, places=places)
+            logits = self.model(image, context, tissue, places=places, covariates=covariates)
         return score(self.model.task, logits, self.target)
 
 
@@ -106,8 +107,9 @@ class GatedPixels(GatedFeatures):
     """
 
     def forward(
-        self, gate: Tensor, image: Tensor, context: Sequence[Tensor], tissue: Sequence[Tensor], places: Tensor | None
-    ) -> Tensor:
+        self, gate: Tensor, image: Tensor, context: Sequence[Tensor], tissue: Sequence[Tensor], places: Tensor | None,
+        covariates: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         model = self.model
         background = model.normalise(torch.full((1, 3, 1, 1), FILL, dtype=torch.uint8, device=gate.device))
 
@@ -118,7 +120,7 @@ class GatedPixels(GatedFeatures):
             return background + large[:, :, : x.shape[2], : x.shape[3]] * (x - background)
 
         with _once(model.backbone, mixed, lambda features: features):
-            logits = model(image, context, tissue, places=places)
+            logits = model(image, context, tissue, places=places, covariates=covariates)
         return score(model.task, logits, self.target)
 
 
@@ -224,6 +226,7 @@ def attribute(
     context: Sequence[Tensor] = (),
     tissue: Sequence[Tensor] = (),
     places: Tensor | None = None,
+    covariates: Tensor | None = None,
     steps: int = 16,
     budget: int | str | None = None,
     network: Callable[[nn.Module, int], nn.Module] | None = None,
@@ -241,6 +244,7 @@ def attribute(
         context: The slide at further magnifications, which are left as they are.
         tissue: Which positions count, for the image and each of its context.
         places: Where its patches lie, for a head that asks for it.
+        covariates: The numbers of the model's covariates, which stay as they are: a map is of the slide's part.
         steps: Steps from background to the slide, of `integrated`.
         budget: Device memory, by tile-by-tile execution; None runs plain PyTorch.
         network: Makes what runs a question for a target, where it is kept for further slides; by default by `budget`.
@@ -256,18 +260,19 @@ def attribute(
         kind = GatedFeatures if method == "activation" else GatedPixels
         probe = network(kind(model, target), target)
         levels = [(k + 0.5) / steps for k in range(steps)] if method == "integrated" else [1.0]
-        gradients = [_gate_gradient(probe, model, level, image, context, tissue, places) for level in levels]
+        beside = tissue, places, covariates
+        gradients = [_gate_gradient(probe, model, level, image, context, *beside) for level in levels]
         return Attribution(torch.stack(gradients).mean(dim=0)[0, 0], model.stride, _peak(probe))
 
 
 def _gate_gradient(
     probe: nn.Module, model: SlideClassifier, level: float, image: Tensor, context: Sequence[Tensor],
-    tissue: Sequence[Tensor], places: Tensor | None,
+    tissue: Sequence[Tensor], places: Tensor | None, covariates: Tensor | None,
 ) -> Tensor:  # fmt: skip
     gate = torch.full(
         positions_of(model, image), level, dtype=model.mean.dtype, device=image.device, requires_grad=True
     )
-    materialize(probe(gate, image, context, tissue, places)).backward()
+    materialize(probe(gate, image, context, tissue, places, covariates)).backward()
     assert gate.grad is not None
     return gate.grad
 

@@ -289,6 +289,8 @@ class RandomState(Callback):
 def memory_facts(watch: MemoryWatch, model: SlideModel, data: DataConfig, config: TrainConfig) -> dict[str, Any]:
     """Memory of the steps, and of plain PyTorch on the largest slide."""
     facts: dict[str, Any] = {"process_peak_bytes": process_peak(), "image_shape": list(watch.image_shape)}
+    if watch.plan is None and not model.sees_slide:
+        return facts | {"engine": "plain PyTorch"}
     if watch.plan is None:
         plan = plan_shape(model, watch.image_shape, UNLIMITED, model.device.type, factors_of(data))
         plain = {} if plan is None else {"plain_bytes": plan.plain_bytes}

@@ -23,17 +23,24 @@ from wsi_trainer.fit.trainer import at_work
 from wsi_trainer.io.display import cell, duration, format_bytes, say
 from wsi_trainer.io.files import as_written, read_json, write_json
 from wsi_trainer.metrics import Interval
-from wsi_trainer.models import FrozenFeatures
+from wsi_trainer.models import AveragePooling, FrozenFeatures, NoSlide
 
-Other = Literal["frozen", "thumbnail"]
-"""The second run: the same head on features of the encoder as it was, or the same network on slides that were shrunk.
+Other = Literal["frozen", "thumbnail", "covariates"]
+"""The second run: the same head on features of the encoder as it was, or the same network on slides that were shrunk;
+or two more of a run with covariates: the slide alone, and the covariates alone.
 """
 SHRUNK = 8
 """How much smaller a thumbnail is than what the run sees, in each direction."""
 RUN = "run"
 PAUSE = 0.05
 """Seconds between two looks at the memory of the process."""
-NAMES = {"frozen": ("end to end", "frozen features"), "thumbnail": ("full resolution", "thumbnail")}
+FOLDERS: dict[str, tuple[str, ...]] = {
+    "frozen": (RUN, "frozen"), "thumbnail": (RUN, "thumbnail"), "covariates": (RUN, "slide", "covariates"),
+}  # fmt: skip
+NAMES: dict[str, tuple[str, ...]] = {
+    "frozen": ("end to end", "frozen features"), "thumbnail": ("full resolution", "thumbnail"),
+    "covariates": ("slide and covariates", "slide alone", "covariates alone"),
+}  # fmt: skip
 Fit = Callable[[Config], Any]
 """Trains and tests with a config, in its folder; what is done is kept."""
 
@@ -85,7 +92,7 @@ def costing(path: Path) -> Iterator[None]:
 
 
 def fit_compared(config: Config, other: Other, fit: Fit, split: str | None, resume: str | None) -> Study:
-    """Do both runs in folders of their own, write what they say together, and its report.
+    """Do all runs in folders of their own, write what they say together, and its report.
 
     Args:
         config: That of the run.
@@ -98,24 +105,32 @@ def fit_compared(config: Config, other: Other, fit: Fit, split: str | None, resu
     if out.is_dir() and any(out.iterdir()) and resume is None:
         raise UserError(f"{out} is not empty; choose another --out, or continue with --resume last")
     check(config.keys, other, resume)
-    study = Study(out, "comparison", (RUN, other), NAMES[other], split)
-    first, second = study.runs.values()
+    study = Study(out, "comparison", FOLDERS[other], NAMES[other], split)
+    first, *others = study.runs.values()
     mine = config.changed(first.path)
-    if other == "frozen":
+    if other == "covariates":
+        _check_slides(config, other)
+        every = [{"model.covariates": None}, _ALONE]
+    elif other == "frozen":
         with costing(features_cost(study)):
             width = _features(config, out)
         keys = {**_UNTRAINED, "data.patches": None, "data.features": out / "features"}
         keys["model.backbone.class_path"] = f"wsi_trainer.models.{FrozenFeatures.__name__}"
         keys["model.backbone.init_args"] = Namespace(width=width)
+        every = [keys]
     else:
-        _check_images(config)
+        _check_slides(config, other)
         data = config.keys.data
         keys = {"data.downsample": SHRUNK * data.downsample}
         keys["data.extra_downsamples"] = tuple(SHRUNK * factor for factor in data.extra_downsamples)
-    if split is not None:  # what the first run drew, the second takes
-        keys |= {"data.manifest": first.splits, "data.root": None, "data.splits": None}
+        every = [keys]
+    if split is not None:  # what the first run drew, the others take
+        every = [{**keys, "data.manifest": first.splits, "data.root": None, "data.splits": None} for keys in every]
     study.write()
-    for run, its in ((first, mine), (second, config.changed(second.path, keys))):
+    for run, its in (
+        (first, mine),
+        *((run, config.changed(run.path, keys)) for run, keys in zip(others, every, strict=True)),
+    ):
         if split is None or not run.result("test", split).whole:
             with costing(run.cost):
                 fit(its)
@@ -128,6 +143,16 @@ def fit_compared(config: Config, other: Other, fit: Fit, split: str | None, resu
     return study
 
 
+_ALONE: dict[str, Any] = {
+    "model.backbone": Namespace(class_path=f"wsi_trainer.models.{NoSlide.__name__}", init_args=Namespace()),
+    "model.head": Namespace(class_path=f"wsi_trainer.models.{AveragePooling.__name__}", init_args=Namespace()),
+    "model.pretrained": None, "model.finetune": "all", "model.frozen_stages": 0, "model.layer_decay": 1.0,
+    "model.head_pretrained": None, "model.finetune_head": "all", "model.magnifications": 1,
+    "model.share_backbone": False, "model.pool_over": "slide", "model.batchnorm_over": "slide",
+    "data.extra_downsamples": (), "train.budget": None, "train.halo": "auto", "train.split_grid": None,
+    "train.compile": "never",
+}  # fmt: skip
+"""Keys of a run on covariates alone."""
 _UNTRAINED: dict[str, Any] = {
     "model.pretrained": None, "model.finetune": "all", "model.frozen_stages": 0, "model.layer_decay": 1.0,
 }  # fmt: skip
@@ -143,6 +168,10 @@ def check(options: Namespace, other: Other, resume: str | None) -> None:
             f"train.devices is {options.train.devices}, and a comparison measures one process; do both runs, and "
             "compare them with `wsi-train report RUN --baseline OTHER`"
         )
+    if other == "covariates":
+        if not options.model.covariates:
+            raise UserError("--compare covariates needs model.covariates, such as --model.covariates='[age, sex]'")
+        return
     if other == "thumbnail" and (options.data.patches is not None or options.data.features is not None):
         raise UserError("--compare thumbnail shrinks whole images; with data.patches say --compare frozen")
     if other == "thumbnail":
@@ -162,12 +191,11 @@ def features_cost(study: Study) -> Path:
     return study.path / "features" / "cost.json"
 
 
-def _check_images(config: Config) -> None:
+def _check_slides(config: Config, other: Other) -> None:
     model, _, _ = config.build()
     if model.task.dense:
-        raise UserError(
-            f"--compare thumbnail: {type(model.task).__name__} has a class for each pixel, and a thumbnail has others"
-        )
+        why = "a thumbnail has others" if other == "thumbnail" else "covariates alone have none"
+        raise UserError(f"--compare {other}: {type(model.task).__name__} has a class for each pixel, and {why}")
 
 
 def _features(config: Config, out: Path) -> int:
@@ -222,11 +250,14 @@ def _show(facts: dict[str, Any]) -> None:
     console = Console()
     title = f"{' against '.join(facts['runs'])}, {facts['slides']} slides of {facts['patients']} patients"
     runs = (Column(cell(name)) for name in facts["runs"])
-    table = Table("score", *runs, "difference, 95 % interval", title=cell(title), title_justify="left")
+    several = len(facts["runs"]) > 2
+    less = [f"less {name}" if several else "difference" for name in facts["runs"][1:]]
+    differences = (Column(cell(f"{name}, 95 % interval")) for name in less)
+    table = Table("score", *runs, *differences, title=cell(title), title_justify="left")
     for name, found in facts["scores"].items():
-        first, second = found["values"]
-        gain = Interval.of(found["difference"])
-        table.add_row(cell(name), f"{first:z.3f}", f"{second:z.3f}", f"{gain.value:+z.3f} ({gain.bounds})")
+        gains = [Interval.of(one) for one in found["differences"]]
+        values = (f"{value:z.3f}" for value in found["values"])
+        table.add_row(cell(name), *values, *(f"{gain.value:+z.3f} ({gain.bounds})" for gain in gains))
     console.print(table)
     for name, said in facts["lines"].items():
         say(console, f"{name}: {said}")

@@ -26,11 +26,13 @@ from torch import nn
 
 from wsi_trainer import models
 from wsi_trainer.cli.parsing import Parser, about_refusal, explain, read_texts_safely, refuse_empty, suggest
+from wsi_trainer.data.covariates import Covariates
+from wsi_trainer.data.datamodule import SlideData
 from wsi_trainer.data.dataset import DataConfig
 from wsi_trainer.errors import UserError
 from wsi_trainer.io.untrusted import yaml_of
 from wsi_trainer.metrics.decision import MOST_PROBABLE, check_rule
-from wsi_trainer.models import FrozenFeatures, ModelConfig, PatchEncoder, SlideModel
+from wsi_trainer.models import AveragePooling, FrozenFeatures, ModelConfig, PatchEncoder, SlideModel
 from wsi_trainer.models.allowed import TRUST, about, check_backbone, denied, is_limited, limited
 from wsi_trainer.models.encoders import is_encoder
 from wsi_trainer.models.hub import is_on_hub
@@ -166,7 +168,13 @@ class Loaded(NamedTuple):
 log = logging.getLogger("wsi_trainer")
 
 CLASSES: dict[str, tuple[type[nn.Module], ...]] = {
-    "model.backbone": (models.Backbone, models.TimmBackbone, models.PatchEncoder, models.FrozenFeatures),
+    "model.backbone": (
+        models.Backbone,
+        models.TimmBackbone,
+        models.PatchEncoder,
+        models.FrozenFeatures,
+        models.NoSlide,
+    ),
     "model.head": (models.Pooling,),
     "model.task": (models.Task,),
 }
@@ -188,7 +196,7 @@ OF_RUN = ("data.manifest", "data.root", "data.splits", "data.fold", "data.valida
 
 
 SHORT = {
-    "backbone": {"features": "FrozenFeatures", "patches": "PatchEncoder"},
+    "backbone": {"features": "FrozenFeatures", "none": "NoSlide", "patches": "PatchEncoder"},
     "head": {
         "abmil": "AttentionPooling", "mean": "AveragePooling", "max": "MaxPooling", "gem": "GeneralisedMeanPooling",
         "topk": "TopKPooling", "clam": "ClassAttentionPooling", "dsmil": "DualStreamPooling",
@@ -412,6 +420,30 @@ class Config:
             copied[key] = value
         return type(self)(copied, out)
 
+    @property
+    def covariates(self) -> Covariates:
+        """The columns beside the slide, fitted or not."""
+        try:
+            return Covariates.of(self.keys.model.covariates)
+        except ValueError as error:
+            raise UserError(str(error)) from error
+
+    def fitted(self, kept: Covariates | None = None) -> Self:
+        """The config with its covariates fitted on the slides of training, which it draws as the run will.
+
+        Args:
+            kept: Those of a run that goes on, which it keeps.
+        """
+        asked = self.covariates
+        if not asked:
+            return self
+        if kept is None or not asked.like(kept):
+            objects = _parser().instantiate(self.changed(self.out, {"model.backbone": None}).keys)
+            task, data = objects.model.whole_task(), objects.data
+            slides = SlideData(data, task, objects.train.seed)
+            kept = asked.fit(slides.of("train"), task.columns)
+        return self.changed(self.out, {"model.covariates": kept.said})
+
     def build(self) -> Loaded:
         """The model with its seeded initial weights, and the settings of data and training."""
         return instantiate(_parser(), self.keys)
@@ -490,9 +522,23 @@ def check_settings(model: SlideModel, data: DataConfig, config: TrainConfig) -> 
             f"train.decision is {config.decision}, a threshold for two classes or for several labels, and "
             f"{type(model.task).__name__} has none of these; set it to {MOST_PROBABLE}"
         )
-    check_bags(model, data)
+    if model.sees_slide:
+        check_bags(model, data)
+    else:
+        check_alone(model, config)
     if config.devices > 1 and data.on_error == "skip":
         raise UserError("data.on_error is skip with several devices, which would wait for each other; use stop")
+
+
+def check_alone(model: SlideModel, config: TrainConfig) -> None:
+    """Refuse what a network has no use for that sees no slide."""
+    name = "model.backbone is NoSlide"
+    if not model.covariates:
+        raise UserError(f"{name} and there are no model.covariates: nothing can be learnt; give one of them")
+    if type(model.head) is not AveragePooling or model.wants_tissue or model.magnifications > 1:
+        raise UserError(f"{name}: leave out the other keys of the network, such as model.head")
+    if config.budget is not None:
+        raise UserError(f"{name}, of which nothing is tiled; set train.budget to null")
 
 
 def check_bags(model: SlideModel, data: DataConfig) -> None:

@@ -308,8 +308,11 @@ def run_deployment(
     first = next(iter(members.values()))
     every = records_for(first, slides, data_root)
     records, left_out = without_known(members, every, options.in_both)
+    cases = grouped(first.loaded.data, records, None)
+    for member in members.values():
+        member.predictor.covariates_of(cases)  # refuses them before anything is written
     begun: dict[str, Any] = {
-        "schema": 1, "whole": False, "name": name, "slides": len(grouped(first.loaded.data, records, None)),
+        "schema": 1, "whole": False, "name": name, "slides": len(cases),
         "left_out": left_out,
         "members": {
             called: {

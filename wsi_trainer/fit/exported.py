@@ -8,7 +8,7 @@ a patient.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -80,8 +80,8 @@ class Exported:
             seen = self.about.get("seen")
             return None if seen is None else Seen(**seen)
 
-    def record_of(self, path: Path, name: str) -> SlideRecord:
-        """A slide without label."""
+    def record_of(self, path: Path, name: str, columns: Sequence[str] = ()) -> SlideRecord:
+        """A slide without label, of which no cells are known."""
         return SlideRecord(name, path, "", name, "")
 
 
@@ -183,6 +183,8 @@ def _facts(loaded: Loaded, about: Mapping[str, Any], decisions: Mapping[str, Dec
     yield "predicts", ", ".join(model.task.names)
     yield "classes", ", ".join(model.task.classes) or "none"
     yield "network", f"{type(model.backbone).__name__}, {type(model.head).__name__}"
+    for column in model.covariates.columns:
+        yield "beside the slide", column
     for sentence in model.task.sentences_on(decisions):
         yield "decision", sentence
     yield from _input(loaded, about)
@@ -196,7 +198,9 @@ def _input(loaded: Loaded, about: Mapping[str, Any]) -> Iterator[tuple[str, str]
     model, data, _ = loaded
     seen = None if about.get("seen") is None else Seen(**about["seen"])
     patches = data.patches
-    if patches is not None:
+    if not model.sees_slide:
+        yield "sees", "no slide, the covariates alone"
+    elif patches is not None:
         places = "over tissue" if patches.over == "tissue" else "over the whole slide"
         size = "of the finest level" if patches.mpp == "own" else f"at {patches.mpp:g} µm a pixel"
         yield "sees", f"patches of {patches.size} × {patches.size} pixels {size}, {places}, {patches.step} pixels apart"

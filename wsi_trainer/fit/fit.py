@@ -14,8 +14,9 @@ from lightning_utilities.core.rank_zero import rank_zero_only
 from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from rich.console import Console
 
+from wsi_trainer.data.covariates import Covariates
 from wsi_trainer.data.datamodule import SlideData
-from wsi_trainer.data.dataset import pixels_of
+from wsi_trainer.data.dataset import DataConfig, pixels_of
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.callbacks import (
     Estimate,
@@ -35,7 +36,7 @@ from wsi_trainer.io.display import say
 from wsi_trainer.io.files import as_written, write_json, write_text
 from wsi_trainer.io.untrusted import read_yaml, yaml_of
 from wsi_trainer.metrics import is_lower_better
-from wsi_trainer.models import SegmentationTask, SlideModel
+from wsi_trainer.models import ModelConfig, SegmentationTask, SlideModel
 from wsi_trainer.models.weights import load_weights
 from wsi_trainer.signals import GRACE
 
@@ -43,7 +44,10 @@ SERVICES = {"wandb", "mlflow"}
 MOMENT = 3.0
 """Seconds for loggers that are services to send what they have when a signal ends a run."""
 DEFAULTS = {
-    f"train.{one.name}": one.default for one in fields(TrainConfig) if isinstance(one.default, str | int | float)
+    f"{part}.{one.name}": one.default
+    for part, keys in (("model", ModelConfig), ("data", DataConfig), ("train", TrainConfig))
+    for one in fields(keys)
+    if isinstance(one.default, str | int | float)
 }
 """Values of keys that the config of an earlier version may not have."""
 FREE = ("model.pretrained", "model.head_pretrained")
@@ -65,6 +69,7 @@ def run_fit(config: Config, resume: str | None = None, progress: bool = True, sp
     with run.locked() if first else nullcontext():
         if first:
             _check_free(run, resume)  # from another, which has ended meanwhile
+        config = with_covariates(config, run, resume)
         loaded = config.build()
         if resume is not None and run.splits.is_file():
             run = run.below(loaded.data.stores or loaded.data.root)
@@ -137,15 +142,30 @@ def train(
     return True
 
 
+def with_covariates(config: Config, run: Run, resume: str | None) -> Config:
+    """The config with the numbers of its covariates: those that the run began with, or those of its training slides."""
+    kept = None
+    if resume is not None and run.begun and run.splits.is_file():
+        with as_written(run.config):
+            kept = Covariates.of(read_yaml(run.config)["model"].get("covariates"))
+    fitted = config.fitted(kept if kept and kept.fitted else None)
+    if fitted.covariates and is_first():
+        say(Console(), f"beside each slide: {fitted.covariates}")
+    return fitted
+
+
 def make_data(run: Run, loaded: Loaded, resume: str | None) -> SlideData:
     """The slides with their splits: drawn once, and kept by a run that has begun."""
     model, data, config = loaded
     task, features = model.task, data.features
-    make = partial(SlideData, data, task, config.seed, image_of(config), model.tissue_stride, places=model.wants_places)
+    make = partial(
+        SlideData, data, task, config.seed, image_of(config), model.tissue_stride,
+        places=model.wants_places, covariates=model.covariates, sees_slide=model.sees_slide,
+    )  # fmt: skip
     if resume is not None and run.begun and run.splits.is_file():
         if is_first():
-            run.tell_changes(data, task.columns)
-        return make(run.records(None, task.columns, not task.may_be_empty, features))
+            run.tell_changes(data, task.columns, model.covariates.names)
+        return make(kept=run.records(None, task.columns, not task.may_be_empty, features))
     slides = make()
     if is_first():
         own = features is None and (data.patches is None or data.patches.mpp == "own")
@@ -159,7 +179,7 @@ def callbacks_of(run: Run, config: TrainConfig, slides: SlideData, progress: boo
     keep: dict[str, Any] = {"dirpath": run.checkpoints, "enable_version_counter": False}
     callbacks: list[Callback] = [
         *([FailureLog(run.failures)] if slides.config.on_error == "skip" else []),
-        *([Estimate(slides, config, run)] if slides.config.features is None else []),
+        *([Estimate(slides, config, run)] if slides.config.features is None and slides.sees_slide else []),
         ModelCheckpoint(filename="best", monitor=config.monitor, mode=mode, **keep),
         ModelCheckpoint(filename="last", **keep),  # save_last would write it only when there is a new best
         StepCheckpoint(run.checkpoint_path("last"), config.checkpoint_every),

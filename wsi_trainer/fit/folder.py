@@ -367,10 +367,18 @@ class RunFolder:
         """Hashes that the run or its cohort keeps of each of its slides; none of a cohort of 1.0."""
         return self._kept.identities() if self.splits.is_file() else {}
 
-    def record_of(self, path: Path, name: str) -> SlideRecord:
-        """A slide without label; of one that the run has, patient, site and size of its pixels are known."""
+    def record_of(self, path: Path, name: str, columns: Sequence[str] = ()) -> SlideRecord:
+        """A slide without label; of one that the run has, patient, site, size of its pixels and some cells are known.
+
+        Args:
+            path: The slide.
+            name: Its name.
+            columns: Those cells.
+        """
         known = self._by_path.get(same_path(path), SlideRecord(name, path, "", name, ""))
-        return SlideRecord(name, path, "", known.patient, "", known.site, {"mpp": known.others.get("mpp", "")})
+        others = {column: known.others[column] for column in columns if column in known.others}
+        others["mpp"] = known.others.get("mpp", "")
+        return SlideRecord(name, path, "", known.patient, "", known.site, others)
 
     @cached_property
     def _by_path(self) -> dict[str, SlideRecord]:
@@ -460,11 +468,17 @@ class RunFolder:
         slides = {record.slide for record in records if known.find(record, features) is not None}
         return slides, {record.patient for record in records if same_patient(record.patient) in called}
 
-    def tell_changes(self, data: DataConfig, columns: Sequence[str]) -> None:
-        """Print how the manifest differs from the slides that the run keeps."""
+    def tell_changes(self, data: DataConfig, columns: Sequence[str], covariates: Sequence[str] = ()) -> None:
+        """Print how the manifest differs from the slides that the run keeps.
+
+        Args:
+            data: Names the manifest.
+            columns: Those of the label.
+            covariates: Those beside the slide.
+        """
         if self.cohort is None and data.manifest.is_file():
             now = read_manifest(data.manifest, data.root, labelled=False)
-            for line in changes_since(self.kept(), now, columns):
+            for line in changes_since(self.kept(), now, columns, covariates):
                 say(Console(), line)
 
     # How the slides are read.

@@ -329,13 +329,15 @@ class Step(nn.Module):
         if self.model.wants_tissue:
             stride = self.model.stride
             tissue = [blank(1, 1, -(-rows // stride), -(-columns // stride)) for rows, columns in shapes]
+        beside = self.model.covariates.width
+        covariates = self.model.mean.new_zeros(1, beside) if beside else None
         if not isinstance(self.model, SlideSegmenter):
             patches = image.shape[0] if getattr(self.model.backbone, "bags", False) else height
             places = side_by_side(patches) if self.model.wants_places else None
-            return self.model(image, context, tissue, places=places)
+            return self.model(image, context, tissue, places=places, covariates=covariates)
         logits, vector = self.model.at_pixels_and_pooled(image, tissue[0] if tissue else None)
         loss = self.model.pixels.loss(logits, blank(1, 1, height, width))  # a step needs no more of pixels
-        return loss if vector is None else torch.cat([loss[None], self.model.forward_head(vector)[0]])
+        return loss if vector is None else torch.cat([loss[None], self.model.forward_head(vector, covariates)[0]])
 
 
 def plan_shape(

@@ -26,12 +26,13 @@ from wsi_trainer.explain.tables import PatchTable
 from wsi_trainer.fit.config import AUTO, Loaded, TrainConfig, load
 from wsi_trainer.fit.exported import Exported, write_exported
 from wsi_trainer.fit.folder import RunFolder
+from wsi_trainer.fit.plan import Step
 from wsi_trainer.fit.trainer import device_of, engine_options, image_of, precision_of
 from wsi_trainer.io.display import clean
 from wsi_trainer.io.files import as_written
 from wsi_trainer.metrics.decision import Decision, read_decisions
 from wsi_trainer.models.backbones import FrozenFeatures
-from wsi_trainer.models.batch import SlideBatch, side_by_side
+from wsi_trainer.models.batch import SlideBatch
 from wsi_trainer.models.encoders import PatchEncoder
 from wsi_trainer.models.hub import folder_of, push
 from wsi_trainer.models.slide_model import SlideClassifier, SlideModel, forget
@@ -310,15 +311,31 @@ class Predictor:
         """A slide without label, of the name of its file unless it is given another."""
         path = Path(slide)
         name = path.name if name is None else name
-        return SlideRecord(name, path, "", name, "") if self.origin is None else self.origin.record_of(path, name)
+        if self.origin is None:
+            return SlideRecord(name, path, "", name, "")
+        return self.origin.record_of(path, name, self.model.covariates.names)
+
+    def covariates_of(self, records: Sequence[SlideRecord], data: DataConfig | None = None) -> dict[str, Tensor]:
+        """The numbers of the model's covariates, by slide or patient; empty where it has none.
+
+        Raises:
+            UserError: The manifest has no such column, or a cell is no number.
+        """
+        return self.model.covariates.table(records, (data or self.loaded.data).absent_covariates)
 
     # What is predicted.
 
-    def predict(self, slide: str | Path) -> Prediction:
+    def predict(self, slide: str | Path, covariates: Mapping[str, object] | None = None) -> Prediction:
         """The prediction of one slide.
+
+        Args:
+            slide: Its file.
+            covariates: The cells of `model.covariates` by their columns, None or empty where missing; without them
+                those of the run's manifest, if it has the slide.
 
         Raises:
             SlideError: The slide cannot be read, whatever `data.on_error` says.
+            UserError: The model takes other covariates.
         """
         record, data = self.record_of(slide), self.loaded.data
         if self._reads_features and Path(slide).suffix in FILES_OF_FEATURES:
@@ -327,6 +344,8 @@ class Predictor:
             data = replace(data, features=file.parent)
         elif self._reads_features and data.features is None:
             raise UserError(f"the model takes features of patches: give the file of a slide's features, not {slide}")
+        if covariates is not None:
+            record = replace(record, others={**record.others, **self.model.covariates.cells(covariates)})
         seen = None if self.origin is None else self.origin.seen
         (case,) = grouped(data, [record] if seen is None else seen.show([record], tell=False), None)
         batch = self._slides([case], None, data)[Visit(0, 0)]
@@ -372,7 +391,10 @@ class Predictor:
     def _slides(self, cases: Sequence[SlideRecord], task: Task | None, data: DataConfig) -> SlideDataset:
         legends = {} if task is None else task.legends
         model, to_image = self.model, image_of(self.loaded.train)
-        return SlideDataset(cases, None, data, to_image, None, model.tissue_stride, legends, model.wants_places)
+        return SlideDataset(
+            cases, None, data, to_image, None, model.tissue_stride, legends, model.wants_places,
+            self.covariates_of(cases, data), model.sees_slide,
+        )  # fmt: skip
 
     # Other questions: maps, and classes of pixels.
 
@@ -388,8 +410,12 @@ class Predictor:
             SlideError: The slide cannot be read.
         """
         stride = self.model.tissue_stride if isinstance(self.model, SlideClassifier) else None
+        if not self.model.sees_slide:
+            raise UserError("the model takes covariates alone and sees no slide: there is nothing to show on one")
         data, places = data or self.loaded.data, self.model.wants_places
-        batch = SlideDataset([record], None, data, LazyImage, None, stride, places=places)[Visit(0, 0)]
+        beside = self.covariates_of([record], data)
+        slides = SlideDataset([record], None, data, LazyImage, None, stride, places=places, covariates=beside)
+        batch = slides[Visit(0, 0)]
         with opened(batch) as view:
             yield _moved(batch, self.device), view
 
@@ -432,7 +458,8 @@ class Predictor:
         image = self._whole_of(batch)
         return attribute(
             model, batch["image"] if image is None else image.to(self.device), target, method,
-            context=batch.get("context", ()), tissue=batch.get("tissue", ()), places=batch.get("places"), steps=steps,
+            context=batch.get("context", ()), tissue=batch.get("tissue", ()), places=batch.get("places"),
+            covariates=batch.get("covariates"), steps=steps,
             network=self.network if image is None else None,
         )  # fmt: skip
 
@@ -539,7 +566,7 @@ class Predictor:
         shape = (1, backbone.out_channels, patches, 1)
         with self._precision(), torch.no_grad():
             try:
-                return make_plan(OfFeatures(self.model), shape, budget=budget, device=self.device.type).plain_bytes
+                return make_plan(Step(self.model, ()), shape, budget=budget, device=self.device.type).plain_bytes
             except (BudgetError, PixelsError):
                 return float("inf")
 
@@ -564,19 +591,6 @@ class Answer(nn.Module):
 
     def forward(self, batch: SlideBatch) -> Tensor:
         return self.model.predicted(batch)
-
-
-class OfFeatures(nn.Module):
-    """The logits of features of patches side by side, to be planned."""
-
-    def __init__(self, model: SlideModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, features: Tensor) -> Tensor:
-        places = side_by_side(features.shape[2]) if self.model.wants_places else None
-        logits: Tensor = self.model(features, places=places)
-        return logits
 
 
 class FeatureMap(nn.Module):
@@ -623,10 +637,11 @@ def _tiled(answers: nn.Module, config: TrainConfig, device: torch.device) -> nn.
 
 
 def _moved(batch: SlideBatch, device: torch.device) -> SlideBatch:
-    moved = {key: [one.to(device) for one in value] for key, value in batch.items() if isinstance(value, list)}
+    moved: dict[str, Any] = {
+        key: [one.to(device) for one in value] for key, value in batch.items() if isinstance(value, list)
+    }
     targets = {name: target.to(device) for name, target in batch["targets"].items()}
-    if "places" in batch:
-        moved["places"] = batch["places"].to(device)  # type: ignore[assignment]
+    moved |= {key: batch[key].to(device) for key in ("places", "covariates") if key in batch}
     return {**batch, **moved, "image": batch["image"].to(device), "targets": targets}  # type: ignore[typeddict-item]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -84,31 +84,36 @@ class Run(RunFolder):
         return encoder_of(self.loaded.model.backbone)
 
     @overload
-    def predict(self, slides: str | Path) -> dict[str, float]: ...
+    def predict(self, slides: str | Path, covariates: Mapping[str, object] | None = None) -> dict[str, float]: ...
 
     @overload
     def predict(self, slides: Sequence[str | Path] | DataFrame) -> DataFrame: ...
 
-    def predict(self, slides: str | Path | Sequence[str | Path] | DataFrame) -> dict[str, float] | DataFrame:
+    def predict(
+        self, slides: str | Path | Sequence[str | Path] | DataFrame, covariates: Mapping[str, object] | None = None
+    ) -> dict[str, float] | DataFrame:
         """The prediction of a slide: a number for each name in the columns of `wsi-train predict`; a table of several.
 
         Nothing is written into the folder of the run.
 
         Args:
             slides: A slide, or several, or a table of them as a manifest has it, whose labels are not looked at.
+            covariates: Of one slide the cells of `model.covariates`, which a table has as columns.
 
         Raises:
             SlideError: A slide cannot be read, whatever `data.on_error` says.
         """
         if isinstance(slides, str | Path):
-            return self.predictor.predict(slides).to_dict()
+            return self.predictor.predict(slides, covariates).to_dict()
+        if covariates is not None:
+            raise ValueError("covariates are of one slide; of several give a table with their columns")
         from wsi_trainer.data.dataset import grouped
         from wsi_trainer.io.frames import frame, is_frame
 
         if is_frame(slides):
             records = self.records_in(slides, self.data_root, labelled=False)
         else:
-            records = [self.record_of(Path(slide), Path(slide).name) for slide in slides]
+            records = [self.predictor.record_of(slide) for slide in slides]
         cases = grouped(self.loaded.data, self.as_seen(records), None)
         return frame(self.predictor.columns(cases, [one.values for one in self.predictor.predict_all(cases)]))
 

@@ -68,6 +68,7 @@ def labelled_slides(cohort: Run, given: Path | DataFrame, root: Path | None) -> 
     records = cohort.records_in(given, root, columns=task.columns, filled=not task.may_be_empty)
     records = cohort.unseen(records, features)
     cohort.as_seen(records)  # refuses them before anything is written
+    cohort.predictor.covariates_of(records)
     return [replace(record, split="test") for record in records]
 
 
@@ -101,9 +102,12 @@ def records_of(run: Run, slides: str, root: Path | None) -> list[SlideRecord]:
         root: Where relative paths of the manifest start.
     """
     if is_table(slides):
-        return run.as_seen(run.records_in(Path(slides), root, labelled=False))
-    listed = list_slides(slides, note=lambda text: say(Console(), text))
-    return run.as_seen([run.record_of(one.job.slide, one.job.name) for one in listed])
+        records = run.records_in(Path(slides), root, labelled=False)
+    else:
+        listed = list_slides(slides, note=lambda text: say(Console(), text))
+        records = [run.predictor.record_of(one.job.slide, one.job.name) for one in listed]
+    run.predictor.covariates_of(records)  # refuses them before anything is written
+    return run.as_seen(records)
 
 
 # Predictions and scores.
@@ -185,9 +189,10 @@ def slides_of(run: Run, split: str) -> SlideData:
     """The slides of a split of the run, or of its cohort, with their labels."""
     model, data, config = run.loaded
     task = model.task
-    run.tell_changes(data, task.columns)
+    run.tell_changes(data, task.columns, model.covariates.names)
     records = run.records(split, task.columns, not task.may_be_empty, data.features)
-    return SlideData(data, task, config.seed, image_of(config), model.tissue_stride, records, model.wants_places)
+    beside = model.wants_places, model.covariates, model.sees_slide
+    return SlideData(data, task, config.seed, image_of(config), model.tissue_stride, records, *beside)
 
 
 def predictions_of(

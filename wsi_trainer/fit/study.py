@@ -134,11 +134,11 @@ class Study:
         return facts
 
     def compare(self, scores: Mapping[str, Score], resamples: int, seed: int) -> dict[str, Any]:
-        """The scores of two runs on the slides that both predicted, and their difference, paired."""
+        """The scores of all runs on the slides that all predicted, and differences of the first from each, paired."""
         from wsi_trainer.metrics import comparison
 
-        first, second = self.each.values()
-        return {"split": self.split or "what folds hold out", **comparison(first, second, scores, resamples, seed)}
+        first, *others = self.each.values()
+        return {"split": self.split or "what folds hold out", **comparison(first, others, scores, resamples, seed)}
 
     def _repr_html_(self) -> str:
         from wsi_trainer.notebook import study_card

@@ -202,33 +202,35 @@ def unpaired_difference(first: Interval, second: Interval) -> Interval:
 
 
 def comparison(
-    first: Kind, second: Kind, scores: Mapping[str, Score], resamples: int = 2000, seed: int = 0
+    first: Kind, others: Kind | Sequence[Kind], scores: Mapping[str, Score], resamples: int = 2000, seed: int = 0
 ) -> dict[str, Any]:
-    """Every score of two models on the slides that both have predicted, and their paired differences, as JSON.
+    """Every score of models on the slides that all have predicted, and paired differences of the first, as JSON.
 
     Returns:
         `slides` and `patients` (how many), `left_out` (the slides that one of them lacks), and `scores`: by name
-        `values` (of the first and of the second) and `difference` (`Interval.to_dict`).
+        `values` (of each), `differences` (of the first from each other, `Interval.to_dict`) and `difference`, the first
+        of these.
 
     Raises:
         PredictionsError: There is no such slide.
     """
-    theirs = set(second.slides)
-    both = [slide for slide in first.slides if slide in theirs]
+    models: list[Kind] = [first, *(others if isinstance(others, Sequence) else [others])]
+    every = [set(model.slides) for model in models]
+    both = [slide for slide in first.slides if all(slide in own for own in every)]
     if not both:
         raise PredictionsError("the two have predicted no slide in common")
-    one, two = first.aligned(both), second.aligned(both)
+    one, *rest = (model.aligned(both) for model in models)
+    found = {}
+    for name, score in scores.items():
+        apart = [paired_difference(one, other, score, resamples, seed).to_dict() for other in rest]
+        found[name] = {
+            "values": [score(one), *(score(other) for other in rest)], "difference": apart[0], "differences": apart,
+        }  # fmt: skip
     return {
         "slides": len(one),
         "patients": len(set(one.patients)),
-        "left_out": sorted(set(first.slides) ^ theirs),
-        "scores": {
-            name: {
-                "values": [score(one), score(two)],
-                "difference": paired_difference(one, two, score, resamples, seed).to_dict(),
-            }
-            for name, score in scores.items()
-        },
+        "left_out": sorted(set.union(*every) - set(both)),
+        "scores": found,
     }
 
 

@@ -5,7 +5,16 @@ The last is imported when it is used first: Lightning takes seconds, and the pro
 
 from typing import TYPE_CHECKING, Any
 
-from wsi_trainer.models.backbones import VGG, Backbone, FrozenFeatures, ResNet, SegmentationBackbone, TimmBackbone, UNet
+from wsi_trainer.models.backbones import (
+    VGG,
+    Backbone,
+    FrozenFeatures,
+    NoSlide,
+    ResNet,
+    SegmentationBackbone,
+    TimmBackbone,
+    UNet,
+)
 from wsi_trainer.models.batch import SlideBatch
 from wsi_trainer.models.encoders import PatchEncoder
 from wsi_trainer.models.heads import (
@@ -63,6 +72,7 @@ __all__ = [
     "MultiClassTask",
     "MultiLabelTask",
     "MultiTargetTask",
+    "NoSlide",
     "OrdinalTask",
     "PatchEncoder",
     "Pooling",

@@ -413,6 +413,25 @@ class FrozenFeatures(nn.Module):
         return []
 
 
+class NoSlide(nn.Module):
+    """No slide at all: a model of `model.covariates` alone, for which none is opened. Its map is one 0.
+
+    Attributes:
+        prepared: Says that no colours are normalised.
+    """
+
+    prepared = True
+    stride = 1
+    out_channels = 1
+
+    def forward(self, nothing: Tensor) -> Tensor:
+        return nothing
+
+    def stages(self) -> list[nn.Module]:
+        """None: nothing is trained here."""
+        return []
+
+
 def make_backbone(named: nn.Module | str | None) -> nn.Module:
     """The module itself, or one by name: `timm:NAME`, `smp:ARCHITECTURE:ENCODER`, an import path; else a small VGG."""
     if named is None:

@@ -35,6 +35,8 @@ class SlideBatch(TypedDict):
     """x and y of the upper left corner of each patch of a bag or of features, in sides of a patch, (1, 2, patches, 1),
     where the head asks for them (`Pooling.wants_places`).
     """
+    covariates: NotRequired[Tensor]
+    """The numbers of `model.covariates`, (1, width), as `Covariates.table` has them."""
     failure: NotRequired[str]
     """Why the slide could not be opened; there is no image then."""
 

@@ -153,6 +153,19 @@ def parameter_groups(
     return [groups[key] for key in sorted(groups, key=lambda key: (-key[0], not key[1]))]
 
 
+def apart(groups: list[dict[str, Any]], own: list[nn.Parameter], rate: float) -> list[dict[str, Any]]:
+    """The groups, of which some parameters are taken out into one of their own, not decayed, at the end.
+
+    Args:
+        groups: Those of `parameter_groups`.
+        own: The parameters.
+        rate: Their learning rate.
+    """
+    taken = {id(p) for p in own}
+    others = [{**group, "params": [p for p in group["params"] if id(p) not in taken]} for group in groups]
+    return [*(group for group in others if group["params"]), {"params": own, "lr": rate, "weight_decay": 0.0}]
+
+
 def warmup_cosine(optimizer: torch.optim.Optimizer, steps: int, warmup: int) -> torch.optim.lr_scheduler.LambdaLR:
     """Rise linearly over `warmup` steps, then fall along half a cosine to 1 % of the peak at `steps`."""
 

@@ -21,14 +21,15 @@ from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
 from lightning_plugin import materialize
+from wsi_trainer.data.covariates import Covariates
 from wsi_trainer.errors import SlideError, UserError
 from wsi_trainer.io.files import as_written
 from wsi_trainer.io.untrusted import read_yaml
 from wsi_trainer.metrics import PredictionsError
 from wsi_trainer.models.allowed import about, check_backbone, denied, is_limited, limited
-from wsi_trainer.models.backbones import describe, fitted, make_backbone
+from wsi_trainer.models.backbones import NoSlide, describe, fitted, make_backbone
 from wsi_trainer.models.batch import FORMER, SlideBatch, deprecate
-from wsi_trainer.models.finetune import FineTune, freeze, parameter_groups, train_only, warmup_cosine
+from wsi_trainer.models.finetune import FineTune, apart, freeze, parameter_groups, train_only, warmup_cosine
 from wsi_trainer.models.heads import AveragePooling, Pooling
 from wsi_trainer.models.hub import CONFIG, WEIGHTS, folder_of
 from wsi_trainer.models.segmentation import SegmentationTask
@@ -94,6 +95,15 @@ class ModelConfig:
     """Whether the head is trained with the last layer, or the last layer alone."""
     dropout: float = 0.0
     """Dropout of the pooled vector."""
+    covariates: dict[str, Any] | list[str] | None = None
+    """Columns of the manifest that are joined to the pooled vector before the last layer: [age, sex], or
+    {age: number, sex: category}. `fit` finds their means, deviations and categories on the training slides, and keeps
+    them here.
+    """
+    covariates_learning_rate: float = 0.03
+    """Peak learning rate of the weights of covariates: they are few, and each has farther to go than one of hundreds of
+    the slide's.
+    """
     pool_over: Literal["slide", "tissue"] = "slide"
     """Positions that the head sees: all of the slide, or those with tissue."""
     batchnorm_over: Literal["slide", "tissue"] = "slide"
@@ -116,8 +126,9 @@ class ModelConfig:
             raise ValueError(f"model.magnifications is {self.magnifications}; it must be 1 or more")
         if not 0 < self.layer_decay <= 1:
             raise ValueError(f"model.layer_decay is {self.layer_decay}; it must be above 0 and at most 1")
-        if not (0 <= self.learning_rate < math.inf and 0 <= self.weight_decay < math.inf):
-            raise ValueError("model.learning_rate and model.weight_decay must be 0 or more")
+        for name in ("learning_rate", "weight_decay", "covariates_learning_rate"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"model.{name} is {getattr(self, name)}; it must be 0 or more")
         if not 0 <= self.warmup <= 1:
             raise ValueError(f"model.warmup is {self.warmup}; it is a share of all steps, from 0 to 1")
         if self.std is not None and min(self.std) <= 0:
@@ -292,7 +303,12 @@ class SlideModel(pl.LightningModule):
         channels, self.stride = describe(self.backbone)
         cells = over_tissue(self.backbone, self.stride) if config.batchnorm_over == "tissue" else None
         self.task = config.whole_task()
+        self.covariates = Covariates.of(config.covariates)
         self._build(config, channels, cells)
+        if self.covariates and not self.slide_outputs:
+            raise ValueError(f"model.covariates are for a target of the slide, which {type(self.task).__name__} is not")
+        if self.covariates.width:
+            self.covariate_classifier = _zeros(self.covariates.width, self.slide_outputs)
         self.gathered = Gathered()
         how = config.finetune, config.last_stages, config.lora_rank, config.lora_alpha
         self.frozen = [p for b in self.backbones for p in (freeze(b, config.frozen_stages) or train_only(b, *how))]
@@ -327,6 +343,27 @@ class SlideModel(pl.LightningModule):
         self._cells = [cells, *(its_own for _, its_own in copies)]
         self.context_heads = nn.ModuleList(_attached(head(channels), outputs) for _ in range(self.magnifications - 1))
         return self.head.out_channels * self.magnifications
+
+    @property
+    def sees_slide(self) -> bool:
+        """False of a network that takes covariates alone, for which no slide is opened."""
+        return not isinstance(self.backbone, NoSlide)
+
+    def with_covariates(self, logits: Tensor, covariates: Tensor | None) -> Tensor:
+        """The logits with the part of the covariates: the last layer is linear in the pooled vector and them together.
+
+        Args:
+            logits: The part of the pooled vector.
+            covariates: (1, width), as `Covariates.table` has them.
+        """
+        given = 0 if covariates is None else covariates.shape[1]
+        if given != self.covariates.width:
+            raise ValueError(
+                f"the model takes {self.covariates.width} numbers of model.covariates beside a slide, and not {given}"
+            )
+        if covariates is None:
+            return logits
+        return logits + self.covariate_classifier(covariates.to(self.covariate_classifier.weight))
 
     def _targets(self, batch: SlideBatch) -> Mapping[str, Tensor]:
         """The targets that are known, also of a batch that somebody has made as for 1.0."""
@@ -533,6 +570,15 @@ class SlideModel(pl.LightningModule):
         groups = parameter_groups(
             self, self.backbones, self.config.learning_rate, self.config.weight_decay, self.config.layer_decay
         )
+        if not self.covariates.fitted:
+            raise ValueError(
+                f"model.covariates are {self.covariates}; before training give what Covariates.fit finds on the slides "
+                "of training"
+            )
+        if self.covariates:
+            own = list(self.covariate_classifier.parameters())
+            own += [] if self.sees_slide else list(cast(nn.Module, self.classifier).parameters())
+            groups = apart(groups, own, self.config.covariates_learning_rate)
         optimizer = torch.optim.AdamW(groups, lr=self.config.learning_rate)
         steps = int(self.trainer.estimated_stepping_batches)
         scheduler = warmup_cosine(optimizer, steps, round(self.config.warmup * steps))
@@ -572,6 +618,13 @@ def _attached(head: Pooling, outputs: int) -> Pooling:
     return head
 
 
+def _zeros(inputs: int, outputs: int) -> nn.Linear:
+    """A layer that says nothing yet, and draws no random number: the slide begins as in a run without covariates."""
+    layer = nn.utils.skip_init(nn.Linear, inputs, outputs, bias=False)
+    nn.init.zeros_(layer.weight)
+    return cast(nn.Linear, layer)
+
+
 def last_layer(head: Pooling, inputs: int, outputs: int) -> nn.Module:
     if head.branches > 1:
         return BranchLinear(inputs, outputs)
@@ -602,10 +655,10 @@ class SlideClassifier(SlideModel):
 
     def forward(
         self, image: Tensor, context: Sequence[Tensor] = (), tissue: Sequence[Tensor] = (), *,
-        places: Tensor | None = None,
+        places: Tensor | None = None, covariates: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """The logits of a slide, (1, outputs), given at one or more magnifications, where each has tissue, and where
-        its patches lie.
+        """The logits of a slide, (1, outputs), given at one or more magnifications, where each has tissue, where its
+        patches lie, and with its covariates, (1, width).
         """
         images = [image, *context]
         if len(images) != self.magnifications:
@@ -616,7 +669,7 @@ class SlideClassifier(SlideModel):
         together = vectors[0]
         if len(vectors) > 1:  # vectors of a branch stay together
             together = torch.cat([v.unflatten(1, (self.head.branches, -1)) for v in vectors], dim=2).flatten(1)
-        return self.forward_head(together)
+        return self.forward_head(together, covariates)
 
     def pool(self, image: Tensor, level: int = 0, tissue: Tensor | None = None, places: Tensor | None = None) -> Tensor:
         """The vector of one magnification."""
@@ -639,15 +692,15 @@ class SlideClassifier(SlideModel):
         features = self._features(image, 0, shown)
         return self.head.scores(features, self._counts(features, shown), **self._beside(self.head, places))
 
-    def forward_head(self, vector: Tensor) -> Tensor:
-        """The logits of the pooled vector."""
-        return self.classifier(self.dropout(self.standardise(vector)))
+    def forward_head(self, vector: Tensor, covariates: Tensor | None = None) -> Tensor:
+        """The logits of the pooled vector and the covariates."""
+        return self.with_covariates(self.classifier(self.dropout(self.standardise(vector))), covariates)
 
     def _logits(self, batch: SlideBatch) -> Tensor:
         """The logits of a slide as an ordinary tensor: what cannot be read shows here."""
         check_read(batch)
-        context, tissue = batch.get("context", ()), batch.get("tissue", ())
-        return materialize(self(batch["image"], context, tissue, places=batch.get("places")))
+        seen = batch["image"], batch.get("context", ()), batch.get("tissue", ())
+        return materialize(self(*seen, places=batch.get("places"), covariates=batch.get("covariates")))
 
     def _loss(self, batch: SlideBatch) -> Tensor:
         return self.task.loss_of(self._logits(batch), self._targets(batch))
@@ -710,9 +763,9 @@ class SlideSegmenter(SlideModel):
         vector = self._pooled(self.head, features, tissue) if self.slide_outputs else None
         return fitted(logits, image), vector
 
-    def forward_head(self, vector: Tensor) -> Tensor:
-        """The logits of the slide, of the vector pooled beside the logits of pixels."""
-        return self.slide_classifier(self.dropout(self.standardise(vector)))
+    def forward_head(self, vector: Tensor, covariates: Tensor | None = None) -> Tensor:
+        """The logits of the slide, of the vector pooled beside the logits of pixels, and of the covariates."""
+        return self.with_covariates(self.slide_classifier(self.dropout(self.standardise(vector))), covariates)
 
     def _recorded(self, batch: SlideBatch) -> tuple[Tensor, Tensor | None]:
         """The logits of each pixel and the pooled vector, lazy where the image is.
@@ -726,13 +779,13 @@ class SlideSegmenter(SlideModel):
     def _loss(self, batch: SlideBatch) -> Tensor:
         (logits, vector), targets = self._recorded(batch), self._targets(batch)
         loss = materialize(self.pixels.loss(logits, targets[self._drawn]))
-        return self._total(loss, self._of_slide(vector), targets)
+        return self._total(loss, self._of_slide(vector, batch), targets)
 
     def _scored(self, batch: SlideBatch) -> tuple[Tensor, Tensor, Tensor]:
         (logits, vector), targets = self._recorded(batch), self._targets(batch)
         drawn = targets[self._drawn]
         lazy, areas = self.pixels.loss(logits, drawn), self.pixels.areas(logits, drawn)
-        loss, of_slide = materialize(lazy), self._of_slide(vector)
+        loss, of_slide = materialize(lazy), self._of_slide(vector, batch)
         row = loss.new_zeros(1) if of_slide is None else self.task.row(targets)
         return self._total(loss, of_slide, targets), row, self._joined(materialize(areas), of_slide)
 
@@ -740,11 +793,11 @@ class SlideSegmenter(SlideModel):
         """The areas of pixels, or shares where no class of them is known, and the predictions of the slide."""
         (logits, vector), drawn = self._recorded(batch), self._targets(batch).get(self._drawn)
         found = materialize(self.pixels.predict(logits) if drawn is None else self.pixels.areas(logits, drawn))
-        return self._joined(found, self._of_slide(vector))
+        return self._joined(found, self._of_slide(vector, batch))
 
-    def _of_slide(self, vector: Tensor | None) -> Tensor | None:
+    def _of_slide(self, vector: Tensor | None, batch: SlideBatch) -> Tensor | None:
         """The logits of the slide as an ordinary tensor, where there is a vector."""
-        return None if vector is None else self.forward_head(materialize(vector))
+        return None if vector is None else self.forward_head(materialize(vector), batch.get("covariates"))
 
     def _total(self, of_pixels: Tensor, of_slide: Tensor | None, targets: Mapping[str, Tensor]) -> Tensor:
         """The loss of all targets."""

@@ -141,6 +141,11 @@ class SlideFeatures(_Handed):
                 f"{self.family} is no head on features of patches at one magnification; use a run with "
                 "model.backbone PatchEncoder or FrozenFeatures"
             )
+        if gives == "prediction" and model.covariates:
+            raise UserError(
+                f"{self.family} predicts from covariates too ({', '.join(model.covariates.names)}), which features do "
+                "not have; take its vector"
+            )
         self.gives, self.width = gives, int(model.backbone.out_channels)  # type: ignore[arg-type]
         self.names: tuple[str, ...] = model.task.names
         """The names of the numbers of a prediction."""

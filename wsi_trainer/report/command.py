@@ -45,7 +45,7 @@ def report(
         with as_written(study.results):
             lines, names = dict(study.scores["lines"]), (study.names[0], study.names[1])
         out, split = out or run / "report.html", "val" if study.split == "val" else "test"
-        run, baseline = (one.path for one in study.runs.values())
+        run, baseline = [one.path for one in study.runs.values()][:2]
     other = None if baseline is None else Run.open(baseline, cohort=name)
-    page = write_report(Run.open(run, checkpoint, name, data_root), other, split, out, lines, names)
+    page = write_report(Run.open(run, checkpoint, name, data_root), other, split, out, lines, names, study=study)
     say(Console(), f"report: {page}")

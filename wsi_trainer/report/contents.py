@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from wsi_trainer.data.covariates import Covariates
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.errors import UserError
 from wsi_trainer.explain.maps import Maps, annotations_on, outlines_of
@@ -15,6 +16,7 @@ from wsi_trainer.fit.result import LESIONS, read_lesion_scores
 from wsi_trainer.fit.run import Run
 from wsi_trainer.fit.study import Study
 from wsi_trainer.io.files import as_written, read_json
+from wsi_trainer.io.untrusted import read_yaml
 from wsi_trainer.metrics import (
     Interval,
     LesionPredictions,
@@ -175,6 +177,23 @@ def _records(folder: Run) -> dict[str, SlideRecord]:
     """The slides, whatever the columns of their labels; that of a patient is the first of its slides."""
     records = folder.kept()
     return {record.patient: record for record in reversed(records)} | {record.slide: record for record in records}
+
+
+def covariates_of(run: RunResults) -> tuple[list[str], list[list[str]]]:
+    """The columns that the model takes beside the slide: the names of splits, and rows with a cell for each.
+
+    A cross-validation is shown as its first fold has it.
+    """
+    folder = run.folder if run.study is None else next(iter(run.study.runs.values()))
+    with as_written(folder.config):
+        covariates = Covariates.of(read_yaml(folder.config)["model"].get("covariates"))
+    if not covariates:
+        return [], []
+    trained = replace(folder, cohort=None).by_split.get("train", [])
+    splits = {"train": trained, **folder.by_split}
+    if folder.cohort is not None:
+        splits = {"train": trained, folder.cohort: folder.kept()}
+    return list(splits), covariates.spread(splits)
 
 
 def difference(run: RunResults, baseline: RunResults) -> Interval:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,12 +16,21 @@ from matplotlib.colors import to_hex
 
 from wsi_trainer.explain.outputs import sentence_on_regions
 from wsi_trainer.fit.run import Run
+from wsi_trainer.fit.study import Study
 from wsi_trainer.io.display import format_bytes, template
 from wsi_trainer.io.files import as_written, read_json, write_text
 from wsi_trainer.io.untrusted import read_text
 from wsi_trainer.metrics import Interval
 from wsi_trainer.report import figures
-from wsi_trainer.report.contents import RunResults, SlideRow, delong_of, difference, main_of, slide_rows
+from wsi_trainer.report.contents import (
+    RunResults,
+    SlideRow,
+    covariates_of,
+    delong_of,
+    difference,
+    main_of,
+    slide_rows,
+)
 from wsi_trainer.report.pictures import (
     map_picture,
     overlay_of,
@@ -42,8 +52,9 @@ def write_report(
     split: str = "test",
     out: Path | None = None,
     facts: dict[str, str] | None = None,
-    names: tuple[str, str] | None = None,
+    names: Sequence[str] | None = None,
     title: str | None = None,
+    study: Study | None = None,
 ) -> Path:
     """Write the page of a run and return its path.
 
@@ -55,12 +66,14 @@ def write_report(
         facts: More lines for the table of memory and time.
         names: What to call the run and the baseline; by default the names of their folders.
         title: The heading; by default the name of the folder of the run.
+        study: The comparison that the run belongs to.
     """
     names = names or (folder.name, "" if baseline is None else baseline.name)
     run = RunResults.load(names[0], folder, split)
     second = names[1] if baseline is None or names[1] != names[0] else str(baseline.path)
     other = RunResults.load(second, baseline, split) if baseline else None
     context = _context(run, other, split, facts or {}, title)
+    context["ablation"] = study.scores if study is not None and len(study.names) > 2 else None
     with as_written(folder.evaluation(split)):
         try:
             page = template("wsi_trainer.report", "template.html.j2").render(context)
@@ -114,6 +127,7 @@ def _context(
         "maps": maps,
         "colours": ", ".join(map(to_hex, colormaps["inferno"](np.linspace(0.25, 1, 9)))),
         "regions": {method: said for method, about in maps.items() if (said := sentence_on_regions(about))},
+        "covariates": covariates_of(run),
         "memory": _memory(run, facts),
         "plan": _plan(run.folder),
         "environment": _flat(read_json(_first(run).environment)) | _of(run, split),
