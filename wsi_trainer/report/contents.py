@@ -186,7 +186,7 @@ def covariates_of(run: RunResults) -> tuple[list[str], list[list[str]]]:
     """
     folder = run.folder if run.study is None else next(iter(run.study.runs.values()))
     with as_written(folder.config):
-        covariates = Covariates.of(read_yaml(folder.config)["model"].get("covariates"))
+        covariates = Covariates.of((read_yaml(folder.config).get("model") or {}).get("covariates"))
     if not covariates:
         return [], []
     trained = replace(folder, cohort=None).by_split.get("train", [])
