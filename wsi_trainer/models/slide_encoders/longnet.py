@@ -41,19 +41,19 @@ class Dilation:
         self.within = -self.segment % ratio
 
     def picked(self, x: Tensor) -> Tensor:
-        """From (N, tokens, heads, d) to (N, segments, heads, positions of a head, d)."""
+        """From (N, tokens, heads, d) to (N times segments, heads, positions of a head, d)."""
         r = self.ratio
         x = functional.pad(x, (0, 0, 0, 0, 0, self.added)).unflatten(1, (-1, self.segment))
         if r == 1:
-            return x.transpose(2, 3)
+            return x.flatten(0, 1).transpose(1, 2)
         x = functional.pad(x, (0, 0, 0, 0, 0, self.within)).unflatten(2, (-1, r)).unflatten(4, (r, -1))
-        return (x * _own(r, x)[:, :, None, None]).sum(dim=3).flatten(3, 4).transpose(2, 3)
+        return (x * _own(r, x)[:, :, None, None]).sum(dim=3).flatten(3, 4).flatten(0, 1).transpose(1, 2)
 
     def spread(self, x: Tensor, absent: float) -> Tensor:
-        """From what a branch has, (N, segments, heads, positions, d), to (N, tokens, heads, d), with another number
-        where a head does not have the token.
+        """From what a branch has, (N times segments, heads, positions, d), to (N, tokens, heads, d), with another
+        number where a head does not have the token.
         """
-        x, r = x.transpose(2, 3), self.ratio
+        x, r = x.transpose(1, 2).unflatten(0, (-1, (self.tokens + self.added) // self.segment)), self.ratio
         if r > 1:
             own = _own(r, x)[:, :, None, None]
             x = x.unflatten(3, (r, -1)).unsqueeze(3)
@@ -85,9 +85,10 @@ class DilatedAttention(nn.Module):
             dilation = Dilation(x.shape[1], segment, ratio)
             queries, keys, values = (dilation.picked(part) for part in (q, k, v))
             out = functional.scaled_dot_product_attention(queries, keys, values)
-            scores = queries.detach() @ keys.detach().transpose(-2, -1) * q.shape[-1] ** -0.5
             found.append(dilation.spread(out, 0.0))
-            sums.append(dilation.spread(torch.logsumexp(scores, dim=-1, keepdim=True), -1e8))
+            with torch.no_grad():
+                scores = queries @ keys.transpose(-2, -1) * q.shape[-1] ** -0.5
+                sums.append(dilation.spread(torch.logsumexp(scores, dim=-1, keepdim=True), -1e8))
         weights = torch.softmax(torch.cat(sums, dim=-1), dim=-1)
         mixed = sum(out * weights[..., number : number + 1] for number, out in enumerate(found))
         return self.out_proj(self.inner_attn_ln(mixed.flatten(2)))  # type: ignore[union-attr]
