@@ -62,6 +62,7 @@ class Encoder:
 
 
 _BIOPTIMUS: tuple[Colours, Colours] = (0.707223, 0.578729, 0.703617), (0.211883, 0.230117, 0.177517)
+_LUNIT: tuple[Colours, Colours] = (0.70322989, 0.53606487, 0.66096631), (0.21716536, 0.26081574, 0.20723464)
 _HIBOU: tuple[Colours, Colours] = (0.7068, 0.5755, 0.722), (0.195, 0.2316, 0.1816)
 _GATED = {"mlp_layer": "SwiGLUPacked", "act_layer": "silu"}
 _VIRCHOW = {"init_values": 1e-5, "mlp_ratio": 5.3375, "global_pool": "", **_GATED}
@@ -120,7 +121,6 @@ ENCODERS: tuple[Encoder, ...] = (
         name="conch-v1.5", maker="conch 1.5", architecture="vit_large_patch16_224", arguments={"init_values": 1.0},
         size=448, width=768, licence=_NO_DERIVATIVES, source="huggingface.co/MahmoodLab/conchv1_5",
         shapes="e6f72d6605dc5566",
-        unverified="that its blocks scale their layers (init_values); its normalisation, taken to be ImageNet's",
     ),
     Encoder(
         name="phikon", maker="transformers", architecture="ViT", vector="class", width=768,
@@ -170,6 +170,30 @@ ENCODERS: tuple[Encoder, ...] = (
     Encoder(
         name="gpfm", maker="timm", architecture="vit_large_patch14_dinov2", arguments={"init_values": 1e-5},
         width=1024, licence="MIT", source="huggingface.co/majiabo/GPFM", shapes="5f539c307939e9e7",
+    ),
+    Encoder(
+        name="midnight-12k", maker="transformers", architecture="Dinov2", vector="class and mean",
+        arguments={
+            "hidden_size": 1536, "num_hidden_layers": 40, "num_attention_heads": 24, "patch_size": 14,
+            "use_swiglu_ffn": True,
+        },
+        colours=HALF, width=3072, licence="MIT", source="huggingface.co/kaiko-ai/midnight",
+        shapes="71d66614c5dadceb",
+    ),
+    Encoder(
+        name="openmidnight", maker="timm", architecture="vit_giant_patch14_reg4_dinov2",
+        arguments={"init_values": 1e-5, "global_pool": "token"}, width=1536, licence="see its page",
+        source="huggingface.co/SophontAI/OpenMidnight, teacher_checkpoint_load.pt", shapes="1e1b7f1a50fe09f9",
+        unverified="its licence",
+    ),
+    Encoder(
+        name="mstar", maker="timm", architecture="vit_large_patch16_224", arguments={"init_values": 1e-5}, width=1024,
+        licence=_NO_DERIVATIVES, source="huggingface.co/Wangyh/mSTAR", shapes="fbc5f9f93c251147",
+    ),
+    Encoder(
+        name="lunit-vits8", maker="timm", architecture="vit_small_patch8_224", colours=_LUNIT, width=384,
+        licence="Lunit, not commercial", source="huggingface.co/1aurent/vit_small_patch8_224.lunit_dino",
+        shapes="b64171f39988d743",
     ),
     Encoder(
         name="resnet50", maker="timm", architecture="resnet50", width=2048, licence="BSD-3-Clause",
@@ -274,7 +298,8 @@ def _transformers(encoder: Encoder, size: int) -> nn.Module:
     transformers = import_transformers()
     config = getattr(transformers, f"{encoder.architecture}Config")(image_size=size, **encoder.arguments)
     pooling = {"add_pooling_layer": False} if encoder.architecture == "ViT" else {}
-    return ClassToken(getattr(transformers, f"{encoder.architecture}Model")(config, **pooling))
+    trunk = getattr(transformers, f"{encoder.architecture}Model")(config, **pooling)
+    return ClassToken(trunk, beside_mean=encoder.vector == "class and mean")
 
 
 def _conch(encoder: Encoder, size: int) -> nn.Module:
@@ -389,14 +414,18 @@ class Pooled(nn.Module):
 
 
 class ClassToken(nn.Module):
-    """A vision model of transformers whose vector of a patch is its class token."""
+    """A vision model of transformers whose vector of a patch is its class token, and the mean of the others beside it
+    where that is asked for, of a model without registers.
+    """
 
-    def __init__(self, trunk: nn.Module) -> None:
+    def __init__(self, trunk: nn.Module, beside_mean: bool = False) -> None:
         super().__init__()
         self.trunk = trunk
+        self.beside_mean = beside_mean
 
     def forward(self, patches: Tensor) -> Tensor:
-        return self.trunk(patches).last_hidden_state[:, 0]
+        tokens: Tensor = self.trunk(patches).last_hidden_state
+        return torch.cat([tokens[:, 0], tokens[:, 1:].mean(dim=1)], dim=-1) if self.beside_mean else tokens[:, 0]
 
 
 class ConvolutionStem(nn.Module):

@@ -22,6 +22,7 @@ from wsi_trainer.models.encoders import (
     ENCODERS,
     AttentionPooler,
     ClassAndMean,
+    ClassToken,
     PlainAttentionPooler,
     Pooled,
     build_encoder,
@@ -158,12 +159,16 @@ def pooled(kind: str) -> nn.Module:
     return Pooled(trunk, (AttentionPooler if kind == "conch" else PlainAttentionPooler)(16, 24, 2), 16)
 
 
-@pytest.mark.parametrize("kind", ["class and mean", "conch", "conch 1.5", "transformers"])
+@pytest.mark.parametrize("kind", ["class and mean", "conch", "conch 1.5", "transformers", "class and mean of it"])
 def test_every_form_of_vector_is_trained_in_tiles_as_whole(kind: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     if kind == "transformers":
         tiny_of_transformers().config.save_pretrained(tmp_path)
         encoder = PatchEncoder(f"transformers:{tmp_path}", 32)
+    elif kind == "class and mean of it":
+        encoder = PatchEncoder(ClassToken(trunk := tiny_of_transformers(), beside_mean=True), 32)
+        tokens = trunk(image := torch.randn(1, 3, 32, 32)).last_hidden_state[0]
+        torch.testing.assert_close(encoder(image)[0, :, 0, 0], torch.cat([tokens[0], tokens[1:].mean(0)]))
     else:
         encoder = PatchEncoder(pooled(kind), 32)
     plain = SlideClassifier(backbone=encoder, head=AttentionPooling).double()

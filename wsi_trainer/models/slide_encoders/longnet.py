@@ -203,7 +203,7 @@ class GigaPath(Pooling):
     def forward(self, features: Tensor, counts: Tensor | None = None, places: Tensor | None = None) -> Tensor:
         refuse_counts(self, counts)
         x = self.patch_embed(as_tokens(features))
-        x = x + position_code(needed(self, places), self.out_channels).to(x.dtype)
+        x = x + position_code(needed(self, places), self.out_channels).to(x.device, x.dtype)
         x = self.drop(torch.cat([self.cls_token.expand(len(x), -1, -1), x], dim=1))
         x = self.encoder(x)
         return self.norm(x[:, 0] if self.pool == "class" else x[:, 1:].mean(dim=1))

@@ -56,7 +56,7 @@ def alibi(cells: Tensor, heads: int, like: Tensor) -> Tensor:
         like: A tensor of its type; where that is lazy, so are the rows, and no more of them exist than are read.
     """
     known = torch.cat([cells, torch.ones_like(cells[:, :1])], dim=1).to(like.dtype)  # the last is 0 for the class token
-    known = functional.pad(known, (0, 0, 1, 0))
+    known = functional.pad(known, (0, 0, 1, 0)).to(like.device)
     rows = LazyImage(known.t()[None, :, :, None]) if isinstance(like, LazyTensor) else known.t()[None, :, :, None]
     asked = as_tokens(rows)
     squares = ((asked[:, :, None, :2] - known[:, :2]) ** 2).sum(dim=-1)
