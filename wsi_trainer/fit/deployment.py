@@ -18,6 +18,7 @@ from wsi_trainer.data.dataset import grouped, targets_of
 from wsi_trainer.data.manifest import FEATURES, SlideRecord
 from wsi_trainer.data.shift import as_number, columns_of, shift
 from wsi_trainer.data.splits import first_names
+from wsi_trainer.environment import environment
 from wsi_trainer.errors import UserError
 from wsi_trainer.explain.attribution import Method
 from wsi_trainer.explain.heatmaps import write_heatmaps
@@ -368,7 +369,7 @@ def _deploy(
         **begun, "whole": True, "slides": len(cases), "patients": len({case.patient for case in cases}),
         "labelled": 0 if labelled is None else len(labelled),
         "unreadable": sorted({record.slide for record in records} - set(_parts(cases))),
-        "decisions": task.sentences_on(decisions),
+        "decisions": task.sentences_on(decisions), "environment": environment(),
     }  # fmt: skip
     if labelled is not None:
         labelled = decided(labelled, decisions | cuts_of(both))

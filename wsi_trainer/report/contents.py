@@ -28,6 +28,10 @@ from wsi_trainer.metrics import (
     read_predictions,
 )
 from wsi_trainer.metrics.operating import binary_targets
+from wsi_trainer.slide.names import same_patient
+
+FEW = 100
+"""Patients of training below which that is said."""
 
 
 @dataclass(frozen=True)
@@ -179,21 +183,78 @@ def _records(folder: Run) -> dict[str, SlideRecord]:
     return {record.patient: record for record in reversed(records)} | {record.slide: record for record in records}
 
 
+def first_of(run: RunResults) -> Run:
+    """The run, or that of the first fold, which is on the same machine as the others."""
+    return run.folder if run.study is None else next(iter(run.study.runs.values()))
+
+
+def covariates_in(folder: Run) -> Covariates:
+    """The columns that the model of a run takes beside the slide."""
+    with as_written(folder.config):
+        return Covariates.of((read_yaml(folder.config).get("model") or {}).get("covariates"))
+
+
 def covariates_of(run: RunResults) -> tuple[list[str], list[list[str]]]:
     """The columns that the model takes beside the slide: the names of splits, and rows with a cell for each.
 
     A cross-validation is shown as its first fold has it.
     """
-    folder = run.folder if run.study is None else next(iter(run.study.runs.values()))
-    with as_written(folder.config):
-        covariates = Covariates.of((read_yaml(folder.config).get("model") or {}).get("covariates"))
-    if not covariates:
+    folder = first_of(run)
+    if not (covariates := covariates_in(folder)):
         return [], []
     trained = replace(folder, cohort=None).by_split.get("train", [])
     splits = {"train": trained, **folder.by_split}
     if folder.cohort is not None:
         splits = {"train": trained, folder.cohort: folder.kept()}
     return list(splits), covariates.spread(splits)
+
+
+def limits_of(run: RunResults, baseline: RunResults | None, split: str) -> list[str]:
+    """Sentences on what the numbers of a page do not say."""
+    records = list(first_of(run).kept())
+    sites = sorted({record.site for record in records if record.site})
+    trained = {same_patient(one.patient) for one in replace(first_of(run), cohort=None).by_split.get("train", [])}
+    lines = []
+    if run.folder.cohort is not None:
+        lines.append(f"They are of the cohort {run.folder.cohort}, and of no other hospital.")
+    elif len(sites) > 1:
+        lines.append(f"Slides are from {len(sites)} sites, which training has seen unless they were split by site.")
+    else:
+        where = f"all from {sites[0]}" if sites else "of unknown sites"
+        lines.append(
+            f"Slides are {where}, as those of training: `wsi-train deploy` says how it is in another hospital."
+        )
+    if split == "val" and run.folds is None:
+        lines.append("These slides chose the checkpoint and the threshold: the scores are better than on new ones.")
+    if run.folds is not None:
+        lines.append("Each fold is another model: the scores are of the way of training, and not of one of them.")
+    elif baseline is None:
+        lines.append("They are of one training; another seed gives other numbers, which no interval here counts.")
+    else:
+        lines.append(
+            "Each side was trained once: a further seed may change their difference, which no interval counts."
+        )
+    few = [name for name, one in run.scores["slide"].items() if one.get("absent") and "needed" in one["absent"]]
+    if few:
+        lines.append(f"There are too few patients for intervals of {', '.join(few)}.")
+    own = sum(not one.get("absent") for level in ("slide", "patient") for one in run.scores.get(level, {}).values())
+    if own > 1:
+        lines.append(f"{own} intervals of scores are shown, none adjusted for their number.")
+    if len(trained) < FEW:
+        lines.append(f"{len(trained)} patients were trained on: more may give a better model.")
+    if skipped := run.scores.get("skipped"):
+        lines.append(f"{len(skipped)} slides that could not be read are in no number.")
+    if approximation := run.memory.get("approximation"):
+        lines.append(f"Training was an approximation ({approximation}).")
+    return [*lines, "A model for research, and no medical device."]
+
+
+def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of a config by whole names."""
+    found: dict[str, Any] = {}
+    for key, value in content.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
 
 
 def difference(run: RunResults, baseline: RunResults) -> Interval:

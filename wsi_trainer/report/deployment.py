@@ -13,10 +13,11 @@ from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.explain.maps import Maps
 from wsi_trainer.fit.deployed import Deployment
 from wsi_trainer.io.display import template
-from wsi_trainer.io.files import as_written, write_text
+from wsi_trainer.io.files import as_written, read_json, write_text
 from wsi_trainer.io.tables import read_table, unescape_formula
 from wsi_trainer.metrics import Interval, Predictions, kinds_of
 from wsi_trainer.report import figures
+from wsi_trainer.report.contents import flat
 from wsi_trainer.report.pictures import map_picture, slide_picture
 from wsi_trainer.report.render import titled, unbroken
 
@@ -27,6 +28,8 @@ MOST_ROWS = 100
 def write_page(deployment: Deployment, out: Path | None = None) -> Path:
     """Write the page of a deployment, by default into its folder, and return its path."""
     facts, external, internal = deployment.facts, deployment.labelled(), deployment.internal()
+    rows = _rows(deployment, external)
+    pictures = {row["slide"]: slide_picture(row["path"]) for row in rows[:MOST_ROWS] if row["path"] is not None}
     with as_written(deployment.path):
         page = template("wsi_trainer.report", "deployment.html.j2").render(
             facts=facts,
@@ -38,8 +41,12 @@ def write_page(deployment: Deployment, out: Path | None = None) -> Path:
             unbroken=unbroken,
             main="" if external is None else next(iter(next(iter(external.by_target.values())).SCORES)),
             figures=_figures(facts, external, internal),
-            rows=_rows(deployment, external),
-            picture=slide_picture,
+            rows=rows,
+            pictures=pictures,
+            pictured=any(pictures.values()) or any(row["maps"] for row in rows[:MOST_ROWS]),
+            patients=any(row["patient"] != row["slide"] for row in rows),
+            limits=_limits(facts, external),
+            environments=_environments(deployment),
             map_picture=map_picture,
         )
     target = out or deployment.report
@@ -56,6 +63,32 @@ def _figures(
     if internal is not None and kinds_of(internal) == kinds_of(external):
         runs["internal"] = internal
     return list(figures.of_predictions(runs))
+
+
+def _limits(facts: Mapping[str, Any], external: Predictions | None) -> list[str]:
+    """Sentences on what the numbers of the page do not say."""
+    if external is None:
+        return ["No slide has a label: whether the predictions are right is not known."]
+    lines = [f"They are of the cohort {facts['name']}, and of no further hospital."]
+    if facts["labelled"] < facts["slides"]:
+        lines.append(f"{facts['slides'] - facts['labelled']} of {facts['slides']} slides have no label, and no score.")
+    if gone := len(facts.get("left_out", {}).get("slides", ())) + len(facts.get("unreadable", ())):
+        lines.append(f"{gone} slides were left out, as of patients of training or unreadable.")
+    if few := [name for name, one in facts["external"]["slide"].items() if "needed" in one["absent"]]:
+        lines.append(f"There are too few patients for intervals of {', '.join(few)}.")
+    if facts.get("differences"):
+        lines.append("Internal and external patients are others: a difference may be of the patients or of the slides.")
+    return [*lines, "A model for research, and no medical device."]
+
+
+def _environments(deployment: Deployment) -> dict[str, dict[str, str]]:
+    """Versions and machine of the training of the first run, and of the deployment where it kept them."""
+    first = next(iter(deployment.members.values()))
+    found = {"training": flat(read_json(first.environment))}
+    if here := deployment.facts.get("environment"):
+        found["deployment"] = flat(here)
+    keys = dict.fromkeys(key for one in found.values() for key in one)
+    return {name: {key.removeprefix("packages."): str(one.get(key, "")) for key in keys} for name, one in found.items()}
 
 
 def _rows(deployment: Deployment, external: Predictions | None) -> list[dict[str, Any]]:

@@ -22,12 +22,15 @@ from wsi_trainer.io.files import as_written, read_json, write_text
 from wsi_trainer.io.untrusted import read_text
 from wsi_trainer.metrics import Interval
 from wsi_trainer.report import figures
+from wsi_trainer.report.checklist import checklist_of
 from wsi_trainer.report.contents import (
     RunResults,
     SlideRow,
     covariates_of,
     delong_of,
     difference,
+    first_of,
+    limits_of,
     main_of,
     slide_rows,
 )
@@ -75,6 +78,7 @@ def write_report(
     context = _context(run, other, split, facts or {}, title)
     context["ablation"] = study.scores if study is not None and len(study.names) > 2 else None
     with as_written(folder.evaluation(split)):
+        context |= {"checklist": checklist_of(run), "limits": limits_of(run, other, split)}
         try:
             page = template("wsi_trainer.report", "template.html.j2").render(context)
         except UndefinedError as error:  # the page shows what the file has to have
@@ -94,11 +98,12 @@ def _context(
     classed = any(part.NAMED for part in predictions.by_target.values())
     labels = sorted({row.words.label for row in rows}) if classed else []
     overlays = {row.slide: found for row in rows[:MOST_ROWS] if (found := overlay_of(row.path))}
+    pictures = {row.slide: slide_picture(row.path) for row in rows[:MOST_ROWS]}
     return {
         "title": title or run.folder.name,
         "written": datetime.now().astimezone().strftime("%d %B %Y, %H:%M"),
         "where": where(run, split),
-        "levels": [level for level in ("slide", "patient") if not run.folds or level in run.scores],
+        "levels": [level for level in ("slide", "patient") if any(level in one.scores for one in runs)],
         "fold_tables": _fold_tables,
         "number": lambda value: "not defined" if value is None else f"{value:z.3f}",
         "runs": runs,
@@ -121,7 +126,9 @@ def _context(
         "interval": Interval.of,
         "titled": titled,
         "unbroken": unbroken,
-        "picture": slide_picture,
+        "pictures": pictures,
+        "pictured": any(pictures.values()) or any(row.maps for row in rows[:MOST_ROWS]) or bool(overlays),
+        "patients": any(row.patient != row.slide for row in rows),
         "map_picture": map_picture,
         "regions_picture": regions_picture,
         "maps": maps,
@@ -130,7 +137,7 @@ def _context(
         "covariates": covariates_of(run),
         "memory": _memory(run, facts),
         "plan": _plan(run.folder),
-        "environment": _flat(read_json(_first(run).environment)) | _of(run, split),
+        "environment": _flat(read_json(first_of(run).environment)) | _of(run, split),
         "config": read_text(run.folder.config),
         "absent": [*_absent(run), *_without_picture(rows[:MOST_ROWS])],
         "outdated": [outdated for one in runs if one.study is None and (outdated := one.folder.outdated)],
@@ -165,11 +172,6 @@ def where(run: RunResults, split: str) -> str:
         return f"the cohort {run.folder.cohort}, which the run was not trained on"
     kept = {"test": "held out from training", "val": "which chose the checkpoint", "train": "which it was trained on"}
     return f"the split {split}, {kept[split]}"
-
-
-def _first(run: RunResults) -> Run:
-    """The run, or that of the first fold, which is on the same machine as the others."""
-    return run.folder if run.study is None else next(iter(run.study.runs.values()))
 
 
 def _of(run: RunResults, split: str) -> dict[str, str]:

@@ -94,6 +94,18 @@ def test_both_are_better_than_either(study: Study) -> None:
     assert "slide and covariates less covariates alone" in page and "<td>age: missing</td><td>2 (8 %)</td>" in page
 
 
+def test_a_checklist_says_what_the_run_knows(run: Run, tmp_path: Path) -> None:
+    assert main(["report", str(run.path), f"--checklist={tmp_path / 'tripod.csv'}"]) == 0
+    rows = {row["item"]: row for _, row in read_table(tmp_path / "tripod.csv").rows}
+    known = {item: row["what the run knows"] for item, row in rows.items()}
+    assert len({item.rstrip("abcdefg") for item in rows}) == 27
+    assert known["5a"] == "train 24 slides of 24 patients; val 6 slides of 6 patients; test 24 slides of 24 patients"
+    assert "age: missing train 2 (8 %)" in known["11"] and known["23a"].startswith("auc 0.") and not known["17"]
+    page = run.report.read_text()
+    assert "What these numbers do not say" in page and "24 patients were trained on" in page
+    assert "<th>slide</th><th>name</th>" not in page, "a run on features has no pictures"
+
+
 def test_covariates_alone_open_no_slide(study: Study, cohort: Path, tmp_path: Path) -> None:
     run = Run.open(study.path / "covariates")
     assert run.loaded.model.state_dict().keys() & {"covariate_classifier.weight", "head.weight"} == {
@@ -174,6 +186,8 @@ def test_a_deployment_and_columns_that_a_cohort_lacks(
     assert main([*words, f"--out={tmp_path / 'd'}", "--name=d"]) == 0
     facts = Deployment(tmp_path / "d").facts
     assert {"age", "age, empty"} <= {one["name"] for one in facts["shift"]} and facts["labelled"] == 12
+    page = (tmp_path / "d" / "report.html").read_text()
+    assert "What these numbers do not say" in page and "<th>training</th><th>deployment</th>" in page
     lacking = tmp_path / "lacking.csv"
     lacking.write_text("\n".join(line.rsplit(",", 3)[0] for line in (other / "manifest.csv").read_text().splitlines()))
     words = [word.replace("other/manifest.csv", "lacking.csv") for word in words]
