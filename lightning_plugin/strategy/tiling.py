@@ -174,7 +174,8 @@ class Tiling:
         target = device or self.root_device  # type: ignore[attr-defined]
         batch, description = prepare_batch(batch, target, self.engine, self._min_bytes)
         self._description = f"{self._stage} {description}" if description else ""
-        min_bytes = sys.maxsize if self._description in self._untiled else self._min_bytes
+        as_written = self._description in self._untiled and not self.engine.homes  # streamed parameters are not there
+        min_bytes = sys.maxsize if as_written else self._min_bytes
         with LazyTransfer(target, self.engine, min_bytes) as transfer:
             batch = super().batch_to_device(batch, device, dataloader_idx)  # type: ignore[misc]
         batch = transfer.finish(batch)

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from lightning_plugin import SFTStrategy
+from lightning_plugin import Plan, SFTStrategy
+from lightning_plugin.kept_calls import is_untiled
+from lightning_plugin.strategy.feedback import Feedback
 from lightning_plugin.strategy.update import BY_PARAMETER, GRADIENT_HOOKS
 from tests.exactness import TOLERANCE, difference
 from tests.lightning_plugin.strategy.training import trainer
@@ -231,3 +233,20 @@ def test_checkpoints_go_on_and_go_both_ways(net: Encoder, tier: str, tmp_path: P
     epochs(other, "auto", 1).save_checkpoint(plains)
     epochs(third, tight(third.net, tier), 2, plains)
     same(third, whole)
+
+
+def test_each_step_on_streamed_parameters_fetches_them(net: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of which the plan cuts nothing: the module as it is written would read them where they lie."""
+    plans: list[Plan] = []
+    original = Feedback.on_plan_run
+
+    def noted(self: Feedback, plan: Plan, *rest: Any) -> None:
+        plans.append(plan)
+        original(self, plan, *rest)
+
+    monkeypatch.setattr(Feedback, "on_plan_run", noted)
+    run = trainer(tight(net.double(), "disk"), max_steps=STEPS, max_epochs=-1, precision="64-true")
+    patches = [{"bag": bag["bag"][:1]} for bag in map(Bags().__getitem__, range(STEPS))]
+    run.fit(Module(net, "SGD", lr=1e-2), DataLoader(patches, batch_size=None))
+    assert all(is_untiled(plan) and plan.on_disk for plan in plans)
+    assert len(plans) == STEPS
