@@ -121,7 +121,8 @@ def record_attention(rec: Recorder, a: AttentionCall, out: Tensor, autocast: Any
     """
     rank = len(a.query.shape)
     query = a.query
-    if tokens := axes_under(query, [rank - 2]):
+    tokens = axes_under(query, [rank - 2])
+    if tokens and (len(tokens) == 1 or a.mask is not None or a.dropout or a.causal):  # else rows and columns stay
         query = flatten_dim(rec, query, rank - 2) or uncut(rec, query, tokens)
     if not query.is_map or axes_under(query, [rank - 1]) or a.query.shape[-1] == 0:
         return NotImplemented

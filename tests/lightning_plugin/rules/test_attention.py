@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lightning_plugin import LazyImage, make_plan, materialize
 from tests.exactness import asked, assert_exact
 from tests.lightning_plugin.bags import Attention
-from tests.lightning_plugin.rules.helpers import After, recorded_kinds
+from tests.lightning_plugin.rules.helpers import After, assert_tiled, recorded_kinds
 
 
 def tokens(x: Tensor) -> Tensor:
@@ -100,3 +100,13 @@ def test_a_step_over_many_tokens_is_planned_below_plain():
     plan = make_plan(Tokens(), (1, 3, 192, 160), budget="16MiB", disk=False)
     assert not plan.barriers
     assert plan.peak_bytes < 16 * 2**20 < plan.forecast.plain_bytes
+
+
+def beside_the_map(x: Tensor, w: Tensor) -> Tensor:
+    """Attention over a whole map within a residual branch: rows and columns are those of the map."""
+    t = tokens(x)
+    return x + F.scaled_dot_product_attention(t, t * 2, t @ w).transpose(1, 2).view_as(x)
+
+
+def test_attention_in_a_residual_branch_is_tiled() -> None:
+    assert_tiled(After(beside_the_map, w=(4, 4)), (1, 3, 9, 7), tiles=(3, 2), backward_tiles=(2, 3))
