@@ -59,7 +59,7 @@ WAYS = "windows", "whole", "plain"
 TRAINED = "EfficientNet-lite0", "EfficientNet-lite0, larger windows"
 #: Maps of differences, for the figure.
 MAPS = Path("runs") / NAME
-#: Those of the figure, which are on the same square.
+#: Those of the figure, which are of the same square.
 DRAWN = "U-Net, ResNet-34", "Segformer B0", "nnU-Net ResEnc"
 Values = NDArray[np.float32]
 
@@ -99,7 +99,8 @@ class Network:
             return net.by_windows(x, self)
         inference = import_module("monai.inferers").sliding_window_inference
         sides = (self.window,) * (x.dim() - 2)
-        return inference(x, sides, 1, net, overlap=self.overlap, mode=self.blend)  # type: ignore[no-any-return]
+        copied = lambda window: net(window.clone())  # noqa: E731  (RCAN multiplies its input in place; windows overlap)
+        return inference(x, sides, 1, copied, overlap=self.overlap, mode=self.blend)  # type: ignore[no-any-return]
 
 
 class Decoder(nn.Module):
@@ -220,19 +221,19 @@ NETWORKS = {
     "ConvNeXt V2": Network("timm", lambda: timm("convnextv2_atto"), "response norm",
                            1024, 256, 0.5, "gaussian", "ours"),
     "Segformer B0": Network("segmentation_models_pytorch", lambda: smp("Segformer", "mit_b0"), "attention",
-                            1024, 512, 0.25, "gaussian", "ours"),
+                            1024, 512, 0.25, "gaussian", "ours", budget=512),
     "U-Net 3-D": Network("monai", lambda: monai("UNet", strides=(2, 2, 2, 2), num_res_units=2, **UNET),
                          "InstanceNorm", 192, 96, 0.25, "constant", "MONAI's", volume=True),
     "VAE decoder": Network("diffusers", vae, "GroupNorm, attention", 768, 256, 0.25, "linear", "diffusers'"),
     "nnU-Net ResEnc": Network("dynamic-network-architectures", resenc, "InstanceNorm",
                               1024, 512, 0.5, "gaussian", "nnU-Net's"),
     "RCAN x2": Network("spandrel", rcan, "squeeze and excitation", 384, 128, 0.125, "constant", "ours"),
+    "SwinUNETR 3-D": Network(
+        "monai", lambda: monai("SwinUNETR", in_channels=1, out_channels=4, feature_size=12), "InstanceNorm",
+        96, 64, 0.5, "gaussian", "MONAI's", volume=True),
     "HoVer-Net, GroupNorm": Network(
         "monai", lambda: HoVer(monai("HoVerNet", norm=("group", {"num_groups": 16}))), "GroupNorm",
         584, 256, 92 / 256, "side by side", "HoVer-Net's"),
-    "SwinUNETR 3-D": Network(
-        "monai", lambda: monai("SwinUNETR", in_channels=1, out_channels=4, feature_size=12), "InstanceNorm",
-        128, 64, 0.5, "gaussian", "MONAI's", volume=True),
 }  # fmt: skip
 
 
@@ -341,8 +342,8 @@ def draw(slide: Path) -> None:
         axis.set_title(f"{name}\n{NETWORKS[name].sees}", fontsize=9)
     for axis in axes:
         axis.axis("off")
-    figure.colorbar(drawn, ax=axes, label="standard deviations", shrink=0.8)
-    figure.savefig(FIGURES / f"{NAME}.png", dpi=110)
+    figure.colorbar(drawn, ax=axes, label="standard deviations", shrink=0.6)
+    figure.savefig(FIGURES / f"{NAME}.png", dpi=90)
     plt.close(figure)
 
 

@@ -1,4 +1,4 @@
-"""Training by windows or on whole images: `python -m benchmarks.window_training NUCLEI [--kind ...]`.
+"""Training by windows or on whole images: `python -m benchmarks.window_training NUCLEI [--variants ...]`.
 
 Does it matter what a network was trained on, and how it is run? The same small U-Net is trained twice: on whole images,
 and on the four quarters of each, as a batch. Steps, seeds, images, their order and flips are the same; so a step has
@@ -9,11 +9,10 @@ quarter that overlap by half, blended with Gaussian weights by MONAI's function,
 than its neighbours: it is the control, which only padding can tell apart.
 
 Scores are the Dice of nuclei, and the F1 of nuclei found, which are those that share half of their union with an
-outlined one. The data are images of BBBC038 (Data Science Bowl 2018, CC0) in a folder with `nuclei.csv`: of stained
-tissue, or of fluorescence, of which the middle 512 x 512 are taken. Two of three are trained on, and the third is for
-the test. Nothing was chosen by test scores.
+outlined one. The data are the stained images of BBBC038 (Data Science Bowl 2018, CC0) in a folder with `nuclei.csv`:
+two of three are trained on, and the third is for the test. Nothing was chosen by test scores.
 
-Writes benchmarks/results/window_training.json: a case is a kind, a variant, what it was trained on, and a seed. Cases
+Writes benchmarks/results/window_training.json: a case is a variant, what it was trained on, and a seed. Cases
 that are there are not run again. Prints the tables of docs/windows.md.
 """
 
@@ -38,9 +37,6 @@ from lightning_plugin import TiledModule, infer
 from tests.conftest import RESULTS
 
 NAME = "window_training"
-KINDS = "stained", "fluorescence"
-#: Larger images are cut to their middle.
-LARGEST = 512
 #: The norm, and whether there are gates and attention.
 VARIANTS = {"local": ("local", False), "group": ("group", False), "all": ("group", True)}
 TRAINED = "windows", "whole"
@@ -122,21 +118,18 @@ class UNet(nn.Module):
         return self.head(x)  # type: ignore[no-any-return]
 
 
-def read(folder: Path, kind: str) -> list[tuple[Tensor, Labels]]:
-    """The images (1, 3, height, width) of a kind with the number of each pixel's nucleus."""
+def read(folder: Path) -> list[tuple[Tensor, Labels]]:
+    """The stained images (1, 3, height, width) with the number of each pixel's nucleus."""
     from skimage.io import imread
 
     found = []
     with (folder / "nuclei.csv").open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
-            if row["kind"] == kind:
+            if row["kind"] == "stained":
                 path = folder / row["image"]
-                pixels, labels = imread(path), imread(path.with_name(f"{path.stem}_nuclei.png")).astype(np.int64)
-                pixels = pixels[..., :3] if pixels.ndim == 3 else pixels[..., None].repeat(3, -1)
-                y, x = (max(size - LARGEST, 0) // 2 for size in labels.shape)
-                middle = slice(y, y + LARGEST), slice(x, x + LARGEST)
-                image = torch.from_numpy(pixels[middle].copy()).permute(2, 0, 1)[None]
-                found.append((image / 127.5 - 1, labels[middle]))
+                pixels = torch.from_numpy(imread(path)[..., :3].copy()).permute(2, 0, 1)[None]
+                labels = imread(path.with_name(f"{path.stem}_nuclei.png")).astype(np.int64)
+                found.append((pixels / 127.5 - 1, labels))
     return found
 
 
@@ -217,14 +210,14 @@ def run(variant: str, trained: str, seed: int, images: list[tuple[Tensor, Labels
     return {**about, "weights": weights, "budget": BUDGET, "processor seconds of training": seconds, **found}
 
 
-def rows(kind: str) -> list[str]:
+def rows() -> list[str]:
     """The table of the page: means with the standard deviation of the seeds, and the differences from windows in both.
 
     Their interval is of 95 %, by 10,000 draws of the test images, the same for both; seeds are averaged.
     """
-    cases = [c for c in json.loads((RESULTS / f"{NAME}.json").read_text())["cases"].values() if c["kind"] == kind]
+    cases = json.loads((RESULTS / f"{NAME}.json").read_text())["cases"].values()
     lines = []
-    for variant in dict.fromkeys(c["variant"] for c in sorted(cases, key=lambda c: list(VARIANTS).index(c["variant"]))):
+    for variant in VARIANTS:
         usual: dict[str, NDArray[np.float64]] = {}
         for trained in TRAINED:
             its = [c for c in cases if (c["variant"], c["trained on"]) == (variant, trained)]
@@ -244,25 +237,24 @@ def rows(kind: str) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("nuclei", type=Path, help="the folder of nuclei.csv")
-    parser.add_argument("--kind", choices=KINDS, default=KINDS[0], help="of the images; stained by default")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--steps", type=int, default=280)
     parser.add_argument("--again", action="store_true", help="run cases that are there, too")
     options = parser.parse_args()
     torch.set_num_threads(1)
     path = RESULTS / f"{NAME}.json"
-    images = read(options.nuclei, options.kind)
+    images = read(options.nuclei)
     for seed in SEEDS:
         for variant in options.variants:
             for trained in TRAINED:
-                case = f"{options.kind}, {variant}, trained on {trained}, seed {seed}"
+                case = f"{variant}, trained on {trained}, seed {seed}"
                 known = json.loads(path.read_text())["cases"] if path.exists() else {}
                 if case not in known or options.again:
                     found = run(variant, trained, seed, images, options.steps)
-                    keep_case(NAME, case, {"kind": options.kind, **found})
+                    keep_case(NAME, case, found)
                     means = {k: round(float(np.mean(v)), 3) for k, v in found.items() if isinstance(v, list)}
                     print(case, round(found["processor seconds of training"]), means, flush=True)
-    print("network | trained on | run | Dice | differs | F1 | differs", *rows(options.kind), sep="\n")
+    print("network | trained on | run | Dice | differs | F1 | differs", *rows(), sep="\n")
 
 
 if __name__ == "__main__":

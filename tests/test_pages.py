@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import window_training, windows
+from benchmarks import window_networks, window_training, windows
 from lightning_plugin import Box, check, make_plan
 from tests.conftest import RESULTS
 from wsi_trainer.cli import main
@@ -86,9 +86,24 @@ def test_the_page_on_huge_images_trains_on_a_scene_and_on_a_volume(
 def test_the_page_on_windows_has_the_numbers_of_its_runs() -> None:
     page = (PAGES.parent / "windows.md").read_text(encoding="utf-8")
     shell, *others = [table.splitlines()[2:] for table in re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE)]
-    expected = [window_training.rows(kind) for kind in window_training.KINDS]
-    assert others == [*filter(None, expected)]
-    stained = [row.split(" | ") for row in expected[0]]
+    expected = window_training.rows()
+    assert others == [expected, window_networks.rows(True), window_networks.rows(False)]
+    networks = json.loads((RESULTS / "window_networks.json").read_text())["cases"]
+    small, large = (f"{100 * networks[name]['another class']:.0f} %" for name in window_networks.TRAINED)
+    assert f"{small} of the positions have another of the 1,000 classes" in page
+    assert f"and {large} by windows of 896²" in page
+    medians = [case["median"] for case in networks.values() if not case["sees"].startswith("nothing")]
+    assert page.count(f"{min(medians):.2f} to {max(medians):.2f} standard deviations") == 2
+    assert f"those of plain PyTorch to {max(c['largest of the engine'] for c in networks.values()):.0e}" in page
+    vae = networks["VAE decoder"]
+    peak = vae["plain"]["peak bytes"] / MiB
+    assert (
+        f"no plan keeps less than {vae['whole']['budget'] / MiB:,.0f} MiB, though plain PyTorch takes {peak:,.0f}"
+        in page
+    )
+    assert f"(Segformer {networks['Segformer B0']['whole']['budget'] // MiB})" in page
+    assert f"are equal to {networks['U-Net, ResNet-34']['median']:.0e}" in page
+    stained = [row.split(" | ") for row in expected]
     dice = [abs(float(row[4].split()[0])) for row in stained if row[0] != "| local" and row[4] != "–"]
     assert f"the same Dice within {max(dice):.3f}" in page
     assert f"they differ by {max(dice):.3f} at most" in page
@@ -107,6 +122,8 @@ def test_the_page_on_windows_has_the_numbers_of_its_runs() -> None:
         if "tissue of another class" in case:
             differs = f"{100 * case['tissue of another class']:.1f} %"
         assert any(row.endswith(f"| {differs} | {shares} |") for row in shell)
+    (halves, _) = (case["tissue of another class"] for case in cases if "halves" in case)  # at 1 and 2 µm
+    assert f"another class in {100 * halves:.1f} % of the tissue" in page
     differing = [100 * case["tissue of another class"] for case in cases if "window" in case]
     assert f"{min(differing):.1f} to {max(differing):.1f} %" in page
 
