@@ -114,7 +114,8 @@ def test_the_page_on_windows_has_the_numbers_of_its_runs() -> None:
     assert f"there are {means[4] - means[0]:.3f}" in page
     assert f"`local` has {float(stained[3][4].split()[0]):.3f} more Dice" in page
 
-    cases = json.loads((RESULTS / "windows.json").read_text())["cases"].values()
+    shell_cases = json.loads((RESULTS / "windows.json").read_text())["cases"]
+    cases = shell_cases.values()
     assert len(shell) == len(cases)
     for case in cases:
         shares = " : ".join(f"{100 * share:.1f}" for share in case[windows.SHARES])
@@ -124,6 +125,11 @@ def test_the_page_on_windows_has_the_numbers_of_its_runs() -> None:
         assert any(row.endswith(f"| {differs} | {shares} |") for row in shell)
     (halves, _) = (case["tissue of another class"] for case in cases if "halves" in case)  # at 1 and 2 µm
     assert f"another class in {100 * halves:.1f} % of the tissue" in page
+    whole, authors = (shell_cases[f"1 µm, {name}"] for name in ("whole", "windows of 1024², overlap 0.5"))
+    assert f"and of {100 * authors['tissue of another class']:.1f} % by the windows of its authors" in page
+    assert f"The whole took {whole['processor seconds']:.0f} seconds of processor at 1 µm" in page
+    assert f"the authors' windows {authors['processor seconds']:.0f}; the peak of the whole was" in page
+    assert f"was {whole['peak bytes'] / MiB:.0f} of the 256 MiB" in page
     differing = [100 * case["tissue of another class"] for case in cases if "window" in case]
     assert f"{min(differing):.1f} to {max(differing):.1f} %" in page
 
