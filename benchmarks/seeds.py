@@ -2,8 +2,10 @@
 
     python -m benchmarks.seeds step vgg16 10240      one real training step within 1 GiB (SFT)
     python -m benchmarks.seeds sizes vgg16           largest batch at 224², largest image at batch 8 (LR-CNN, Split-CNN)
+    python -m benchmarks.seeds point resnet18 batch  the largest size that is planned here under a small budget, run
     python -m benchmarks.seeds volume 1 [--run]      3-D U-Net at 192³, planned within 16 GB, or run within 1 GiB (IBM)
     python -m benchmarks.seeds images 1024           a batch of ResNet-50 at 224², planned within 16 GB (IBM)
+    python -m benchmarks.seeds throughput            images a second of ResNet-50 by batch, maps in halves (IBM)
     python -m benchmarks.seeds video                 DarkNet-19 over 300 frames, planned within 12 GB (SCORCH)
     python -m benchmarks.seeds blocks 1001 [--run]   bottleneck blocks, batch 30 at 224² (SCORCH)
     python -m benchmarks.seeds repeated              repeated steps of ResNet-152 beside plain PyTorch (SCORCH)
@@ -49,11 +51,11 @@ CONVOLUTIONAL: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def measured_step(net: nn.Module, image: Tensor, budget: int) -> dict[str, Any]:
+def measured_step(net: nn.Module, image: Tensor, budget: int, **options: Any) -> dict[str, Any]:
     """One real step with a squared error under a budget: seconds, the ledger's peak, and what the process took beyond
     what it held before."""
     begin = time.process_time()
-    plan = make_plan(net, tuple(image.shape), budget=budget)
+    plan = make_plan(net, tuple(image.shape), budget=budget, **options)
     planning = time.process_time() - begin
     tiled = TiledModule(net, plan=plan)
     warm_up()
@@ -70,6 +72,7 @@ def measured_step(net: nn.Module, image: Tensor, budget: int) -> dict[str, Any]:
         "seconds": time.perf_counter() - begin,
         "processor_seconds": time.process_time() - processor,
         "plan_seconds": planning,
+        "planned_bytes": plan.peak_bytes,
         "plain_bytes": plan.plain_bytes,
     }
 
@@ -96,14 +99,14 @@ def shape_of(what: str, size: int) -> tuple[int, ...]:
     return (size, 3, 224, 224) if what == "batch" else (8, 3, size, size)
 
 
-def largest(what: str, fits: Callable[[int], bool]) -> int:
-    """The largest batch or side that fits, up to `MOST`; 0 if none does."""
+def largest(what: str, fits: Callable[[int], bool], known: int = 0) -> int:
+    """The largest batch or side that fits, up to `MOST`; 0 if none does. One of the size ``known`` does."""
     unit, most = LEAST[what], MOST[what]
-    if fits(most):
+    if known == most or fits(most):
         return most
-    low, high = 0, unit
+    low, high = known, min(most, max(unit, 2 * known))
     while high < most and fits(high):
-        low, high = high, 2 * high
+        low, high = high, min(most, 2 * high)
     while high - low > max(unit, low // PARTS):
         middle = (low + high) // 2 // unit * unit
         low, high = (middle, high) if fits(middle) else (low, middle)
@@ -114,9 +117,11 @@ def sizes(name: str, budgets: list[int]) -> None:
     """The largest batch at 224² and the largest square image at batch 8, by each way and under each budget."""
     with torch.device("meta"):
         net = ZOO[CLASSIFIERS[name]].published().train()
-    for gb, what in itertools.product(budgets, MOST):
-        found = {way: largest(what, partial(is_planned, net, what, gb * GB, way)) for way in WAYS}
-        found["plain"] = largest(what, partial(is_held_whole, net, what, gb * GB))
+    before = {what: dict.fromkeys((*WAYS, "plain"), 0) for what in MOST}  # what fits less fits more
+    for gb, what in itertools.product(sorted(budgets), MOST):
+        fit: dict[str, Callable[[int], bool]] = {way: partial(is_planned, net, what, gb * GB, way) for way in WAYS}
+        fit["plain"] = partial(is_held_whole, net, what, gb * GB)
+        found = before[what] = {way: largest(what, fits, before[what][way]) for way, fits in fit.items()}
         about = {"network": name, "budget_gb": gb, "what": what, "most": MOST[what]}
         keep_case("seeds", f"sizes {name} {what} {gb}", {**about, **found})
 
@@ -133,6 +138,23 @@ def is_planned(net: nn.Module, what: str, budget: int, policy: str, size: int) -
 def is_held_whole(net: nn.Module, what: str, budget: int, size: int) -> bool:
     """True if the step of plain PyTorch fits: a plan with room for all foretells what it holds."""
     return make_plan(net, shape_of(what, size), budget="1000TiB", device="cuda:a100").peak_bytes <= budget
+
+
+def point(name: str, what: str, budget: str) -> None:
+    """Run a step of the largest size that is planned on this machine, whose host's memory is the budget's."""
+    torch.set_num_threads(1)
+    net, allowed = ZOO[CLASSIFIERS[name]].published().train(), parse_bytes(budget)
+
+    def fits(size: int) -> bool:
+        try:
+            make_plan(net, shape_of(what, size), budget=allowed, disk=False)
+        except BudgetError:
+            return False
+        return True
+
+    size = largest(what, fits)
+    found = measured_step(net, torch.randn(shape_of(what, size)), allowed, disk=False)
+    keep_case("seeds", f"point {name} {what}", {"network": name, "what": what, "size": size, **found})
 
 
 def plan_case(case: str, net: nn.Module, shape: tuple[int, ...], budget: int, **about: Any) -> None:
@@ -175,6 +197,22 @@ def images(batch: int) -> None:
     with torch.device("meta"):
         net = ZOO["resnet50"].published().train()
     plan_case(f"images {batch} planned", net, (batch, 3, 224, 224), 16 * GB, network="ResNet-50", batch=batch)
+
+
+#: How maps that are stored are held: as they are, in half precision on lower tiers, and on the device too.
+HALVES: dict[str, Any] = {"float32": False, "half below": True, "half": "device"}
+#: IBM's batches at 224²: the largest by compression, by both, and by swapping.
+BATCHES = (357, 775, 1024)
+
+
+def throughput() -> None:
+    """Images a second of ResNet-50 in train mode within 16 GB against the batch, by how stored maps are held."""
+    with torch.device("meta"):
+        net = ZOO["resnet50"].published().train()
+    for batch, (name, half) in itertools.product(BATCHES, HALVES.items()):
+        plan = make_plan(net, (batch, 3, 224, 224), budget=16 * GB, device="cuda:a100", half=half, disk=False)
+        values = {"budget_bytes": 16 * GB, "peak_bytes": plan.peak_bytes, "images_a_second": batch / plan.seconds}
+        keep_case("seeds", f"throughput {batch} {name}", {"batch": batch, "maps": name, **values})
 
 
 def film(frames: int) -> None:
@@ -285,7 +323,9 @@ def repeated(pairs: int) -> None:
 def figures() -> dict[str, str]:
     """Return the text of each case that stands on docs/seeds.md."""
     cases = json.loads((RESULTS / "seeds.json").read_text())["cases"]
-    return {case: said(case.split()[0], values) for case, values in cases.items()}
+    found = {case: said(case.split()[0], values) for case, values in cases.items()}
+    minutes = cases["step vgg16 2048"]["processor_seconds"] * (10240 / 2048) ** 2 / 60
+    return {**found, "line vgg16": f"10,240² would take {minutes:.0f} minutes by the pixels"}
 
 
 def said(kind: str, values: dict[str, Any]) -> str:
@@ -297,6 +337,19 @@ def said(kind: str, values: dict[str, Any]) -> str:
         ways = (("plain", "plain PyTorch"), ("2ps-h", "2PS-H"), ("overl-h", "OverL-H"), ("auto", "ours"))
         told = (f"{name} {values[way]:,}{square}{' and more' * (values[way] >= most)}" for way, name in ways)
         return f"{values['budget_gb']} GB: {', '.join(told)}"
+    if kind == "point":
+        size = f"batch of {values['size']:,}" if values["what"] == "batch" else f"side of {values['size']:,}"
+        planned, held, more = (format_bytes(values[f"{name}_bytes"]) for name in ("planned", "peak", "process"))
+        budget = format_bytes(values["budget_bytes"])
+        return f"{size} ({planned} planned and {held} held of {budget}; the process took {more} more)"
+    if kind == "throughput":
+        ways = {"float32": "float32", "half below": "bfloat16 on the host", "half": "bfloat16 everywhere"}
+        return f"batch {values['batch']:,} in {ways[values['maps']]}: {values['images_a_second']:.0f}"
+    if kind == "states":
+        total = format_bytes(values["parameter_bytes"] + values["state_bytes"])
+        limit, most = format_bytes(values["limit_bytes"]), format_bytes(values["process_bytes"])
+        differ = f"parameters differ by {values['parameters_differ_by']:.0e} from plain PyTorch's"
+        return f"{total} of parameters and states in a process limited to {limit} ({most} at most), {differ}"
     if kind == "repeated":
         return f"{values['ratio']:.2f} times in a quarter of its memory"
     held = f"{values['peak_bytes'] / GB:.1f} of {values['budget_bytes'] / GB:.0f} GB"
@@ -313,10 +366,15 @@ def main() -> None:
     many = commands.add_parser("sizes", help="largest batch at 224², largest image at batch 8")
     many.add_argument("network", choices=sorted(CLASSIFIERS))
     many.add_argument("--gb", type=int, nargs="*", default=[10, 12, 16, 24])
+    single = commands.add_parser("point", help="the largest size under a small budget, planned and run")
+    single.add_argument("network", choices=sorted(CLASSIFIERS))
+    single.add_argument("what", choices=sorted(MOST))
+    single.add_argument("--budget", default="512MiB")
     three = commands.add_parser("volume", help="a 3-D U-Net at 192³")
     three.add_argument("batch", type=int)
     batch = commands.add_parser("images", help="a batch of ResNet-50 at 224²")
     batch.add_argument("batch", type=int)
+    commands.add_parser("throughput", help="images a second of ResNet-50 against the batch, planned")
     frames = commands.add_parser("video", help="a network on frames of a film")
     frames.add_argument("--frames", type=int, default=300)
     deep = commands.add_parser("blocks", help="bottleneck blocks, batch 30 at 224²")
@@ -330,8 +388,10 @@ def main() -> None:
     commanded: dict[str, Callable[[], None]] = {
         "step": lambda: step(options.network, options.side, options.budget),
         "sizes": lambda: sizes(options.network, options.gb),
+        "point": lambda: point(options.network, options.what, options.budget),
         "volume": lambda: volume(options.batch, options.run),
         "images": lambda: images(options.batch),
+        "throughput": throughput,
         "video": lambda: film(options.frames),
         "blocks": lambda: blocks(options.layers, options.run),
         "repeated": lambda: repeated(options.pairs),

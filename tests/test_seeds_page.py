@@ -22,7 +22,7 @@ def test_each_case_is_on_the_page_as_it_was_measured() -> None:
 
 def test_verdicts_are_counted() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    rows = [line.split("|")[-2].strip() for line in text.splitlines() if line.startswith("| ") and line.count("|") == 5]
+    rows = [line.split("|")[-2].strip() for line in text.splitlines() if line.startswith("| ") and line.count("|") == 7]
     verdicts = [v for v in rows if v not in ("verdict", "---")]
     assert len(verdicts) == 28
     counted = re.findall(r"^\| \*\*([a-z ]+)\*\*.*\| (\d+) \|$", text, re.MULTILINE)
