@@ -1,4 +1,4 @@
-"""Maps and regions of a run as `heatmap` and `segment` wrote them, for the report and the viewer."""
+"""Maps, label images and regions of a run as `heatmap` and `segment` wrote them, for the report and the viewer."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.result import MAPS, SEGMENTS
 from wsi_trainer.fit.run import Run
-from wsi_trainer.io.arrays import load_array
+from wsi_trainer.io.arrays import load_array, open_zarr_array
 from wsi_trainer.io.files import as_written, read_json
 from wsi_trainer.regions.outlines import READERS
-from wsi_trainer.slide.geometry import SlideTransform
+from wsi_trainer.slide.geometry import PROVENANCE, SlideTransform
 
 MOST_PIXELS = 1 << 31
 """A side of a slide: one position of a map stands for no more."""
@@ -33,6 +33,8 @@ class MapFile:
     """Position in level 0 of the slide of the image that the model saw."""
     stride: int
     """Pixels of that image along one position."""
+    run: int = 0
+    """The place of its run among those that are shown."""
 
     def load(self) -> NDArray[np.float32]:
         """The map, left in its file until it is looked at."""
@@ -41,6 +43,33 @@ class MapFile:
             if values.ndim != 2 or values.dtype.kind != "f" or 0 in values.shape:
                 raise ValueError(f"an array of {values.dtype} and shape {values.shape} is no map")
         return values
+
+
+@dataclass(frozen=True)
+class LabelFile:
+    """The label image of a slide: the class of each pixel, as `segment` found it."""
+
+    path: Path
+    title: str
+    classes: tuple[str, ...]
+    """The first is background."""
+    run: int = 0
+    """The place of its run among those that are shown."""
+
+    def load(self) -> tuple[list[Any], SlideTransform | None]:
+        """Its levels, each with half the positions of the one before, and its place in the slide, which 1.0 did not
+        write.
+        """
+        about = self.path / "zarr.json"
+        with as_written(about):
+            attributes = read_json(about)["attributes"]
+            image, place = attributes["ome"]["multiscales"][0], attributes.get(PROVENANCE, {}).get("place")
+            levels = [open_zarr_array(self.path / str(level)) for level in range(len(image["datasets"]))]
+            for finer, coarser in zip([levels[0], *levels], levels):
+                shape = levels[0].shape if coarser is levels[0] else tuple(-(-side // 2) for side in finer.shape)
+                if coarser.ndim != 2 or coarser.shape != shape or coarser.dtype.kind != "u" or 0 in shape:
+                    raise ValueError(f"an array of {coarser.dtype} and shape {coarser.shape} is no level of classes")
+            return levels, None if place is None else SlideTransform.of(place)
 
 
 @dataclass(frozen=True)
@@ -104,6 +133,41 @@ def outlines_of(run: Run) -> dict[str, Path]:
             found = {str(slide): folder / str(entry["outlines"]) for slide, entry in entries}
         outlines |= {slide: path for slide, path in found.items() if inside(run, about, path).is_file()}
     return outlines
+
+
+def labels_of(run: Run, name: str = "") -> dict[str, LabelFile]:
+    """The label images that `segment` wrote, by slide, of those that are there.
+
+    Args:
+        run: The run.
+        name: Its name, where the title has to tell it from another.
+    """
+    labels: dict[str, LabelFile] = {}
+    for folder in (one.folder for one in run.found if one.kind == "segment"):
+        about = folder / SEGMENTS
+        with as_written(about):
+            content = read_json(about)
+            classes = tuple(map(str, content.get("classes", ())))
+            found = {str(slide): folder / str(one["labels"]) for slide, one in dict(content.get("slides", {})).items()}
+        title = f"{name}: segmentation" if name else "segmentation"
+        for slide, path in found.items():
+            if inside(run, about, path).is_dir():
+                labels[slide] = LabelFile(path, title, classes)
+    return labels
+
+
+@dataclass(frozen=True)
+class Segmented:
+    """The files of what `segment` found on a slide, of those that are there."""
+
+    outlines: Path | None
+    labels: LabelFile | None
+
+    @staticmethod
+    def of(run: Run) -> dict[str, Segmented]:
+        """Those of a run, by slide."""
+        outlines, labels = outlines_of(run), labels_of(run)
+        return {slide: Segmented(outlines.get(slide), labels.get(slide)) for slide in {**outlines, **labels}}
 
 
 def annotations_on(record: SlideRecord) -> Path | None:

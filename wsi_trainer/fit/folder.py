@@ -122,6 +122,18 @@ class RunFolder:
             raise UserError(f"{path} is in no folder of a run, whose {run.config.name} says what its network is")
         return run
 
+    @classmethod
+    def at(cls, path: Path, cohort: str | None = None) -> Self:
+        """The run in a folder; or that of a checkpoint, with the results of this checkpoint.
+
+        Args:
+            path: The folder, or the checkpoint.
+            cohort: The cohort whose results are meant.
+        """
+        if path.is_file():
+            return cls.open(cls.of_checkpoint(path).path, str(path), cohort)
+        return cls.open(path, cohort=cohort)
+
     def existing(self) -> Self:
         """This run, or an error if the folder is not one of a run."""
         if not self.config.is_file():

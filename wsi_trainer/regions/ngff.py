@@ -73,7 +73,7 @@ def create_labels(path: Path, size: tuple[int, int], classes: Sequence[str], pla
         ],
         "properties": [{"label-value": number, "class": name} for number, name in enumerate(classes)],
     }
-    return create_image(path, size, "uint8", place, {"image-label": label})
+    return create_image(path, size, "uint8", place, {"image-label": label, PROVENANCE: {"place": place.record()}})
 
 
 def add_levels(path: Path, place: SlideTransform) -> None:

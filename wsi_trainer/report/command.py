@@ -32,7 +32,8 @@ def report(
 
     Args:
         run: The folder of the run, or of `fit --folds`, `fit --compare` or `deploy`.
-        baseline: The folder of a second run on the same slides, to compare with.
+        baseline: The folder of a second run on the same slides, to compare with, or a checkpoint of this or another
+            run.
         split: Which slides the report is about.
         out: Where to write the page; by default report.html in the folder of the run, or of the cohort.
         name: The name of a cohort that was tested, instead of the run's own slides.
@@ -52,7 +53,7 @@ def report(
             lines, names = dict(study.scores["lines"]), (study.names[0], study.names[1])
         out, split = out or run / "report.html", "val" if study.split == "val" else "test"
         run, baseline = [one.path for one in study.runs.values()][:2]
-    other = None if baseline is None else Run.open(baseline, cohort=name)
+    other = None if baseline is None else Run.at(baseline, name)
     opened = Run.open(run, checkpoint, name, data_root)
     page = write_report(opened, other, split, out, lines, names, study=study)
     say(Console(), f"report: {page}")

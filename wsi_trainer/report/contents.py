@@ -10,7 +10,7 @@ from typing import Any
 from wsi_trainer.data.covariates import Covariates
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.errors import UserError
-from wsi_trainer.explain.maps import Maps, annotations_on, outlines_of
+from wsi_trainer.explain.maps import Maps, Segmented, annotations_on
 from wsi_trainer.fit.folder import Curves
 from wsi_trainer.fit.result import LESIONS, read_lesion_scores
 from wsi_trainer.fit.run import Run
@@ -133,11 +133,11 @@ class SlideRow:
     baseline: float | None
     """The error of the baseline on this slide."""
     maps: dict[str, Path]
-    """The pictures of the maps, by the folder of each."""
+    """The pictures of the maps of both runs, by the folder of each."""
     drawn: Path | None
     """Outlines of drawn regions."""
-    found: Path | None
-    """Outlines of the regions that `segment` found."""
+    found: dict[str, Segmented]
+    """What `segment` found by either run, by what a reader calls it."""
 
 
 def slide_rows(run: RunResults, baseline: RunResults | None) -> list[SlideRow]:
@@ -145,9 +145,11 @@ def slide_rows(run: RunResults, baseline: RunResults | None) -> list[SlideRow]:
     errors = run.predictions.errors()
     other = {} if baseline is None else dict(zip(baseline.predictions.slides, baseline.predictions.errors()))
     pictures: dict[str, dict[str, Path]] = {}
-    for maps in run.maps:
-        pictures.setdefault(maps.folder.name, {}).update(maps.pictures())
-    found = outlines_of(run.folder)
+    found: dict[str, dict[str, Segmented]] = {}
+    for one in (run, *([] if baseline is None else [baseline])):
+        for maps in one.maps:
+            pictures.setdefault(called(one, run, maps.folder.name), {}).update(maps.pictures())
+        found[called(one, run, "regions")] = Segmented.of(one.folder) if one.study is None else {}
     rows = []
     for index, slide in enumerate(run.predictions.slides):
         record = _record_of(run.records, slide, run.folder)
@@ -162,10 +164,15 @@ def slide_rows(run: RunResults, baseline: RunResults | None) -> list[SlideRow]:
                 baseline=float(other[slide]) if slide in other else None,
                 maps={method: its[slide] for method, its in pictures.items() if slide in its},
                 drawn=annotations_on(record),
-                found=found.get(slide),
+                found={name: its[slide] for name, its in found.items() if slide in its},
             )
         )
     return sorted(rows, key=lambda row: -row.error)
+
+
+def called(one: RunResults, run: RunResults, what: str) -> str:
+    """The name of a result of the run, or of its baseline, whose name stands before."""
+    return what if one is run else f"{one.name}, {what}"
 
 
 def _record_of(records: Mapping[str, SlideRecord], slide: str, folder: Run) -> SlideRecord:

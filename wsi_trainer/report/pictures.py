@@ -11,7 +11,9 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from wsi_trainer.errors import UserError
+from wsi_trainer.explain.maps import LabelFile, Segmented
 from wsi_trainer.io.untrusted import read_picture
+from wsi_trainer.regions.geojson import PathClass
 from wsi_trainer.regions.outlines import read_regions
 from wsi_trainer.slide.mask import OVERLAY
 from wsi_trainer.slide.rules import RULES, Rule
@@ -45,19 +47,39 @@ def map_picture(path: Path, side: int = 2 * SIDE) -> str:
         raise UserError(f"{path} is no picture any more; make the maps again") from error
 
 
-def regions_picture(path: Path, drawn: Path | None, found: Path | None, side: int = 2 * SIDE) -> str | None:
-    """The slide shrunk, with drawn regions outlined in green and found ones in red; None where it is gone."""
+FILLED = 110
+"""Of the classes of a segmentation, of 255."""
+
+
+def regions_picture(path: Path, drawn: Path | None, found: Segmented, side: int = 2 * SIDE) -> str | None:
+    """The slide shrunk, with the found classes in their colours, drawn regions outlined in green and found ones in red;
+    None where it is gone.
+    """
     if not path.exists():
         return None
     with Slide.open(path) as slide:
         picture, place, width = Image.fromarray(slide.thumbnail(side)), slide.transform, slide.shape[1]
     picture.thumbnail((side, side))
-    for colour, file in (("#00b070", drawn), ("#d02020", found)):
+    if found.labels is not None:
+        over = _filled(found.labels, picture.size)
+        picture = Image.alpha_composite(picture.convert("RGBA"), over).convert("RGB")
+    for colour, file in (("#00b070", drawn), ("#d02020", found.outlines)):
         for region in read_regions(file) if file else ():
             for ring in region.rings:
                 points = place.to_image(ring) * (picture.width / width)
                 ImageDraw.Draw(picture).line(points.ravel().tolist(), fill=colour, width=2)
     return jpeg(picture, side)
+
+
+def _filled(labels: LabelFile, size: tuple[int, int]) -> Image.Image:
+    """The classes but the first in their colours, from the coarsest level that is as large as the picture."""
+    levels, _ = labels.load()
+    level = next((one for one in reversed(levels) if max(one.shape) >= max(size)), levels[0])
+    values = np.asarray(level[:])
+    colours = np.zeros((256, 4), np.uint8)
+    for number, name in enumerate(labels.classes[:256]):
+        colours[number] = (*PathClass.of(name, number).colour, FILLED if number else 0)
+    return Image.fromarray(colours[values]).resize(size, Image.Resampling.NEAREST)
 
 
 OPACITY = 170

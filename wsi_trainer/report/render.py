@@ -21,11 +21,13 @@ from wsi_trainer.io.display import format_bytes, template
 from wsi_trainer.io.files import as_written, read_json, write_text
 from wsi_trainer.io.untrusted import read_text
 from wsi_trainer.metrics import Interval
+from wsi_trainer.regions.geojson import PathClass
 from wsi_trainer.report import figures
 from wsi_trainer.report.checklist import checklist_of
 from wsi_trainer.report.contents import (
     RunResults,
     SlideRow,
+    called,
     covariates_of,
     delong_of,
     difference,
@@ -93,7 +95,10 @@ def _context(
 ) -> dict[str, Any]:
     runs = [run] if other is None else [run, other]
     rows = slide_rows(run, other)
-    maps = {maps.folder.name: maps.facts for maps in run.maps}
+    maps = {called(one, run, maps.folder.name): maps.facts for one in runs for maps in one.maps}
+    classes = {
+        name: None for row in rows for its in row.found.values() if its.labels for name in its.labels.classes[1:]
+    }
     predictions = run.predictions
     classed = any(part.NAMED for part in predictions.by_target.values())
     labels = sorted({row.words.label for row in rows}) if classed else []
@@ -132,6 +137,7 @@ def _context(
         "map_picture": map_picture,
         "regions_picture": regions_picture,
         "maps": maps,
+        "classes": [PathClass.of(name, number) for number, name in enumerate(classes, start=1)],
         "colours": ", ".join(map(to_hex, colormaps["inferno"](np.linspace(0.25, 1, 9)))),
         "regions": {method: said for method, about in maps.items() if (said := sentence_on_regions(about))},
         "covariates": covariates_of(run),

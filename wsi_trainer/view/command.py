@@ -50,7 +50,7 @@ def view(
 
     Args:
         what: The folder of a run or a deployment; or a slide, a store, a folder of slides or a manifest.
-        compare: The folder of a second run on the same slides.
+        compare: The folder of a second run on the same slides, or a checkpoint of this or another run.
         regions: Folder with SLIDE.geojson, annotations to be drawn.
         name: The name of a cohort that the run was tested on, instead of the run's own slides.
         checkpoint: The checkpoint whose results are shown: best, last, or a path.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.explain.maps import MapFile, Maps, annotations_on, outlines_of
+from wsi_trainer.explain.maps import LabelFile, MapFile, Maps, annotations_on, labels_of, outlines_of
 from wsi_trainer.fit.deployed import Deployment
 from wsi_trainer.fit.run import Run
 from wsi_trainer.fit.study import Study
@@ -42,7 +43,8 @@ class ShownSlide:
     split: str = ""
     opinions: tuple[Opinion | None, ...] = ()
     """Of each run."""
-    maps: tuple[MapFile, ...] = ()
+    maps: tuple[MapFile | LabelFile, ...] = ()
+    """Maps and label images, run by run."""
     regions: Path | None = None
     """Annotations of the slide."""
     found: Path | None = None
@@ -84,7 +86,7 @@ def contents_of(
         deployment.refuse(compare=compare, name=name, checkpoint=checkpoint != "best")
         found = of_deployment(deployment)
     elif Run(what).config.is_file():
-        others = [] if compare is None else [Run.open(compare, cohort=name)]
+        others = [] if compare is None else [Run.at(compare, name)]
         found = of_runs([Run.open(what, checkpoint, name, data_root), *others])
     elif compare is not None or name is not None:
         option = "--name" if compare is None else "--compare"
@@ -133,11 +135,11 @@ def _contents(
     """
     said = [_opinions_of(files) for files in predictions]
     outlines = outlines_of(folders[0])
-    maps = [
-        maps.arrays(name if len(folders) > 1 else "")
-        for folder, name in zip(folders, called)
-        for maps in Maps.of(folder)
-    ]
+    titles = called if len(folders) > 1 else ("",) * len(folders)
+    layers: list[tuple[int, Mapping[str, MapFile | LabelFile]]] = []
+    for place, (folder, title) in enumerate(zip(folders, titles, strict=True)):
+        layers += [(place, maps.arrays(title)) for maps in Maps.of(folder)]
+        layers.append((place, labels_of(folder, title)))
     slides = [
         ShownSlide(
             one.slide,
@@ -148,7 +150,7 @@ def _contents(
             one.site,
             one.split,
             tuple(opinions.get(one.slide, opinions.get(one.patient)) for _, opinions in said),  # or of the patient
-            tuple(found[one.slide] for found in maps if one.slide in found),
+            tuple(replace(found[one.slide], run=place) for place, found in layers if one.slide in found),
             annotations_on(one),
             outlines.get(one.slide),
         )

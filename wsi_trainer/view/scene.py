@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
 
 from wsi_trainer.errors import SlideError, UserError
-from wsi_trainer.explain.maps import MapFile
+from wsi_trainer.explain.maps import LabelFile
 from wsi_trainer.explain.outputs import peaks
 from wsi_trainer.io.files import finite
 from wsi_trainer.regions.outlines import read_regions
@@ -23,7 +23,7 @@ from wsi_trainer.slide.geometry import SlideTransform
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.tissue import TissueMask
 from wsi_trainer.view.contents import Contents, ShownSlide
-from wsi_trainer.view.tiles import LAYER_TILE, TILE, BadNumber, Layer, NotThere, TiledSlide, jpeg, png
+from wsi_trainer.view.tiles import LAYER_TILE, TILE, BadNumber, LabelLayer, Layer, NotThere, TiledSlide, jpeg, png
 
 OPEN = 8
 """Slides that stay open."""
@@ -53,6 +53,7 @@ class Scene:
         self.version = secrets.token_hex(4)
         self._options = options
         self._slides: LoadingCache[int, TiledSlide] = LoadingCache(self._open, lambda _: 1, keep_open)
+        self._labels: LoadingCache[tuple[int, int], Layer] = LoadingCache(self._label_layer, lambda _: 1, keep_open)
         self._masks: LoadingCache[int, Layer] = LoadingCache(self._tissue, lambda mask: mask.values.nbytes, MASKS)
 
     def close(self) -> None:
@@ -133,12 +134,15 @@ class Scene:
         its = self.layer(slide, layer)
         row, column = its.position(x, y)
         value = float(its.values[row, column])
+        box = [column * its.stride, row * its.stride, its.stride, its.stride]
+        if its.classes:
+            return {"value": value, "class": _named(its.classes, int(value)), "box": box}
         larger = int((np.asarray(its.values) > value).sum())
         return {
             "value": value if math.isfinite(value) else None,
             "rank": larger + 1,
             "of": int(its.values.size),
-            "box": [column * its.stride, row * its.stride, its.stride, its.stride],
+            "box": box,
         }
 
     def outlines(self, slide: int, layer: str, threshold: float) -> dict[str, Any]:
@@ -148,6 +152,8 @@ class Scene:
         opened = self.slide(slide)
         size = (opened.height, opened.width)
         its = self.layer(slide, layer)
+        if its.classes:  # its regions are outlined by themselves
+            return {"polygons": []}
         level = next(k for k in range(64) if its.values.size <= MOST_OUTLINED * 4**k)
         # One unit is a position of this level: what is drawn need not know that a slide was shrunk.
         unit = its.stride * 2**level
@@ -164,6 +170,8 @@ class Scene:
         if not 1 <= count <= MOST_TOP:
             raise BadNumber(f"count is {count}; it must be 1 to {MOST_TOP}")
         its = self.layer(slide, layer)
+        if its.classes:
+            return {"places": []}
         side = max(1, round(256 / its.stride))
         values = np.asarray(its.values, dtype=np.float64)
         places = []
@@ -185,16 +193,25 @@ class Scene:
         return {"polygons": polygons}
 
     def layer(self, slide: int, name: str) -> Layer:
-        """A layer of a slide: `tissue`, or the number of a map."""
+        """A layer of a slide: `tissue`, or the number of a map or of a label image."""
         entry = self._entry(slide)
         if name == TISSUE:
             return self._masks.get(slide)
         if name not in map(str, range(len(entry.maps))):
             raise NotThere(f"slide {entry.name} has no layer {name[:20]}; it has {len(entry.maps)} maps")
         found = entry.maps[int(name)]
-        opened = self.slide(slide)
-        shown = _place(opened)
+        if isinstance(found, LabelFile):
+            return self._labels.get((slide, int(name)))
+        shown = _place(self.slide(slide))
         return Layer(found.load(), found.stride * found.place.scale[1] / shown.scale[1])
+
+    def _label_layer(self, of: tuple[int, int]) -> Layer:
+        slide, number = of
+        found, opened = self._entry(slide).maps[number], self.slide(slide)
+        assert isinstance(found, LabelFile)
+        levels, place = found.load()
+        stride = opened.width / levels[0].shape[1] if place is None else place.scale[1] / _place(opened).scale[1]
+        return LabelLayer(levels[0], stride, found.classes, levels)
 
     def _entry(self, slide: int) -> ShownSlide:
         if not 0 <= slide < len(self.contents.slides):
@@ -217,11 +234,16 @@ class Scene:
         return Layer(found.mask, float(found.scale))
 
     def _about_map(self, slide: int, number: int) -> dict[str, Any]:
-        found: MapFile = self._entry(slide).maps[number]
+        found = self._entry(slide).maps[number]
+        about = {"title": found.title, "run": found.run}
         try:
-            return {"title": found.title, **self.layer(slide, str(number)).about()}
+            return {**about, **self.layer(slide, str(number)).about()}
         except (UserError, OSError) as error:
-            return {"title": found.title, "broken": str(error)}
+            return {**about, "broken": str(error)}
+
+
+def _named(classes: Sequence[str], number: int) -> str:
+    return classes[number] if number < len(classes) else str(number)
 
 
 def _place(opened: TiledSlide) -> SlideTransform:

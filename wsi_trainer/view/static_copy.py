@@ -125,7 +125,7 @@ class _Copy:
         """Write the numbers of a layer; of a map also the ranks of its positions, which a server would count."""
         layer = self._scene.layer(self._number, name)
         grids = {str(level): (layer, level) for level in range(layer.levels)}
-        if name != TISSUE:
+        if name != TISSUE and not layer.classes:
             grids["ranks"] = (replace(layer, values=layer.ranks()), 0)
         for folder, (numbers, level) in grids.items():
             for row, column in np.ndindex(grid_of(numbers.values.shape, LAYER_TILE * 2**level)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from wsi_trainer.errors import UserError
+from wsi_trainer.regions.geojson import PathClass
 from wsi_trainer.slide.formats.base import Pixels
 from wsi_trainer.slide.slide import ScaledImage, Slide
 
@@ -146,6 +148,8 @@ class Layer:
     """(rows, columns)."""
     stride: float
     """Pixels of the slide's level 0 along one position."""
+    classes: Sequence[str] = ()
+    """Names of its values, where they are classes and not numbers."""
 
     @property
     def levels(self) -> int:
@@ -161,14 +165,19 @@ class Layer:
 
     def tile(self, level: int, row: int, column: int) -> NDArray[np.float32]:
         """The numbers of a tile; those of the last row and column have what is left."""
+        self.check(level, row, column)
+        reach = LAYER_TILE * 2**level
+        part = self.values[row * reach : (row + 1) * reach, column * reach : (column + 1) * reach]
+        return means(np.asarray(part), 2**level)
+
+    def check(self, level: int, row: int, column: int) -> None:
+        """Refuse a tile that there is none of."""
         if not 0 <= level < self.levels:
             raise NotThere(f"the layer has no level {level}; it has 0 to {self.levels - 1}")
         reach = LAYER_TILE * 2**level
         rows, columns = self.values.shape
         if not (0 <= row * reach < rows and 0 <= column * reach < columns):
             raise NotThere(f"the layer has no tile {row}, {column} at level {level}")
-        part = self.values[row * reach : (row + 1) * reach, column * reach : (column + 1) * reach]
-        return means(np.asarray(part), 2**level)
 
     def position(self, x: float, y: float) -> tuple[int, int]:
         """The row and the column of the position at a place of the slide."""
@@ -198,6 +207,34 @@ class Layer:
             "low": low,
             "high": high,
         }
+
+
+@dataclass(frozen=True, eq=False)
+class LabelLayer(Layer):
+    """A grid of classes over a slide, in levels that have each half the positions of the one before.
+
+    A coarser position has one of the classes that it covers: labels have no mean.
+    """
+
+    pyramid: Sequence[Any] = ()
+    """The arrays of the levels, `values` first, which stay in their files."""
+
+    def tile(self, level: int, row: int, column: int) -> NDArray[np.float32]:
+        self.check(level, row, column)
+        known = min(level, len(self.pyramid) - 1)
+        step = 2 ** (level - known)
+        reach = LAYER_TILE * step
+        part = self.pyramid[known][row * reach : (row + 1) * reach, column * reach : (column + 1) * reach]
+        return np.ascontiguousarray(np.asarray(part)[::step, ::step], dtype=np.float32)
+
+    def about(self) -> dict[str, Any]:
+        shown = [PathClass.of(name, number) for number, name in enumerate(self.classes)]
+        rows, columns = self.values.shape
+        return {
+            "rows": rows, "columns": columns, "stride": self.stride, "levels": self.levels,
+            "low": 0.0, "high": float(len(shown) - 1),
+            "classes": [{"name": one.name, "colour": list(one.colour)} for one in shown],
+        }  # fmt: skip
 
 
 def means(values: NDArray[Any], side: int) -> NDArray[np.float32]:

@@ -83,6 +83,12 @@ def test_patches_are_painted_where_the_file_says_and_the_slide_shows_them(
     assert main(["report", str(run.path)]) == 0 and (maps / entry["picture"]).is_file()
     assert main(["heatmap", str(run.path), "--method=gradient"]) == 2
     assert "of pixels" in capsys.readouterr().err
+    last = run.checkpoint_path("last")
+    for command in (["test"], ["heatmap", "--method=attention", "--top=0"]):
+        assert main([*command[:1], str(run.path), "--checkpoint=last", *command[1:]]) == 0
+    assert main(["report", str(run.path), f"--baseline={last}"]) == 0
+    page = run.report.read_text()
+    assert 'title="attention"' in page and 'title="run, last, attention"' in page, "two checkpoints side by side"
     slide.rename(slide.with_suffix(".gone"))
     try:
         assert main(["heatmap", str(run.path), "--method=attention", "--top=2", "--overwrite"]) == 0

@@ -1,5 +1,8 @@
 """From drawn regions to predicted ones: fit, test, predict, segment, report, on slides of a few pixels."""
 
+import base64
+import io
+import re
 import shutil
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +17,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from PIL import Image
 from scipy.spatial.distance import cdist
 from skimage.segmentation import find_boundaries
 
@@ -22,6 +26,7 @@ from lightning_plugin.sink import ArraySink
 from tests.wsi_trainer.small import QUICK, UNET, regions, rows
 from wsi_trainer.cli import main
 from wsi_trainer.data.manifest import read_manifest
+from wsi_trainer.explain.maps import Segmented
 from wsi_trainer.fit.run import Run
 from wsi_trainer.io.files import read_json
 from wsi_trainer.metrics import (
@@ -40,6 +45,7 @@ from wsi_trainer.regions.outlines import read_regions
 from wsi_trainer.regions.shapes import joined, pieces, polygons_of
 from wsi_trainer.regions.target import Legend, blocks_of, open_target
 from wsi_trainer.report.contents import RunResults
+from wsi_trainer.report.pictures import regions_picture
 from wsi_trainer.segment.predict import ClassOfPixels, Regions
 from wsi_trainer.slide.geometry import SlideTransform
 from wsi_trainer.slide.slide import Slide
@@ -118,6 +124,27 @@ def test_borders_and_lesions_of_the_written_labels(segmented: Run) -> None:
     page = run.report.read_text()
     assert "Borders by class, within 3 µm" in page and "Lesions detected by class" in page and "FROC, " in page
     assert page.count('title="regions"') == len(borders.slides) and "found ones in red" in page
+    assert re.search(r"the classes found are\s+<span[^>]*></span> lesion", page)
+
+
+def test_the_report_fills_what_was_found_in_the_colour_of_its_class(segmented: Run) -> None:
+    for slide, its in Segmented.of(segmented).items():
+        assert its.labels is not None
+        path = next(one.path for one in segmented.kept() if one.slide == slide)
+        pictures = (regions_picture(path, None, Segmented(None, one), 192) for one in (its.labels, None))
+        filled, bare = map(picture_of, pictures)
+        labels = Image.fromarray(np.asarray(its.labels.load()[0][0][:]))
+        inside = np.asarray(labels.resize(filled.shape[1::-1], Image.Resampling.NEAREST)) == 1
+        changed = np.abs(filled - bare).max(axis=2)
+        assert changed[scipy.ndimage.binary_erosion(~inside, iterations=9)].max(initial=0) < 4
+        core = scipy.ndimage.binary_erosion(inside, iterations=3)
+        assert not core.any() or np.median(changed[core]) > 20
+
+
+def picture_of(address: str | None) -> np.ndarray:
+    """The pixels of a picture in a page."""
+    assert address is not None
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(address.partition(",")[2]))), np.int16)
 
 
 def test_the_viewer_shows_drawn_and_found_regions(segmented: Run) -> None:
@@ -139,7 +166,7 @@ def test_the_viewer_shows_drawn_and_found_regions(segmented: Run) -> None:
         gone.rename(gone.with_suffix(".gone"))
     try:
         assert main(["report", str(run.path)]) == 0
-        assert run.report.read_text().count('title="regions"') == len(found) - 1
+        assert run.report.read_text().count('title="regions"') == len(found), "their label images are"
         (slide,) = (one for one in contents_of(run.path).slides if one.name == first)
         assert slide.regions is None and slide.found is None
     finally:

@@ -25,12 +25,19 @@ wsi.layers = (page) => {
     return { name, table: contents.colours[colours], low, high, threshold, fade, middle, opacity: Number(byId("opacity").value) };
   };
 
+  // Of classes each value has its own colour; the first is background, and clear.
+  const styleOf = (about) => {
+    if (!about.classes) return style();
+    const table = about.classes.map((one) => one.colour).flat();
+    return { name: "classes", table: [...table, ...new Array(Math.max(0, 768 - table.length)).fill(128)], low: 0, high: 255, threshold: 0.5 / 255, fade: false, opacity: Number(byId("opacity").value) };
+  };
+
   const draw = (context, place, pane) => {
     const tissue = checked("show-tissue") && tilesOf("tissue");
     if (tissue) wsi.drawLayer(context, place, tissue, TISSUE);
     const layer = layerOf(pane);
     const map = checked("show-map") && layer !== "" && tilesOf(layer);
-    if (map) wsi.drawLayer(context, place, map, style());
+    if (map) wsi.drawLayer(context, place, map, styleOf(map.about));
     for (const [kind, colour] of [["drawn", "#00b070"], ["found", "#d02020"]]) {
       const regions = (state.polygons.regions || []).filter((one) => one.kind === kind);
       if (checked("show-regions")) wsi.drawPolygons(context, place, regions, colour);
@@ -51,10 +58,26 @@ wsi.layers = (page) => {
     byId("legend-high").textContent = high.toPrecision(3);
   };
 
+  // Layers that the views show.
+  const chosen = () => page.panes.filter((pane) => !pane.element.hidden).map((pane) => state.about && state.about.layers[Number(layerOf(pane) || NaN)]).filter((about) => about && !about.broken);
+
+  // What colours mean: of numbers the ends of the window, of classes their names.
+  const explain = () => {
+    byId("of-numbers").hidden = chosen().every((about) => about.classes) && chosen().length > 0;
+    const classes = new Map(chosen().flatMap((about) => (about.classes || []).slice(1)).map((one) => [one.name, one.colour]));
+    byId("classes").replaceChildren(...[...classes].map(([name, colour]) => {
+      const item = document.createElement("li");
+      const square = document.createElement("i");
+      square.style.background = `rgb(${colour.join(",")})`;
+      item.append(square, name);
+      return item;
+    }));
+  };
+
   // From nothing, or from the smallest value of a colour map with two directions, to the largest.
   const setWindow = () => {
-    const about = state.about && state.about.layers[Number(layerOf(page.panes[0]) || layerOf(page.panes[1]) || 0)];
-    if (!about || about.broken || (checked("hold") && byId("high").value !== "")) return;
+    const about = chosen().find((one) => !one.classes) || (state.about && state.about.layers.find((one) => !one.broken && !one.classes));
+    if (!about || (checked("hold") && byId("high").value !== "")) return;
     const both = Math.max(Math.abs(about.low), Math.abs(about.high));
     const diverging = byId("colours").value === "coolwarm";
     byId("low").value = diverging ? -both : Math.max(0, about.low).toPrecision(4);
@@ -96,6 +119,7 @@ wsi.layers = (page) => {
 
   const changed = () => {
     legend();
+    explain();
     captions();
     redraw();
     page.rested(page.panes[0]);

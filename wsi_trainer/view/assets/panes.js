@@ -127,6 +127,8 @@ wsi.Pane = class {
 
   goTo({ x, y, scale }, immediately = false) {
     const viewport = this.viewer.viewport;
+    // A view that became narrower is measured with the next frame only, which would change the zoom that is set here.
+    if (immediately) viewport.resize(new OpenSeadragon.Point(this.canvas.clientWidth, this.canvas.clientHeight));
     if (scale) viewport.zoomTo(this.image.imageToViewportZoom(scale * this.shrunk), undefined, immediately);
     viewport.panTo(this.image.imageToViewportCoordinates(x / this.shrunk, y / this.shrunk), immediately);
   }

@@ -26,6 +26,8 @@ wsi.places = (page) => {
     show(page.panes[0], place);
   };
 
+  const className = (tiles, value) => (tiles.about.classes[value] || { name: value }).name;
+
   const micrometres = ({ x, y }) => state.about.mpp && [x * state.about.mpp[1], y * state.about.mpp[0]];
 
   // Positions are told in pixels of the slide that a store was made from, as QuPath and GeoJSON have them.
@@ -52,7 +54,11 @@ wsi.places = (page) => {
     if (tiles && !wsi.data.isStatic) {
       const found = await wsi.data.json(address(`layers/${layer}/at.json`), { x: point.x.toFixed(2), y: point.y.toFixed(2) });
       state.marked = found.box;
-      lines.push(`value ${found.value === null ? "–" : found.value.toPrecision(5)}`, `rank ${found.rank} of ${found.of}`);
+      if (found.class !== undefined) lines.push(`class ${found.class}`);
+      else lines.push(`value ${found.value === null ? "–" : found.value.toPrecision(5)}`, `rank ${found.rank} of ${found.of}`);
+    } else if (tiles && tiles.about.classes) {
+      const found = tiles.at(point.x, point.y);
+      if (found) lines.push(`class ${className(tiles, found.value)}`);
     } else if (tiles) {
       const found = await tiles.ranked(point.x, point.y);
       if (found && !Number.isNaN(found.value)) {
@@ -68,7 +74,8 @@ wsi.places = (page) => {
     byId("place").textContent = point && state.about ? named(point) : "";
     const tiles = point && page.layerOf(pane) !== "" && page.tilesOf(page.layerOf(pane));
     const found = tiles && tiles.at(point.x, point.y);
-    byId("value").textContent = found ? `value ${found.exact ? "" : "≈ "}${found.value.toPrecision(4)}` : "";
+    if (found && tiles.about.classes) byId("value").textContent = `class ${className(tiles, found.value)}`;
+    else byId("value").textContent = found ? `value ${found.exact ? "" : "≈ "}${found.value.toPrecision(4)}` : "";
   };
 
   const moved = (pane) => {

@@ -16,9 +16,10 @@ wsi.slides = (page) => {
   const fillLayers = (place) => {
     const options = () => [new Option("none", ""), ...state.about.layers.map((layer, at) => new Option(layer.broken ? `${layer.title} (damaged)` : layer.title, at))];
     const known = (wanted, otherwise) => (wanted !== undefined && (wanted === "" || state.about.layers[Number(wanted)]) ? wanted : otherwise);
-    for (const [id, wanted, otherwise] of [["layer-left", place.left, "0"], ["layer-right", place.right, contents.runs.length > 1 ? "1" : ""]]) {
+    const second = state.about.layers.findIndex((layer) => layer.run === 1); // the first layer of the run that is compared
+    for (const [id, wanted, otherwise] of [["layer-left", place.left, "0"], ["layer-right", place.right, second < 0 ? "" : String(second)]]) {
       byId(id).replaceChildren(...options());
-      byId(id).value = known(wanted, state.about.layers[Number(otherwise)] ? otherwise : "");
+      byId(id).value = known(wanted, otherwise !== "" && state.about.layers[Number(otherwise)] ? otherwise : "");
     }
     const broken = state.about.layers.find((layer) => layer.broken);
     say(broken ? broken.broken : state.about.notes.join("; "));
