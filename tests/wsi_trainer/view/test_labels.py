@@ -89,7 +89,10 @@ def test_a_damaged_segmentation_is_named(segmented: tuple[Made, list[np.ndarray]
 
 SHOWN = """([pane, places]) => {
   const canvas = document.querySelector(`#${pane} canvas.layers`);
-  const picture = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+  const copy = Object.assign(document.createElement('canvas'), { width: canvas.width, height: canvas.height });
+  const context = copy.getContext('2d', { willReadFrequently: true }); // else the browser advises it in the console
+  context.drawImage(canvas, 0, 0);
+  const picture = context.getImageData(0, 0, canvas.width, canvas.height);
   const at = (size, place, centre) => Math.floor(size / 2 + (place - centre) * 0.5);
   return places.map(([x, y]) => {
     const first = 4 * (at(canvas.height, y, 800) * canvas.width + at(canvas.width, x, 450));
@@ -120,7 +123,7 @@ def test_two_checkpoints_stand_side_by_side(
             assert page.locator("#of-numbers").is_hidden()
             for pane, labels in zip(("left", "right"), both, strict=True):
                 expected = [colours[labels[y // 2, x // 2]] for x, y in places]
-                for _ in range(40):  # it is drawn when it has come
+                for _ in range(120):  # it is drawn when it has come
                     if (shown := page.evaluate(SHOWN, [pane, places])) == expected:
                         break
                     page.wait_for_timeout(250)
