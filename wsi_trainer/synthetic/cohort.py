@@ -27,10 +27,11 @@ class Member:
     label: int
     site: str
     split: str
+    prefix: str = "slide"
 
     @property
     def name(self) -> str:
-        return f"slide_{self.slide:04d}"
+        return f"{self.prefix}_{self.slide:04d}"
 
 
 def _patients(slides: int, rng: np.random.Generator) -> list[int]:
@@ -52,15 +53,18 @@ def _assign(sizes: Sequence[int], splits: Mapping[str, float]) -> list[str]:
     return result
 
 
-def make_cohort(slides: int, seed: int, splits: Mapping[str, float] = DEFAULT_SPLITS) -> list[Member]:
-    """Half of the slides positive; a patient's slides share label and split; splits stratified by label."""
+def make_cohort(
+    slides: int, seed: int, splits: Mapping[str, float] = DEFAULT_SPLITS, *, positive: float = 0.5, name: str = "slide"
+) -> list[Member]:
+    """A share of the slides positive; a patient's slides share label and split; splits stratified by label."""
     total = sum(splits.values())
     if not splits or min(splits.values()) < 0 or abs(total - 1) > 1e-6:
         raise ValueError(f"splits {dict(splits)} must be shares that add up to 1, not to {total:g}")
     rng = np.random.Generator(np.random.Philox(key=[seed, 0xC0407]))
     rows: list[tuple[int, int, str, str]] = []
     patient = 0
-    for label, count in ((0, slides - slides // 2), (1, slides // 2)):
+    found = int(slides * positive)
+    for label, count in ((0, slides - found), (1, found)):
         sizes = _patients(count, rng)
         for index, (size, split) in enumerate(zip(sizes, _assign(sizes, splits), strict=True)):
             rows += [(patient, label, "AB"[index % 2], split)] * size
@@ -69,7 +73,7 @@ def make_cohort(slides: int, seed: int, splits: Mapping[str, float] = DEFAULT_SP
     order = rng.permutation(len(rows))
     names = rng.permutation(patient)
     return [
-        Member(slide, int(names[rows[row][0]]), rows[row][1], rows[row][2], rows[row][3])
+        Member(slide, int(names[rows[row][0]]), rows[row][1], rows[row][2], rows[row][3], name)
         for slide, row in enumerate(order)
     ]
 
@@ -91,12 +95,27 @@ def write_manifest(path: Path, members: Sequence[Member], folder: str, mpp: floa
 Progress = Callable[[int], None]
 
 
-def write_slide(path: Path, spec: SlideSpec, *, quality: int = 88, threads: int = 1,
+def write_slide(path: Path, spec: SlideSpec, *, quality: int = 88, threads: int = 1, finer: int = 1,
                 progress: Progress = lambda pixels: None) -> SyntheticSlide:  # fmt: skip
-    """Writes one slide as a pyramidal JPEG TIFF; memory does not grow with its height."""
+    """Writes one slide as a pyramidal JPEG TIFF; memory does not grow with its height.
+
+    Args:
+        path: the file; one that ends in ``.svs`` says of itself what a scanner of Aperio says.
+        spec: the slide.
+        finer: pixels of the file along one of the slide's, as of a scanner of higher resolution.
+    """
     slide = SyntheticSlide(spec)
-    shape = (spec.height, spec.width)
-    write_pyramid(path, slide.render, shape, mpp=spec.mpp, quality=quality, threads=threads, progress=progress)
+
+    def scanned(y: int, x: int, height: int, width: int) -> NDArray[np.uint8]:
+        if finer == 1:
+            return slide.render(y, x, height, width)
+        top, left = y // finer, x // finer
+        coarse = slide.render(top, left, -(-(y + height) // finer) - top, -(-(x + width) // finer) - left)
+        fine = coarse.repeat(finer, axis=0).repeat(finer, axis=1)
+        return fine[y - finer * top :, x - finer * left :][:height, :width]
+
+    shape = (finer * spec.height, finer * spec.width)
+    write_pyramid(path, scanned, shape, mpp=spec.mpp / finer, quality=quality, threads=threads, progress=progress)
     return slide
 
 
@@ -111,17 +130,48 @@ def slide_shape(side: int | tuple[int, int], seed: int, slide: int) -> tuple[int
     return (longer, shorter) if rng.random() < 0.5 else (shorter, longer)
 
 
-def _write_sites(path: Path, kind: str, sites: list[Site]) -> None:
+def _write_sites(path: Path, kind: str, sites: list[Site], finer: int) -> None:
     """Regions as GeoJSON in full-resolution pixels."""
     features = [
         {
             "type": "Feature",
             "properties": {"classification": {"name": kind}},
-            "geometry": {"type": "Polygon", "coordinates": [np.round(site.polygon(), 2).tolist()]},
+            "geometry": {"type": "Polygon", "coordinates": [np.round(finer * site.polygon(), 2).tolist()]},
         }
         for site in sites
     ]
     path.write_text(json.dumps({"type": "FeatureCollection", "features": features}))
+
+
+def write_slides(
+    out: Path,
+    specs: Mapping[Member, SlideSpec],
+    *,
+    ending: str = ".tif",
+    finer: int = 1,
+    quality: int = 88,
+    workers: int | None = None,
+    progress: Callable[[int, int], None] = lambda slides, pixels: None,
+) -> None:
+    """Writes ``slides/``, ``lesions/`` and ``decoys/`` of a data set."""
+    workers = workers or os.cpu_count() or 1
+    for folder in ("slides", "lesions", "decoys"):
+        (out / folder).mkdir(parents=True, exist_ok=True)
+
+    def write(member: Member) -> None:
+        spec = specs[member]
+        path = out / "slides" / f"{member.name}{ending}"
+        threads = workers if len(specs) == 1 else 1
+        slide = write_slide(
+            path, spec, quality=quality, threads=threads, finer=finer, progress=lambda n: progress(0, n)
+        )
+        for kind, positive in (("lesion", True), ("decoy", False)):
+            sites = slide.sites if spec.positive == positive else []
+            _write_sites(out / f"{kind}s" / f"{member.name}.geojson", kind, sites, finer)
+        progress(1, 0)
+
+    with ThreadPoolExecutor(min(workers, len(specs))) as pool:
+        list(pool.map(write, specs))
 
 
 def generate(
@@ -160,27 +210,15 @@ def generate(
     if slides < 1:
         raise ValueError(f"slides={slides}: expected one or more")
     out = Path(out)
-    workers = workers or os.cpu_count() or 1
-    for folder in ("slides", "lesions", "decoys"):
-        (out / folder).mkdir(parents=True, exist_ok=True)
     members = make_cohort(slides, seed, splits)
-
-    def write(member: Member) -> None:
-        height, width = shape or slide_shape(side, seed, member.slide)
-        spec = SlideSpec(
-            height, width, seed=seed, slide=member.slide, patient=member.patient, positive=bool(member.label),
-            noise=noise, mpp=mpp, tissue=tissue, contrast=contrast,
-        )  # fmt: skip
-        path = out / "slides" / f"{member.name}.tif"
-        threads = workers if slides == 1 else 1
-        slide = write_slide(path, spec, quality=quality, threads=threads, progress=lambda n: progress(0, n))
-        for kind, positive in (("lesion", True), ("decoy", False)):
-            sites = slide.sites if spec.positive == positive else []
-            _write_sites(out / f"{kind}s" / f"{member.name}.geojson", kind, sites)
-        progress(1, 0)
-
-    with ThreadPoolExecutor(min(workers, slides)) as pool:
-        list(pool.map(write, members))
+    specs = {
+        member: SlideSpec(
+            *(shape or slide_shape(side, seed, member.slide)), seed=seed, slide=member.slide, patient=member.patient,
+            positive=bool(member.label), noise=noise, mpp=mpp, tissue=tissue, contrast=contrast,
+        )
+        for member in members
+    }  # fmt: skip
+    write_slides(out, specs, quality=quality, workers=workers, progress=progress)
     # Last, so that a manifest means a complete data set.
     manifest = out / "manifest.csv"
     write_manifest(manifest, members, "slides", mpp)

@@ -101,11 +101,15 @@ def write_pyramid(
     """Writes the slide that ``render(y, x, height, width)`` computes. The file appears when it is complete.
 
     Args:
+        path: the file; one that ends in ``.svs`` says of itself what a scanner of Aperio says.
         shape: height and width at full resolution.
         mpp: micrometres per pixel, written as the TIFF's resolution, where OpenSlide finds it.
         progress: called with the number of full-resolution pixels that were added.
     """
     shapes = level_shapes(*shape)
+    size = f"{shape[1]}x{shape[0]}"
+    svs = path.suffix == ".svs"
+    aperio = f"Aperio Image Library v12.0.0\n{size} [0,0 {size}] (256x256) JPEG/RGB Q={quality}|MPP = {mpp:.4f}"
     with TemporaryDirectory(dir=path.parent) as scratch, ThreadPoolExecutor(threads) as pool:
         partial = Path(scratch) / path.name
         with tifffile.TiffWriter(partial, bigtiff=shape[0] * shape[1] * 1.5 > _CLASSIC_LIMIT) as tif:
@@ -119,9 +123,12 @@ def write_pyramid(
                 tif.write(
                     _tiles(read, size, above, quality, pool, progress if level == 0 else lambda pixels: None),
                     shape=(*size, 3), dtype=np.uint8, tile=(TILE, TILE), photometric="ycbcr",
-                    compression="jpeg", subsampling=(2, 2), subfiletype=int(level > 0), metadata=None,
+                    compression="jpeg", subsampling=(2, 2), subfiletype=int(level > 0 and not svs), metadata=None,
                     resolution=(per_cm, per_cm), resolutionunit="CENTIMETER", software="wsi-trainer",
+                    description=aperio if svs else None,
                 )  # fmt: skip
                 if above is not None:
                     read = _boxes_of(above)
+                    if svs and level == 0:  # whose second picture is a thumbnail
+                        tif.write(np.asarray(above), photometric="rgb", metadata=None, description=aperio)
         os.replace(partial, path)

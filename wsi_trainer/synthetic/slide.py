@@ -28,6 +28,7 @@ class SlideSpec:
         mpp: micrometres per pixel, written to the file.
         tissue: the wanted share of the slide that is tissue, about.
         contrast: relative strength of chromatin in lesion nuclei (normal ones have ``NORMAL_CONTRAST``).
+        stain: factors of the strength of haematoxylin and of eosin, those of a laboratory.
     """
 
     height: int
@@ -40,6 +41,7 @@ class SlideSpec:
     mpp: float = 0.5
     tissue: float = 0.4
     contrast: float = 0.34
+    stain: tuple[float, float] = (1.0, 1.0)
 
     def __post_init__(self) -> None:
         if min(self.height, self.width) < 64:
@@ -48,6 +50,8 @@ class SlideSpec:
             raise ValueError(f"tissue={self.tissue} must lie between 0.02 and 0.9")
         if self.seed < 0 or self.slide < 0 or self.patient < 0:
             raise ValueError("seed, slide and patient must not be negative")
+        if min(self.stain) <= 0:
+            raise ValueError(f"stain={self.stain}: both factors must be above 0")
 
     def rng(self, stream: int, a: int = 0, b: int = 0) -> np.random.Generator:
         """Random numbers that belong to a place (a, b) of this slide and to nothing else."""
@@ -406,8 +410,8 @@ class SyntheticSlide:
         """The strength of both stains (by patient, with a little of the slide) and the colour of background."""
         patient = np.random.Generator(np.random.Philox(key=[spec.seed, 0xAA0000 + spec.patient])).random(3)
         own = spec.rng(STREAM_STAIN).random(3)
-        self._haematoxylin = HAEMATOXYLIN * np.float32(0.95 + 0.25 * patient[0] + 0.08 * own[0])
-        self._eosin = EOSIN * np.float32(0.42 + 0.16 * patient[1] + 0.05 * own[1])
+        self._haematoxylin = HAEMATOXYLIN * np.float32(spec.stain[0] * (0.95 + 0.25 * patient[0] + 0.08 * own[0]))
+        self._eosin = EOSIN * np.float32(spec.stain[1] * (0.42 + 0.16 * patient[1] + 0.05 * own[1]))
         self.background = np.array([242, 241, 243], np.uint8) + np.uint8(4 * patient[2])
 
     def is_background(self, y: int, x: int, height: int, width: int) -> bool:
