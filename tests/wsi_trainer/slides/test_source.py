@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lightning_plugin import Box, TileSource
+from wsi_trainer.data.dataset import dense
 from wsi_trainer.errors import AbsentResolution, SlideError
 from wsi_trainer.slide.geometry import Resolution
 from wsi_trainer.slide.slide import ScaledImage, Slide
@@ -41,6 +42,14 @@ def test_constant_boxes_are_known_without_reading(store: Path) -> None:
     values = [value for value in known if value is not None]
     assert 40 < len(values) < len(known)
     assert all(torch.equal(value, torch.tensor([255, 255, 255], dtype=torch.uint8)) for value in values)
+
+
+def test_whole_images_lie_channel_by_channel(slide: Path) -> None:
+    """oneDNN ends the process in the backward pass of narrow strided convolutions of pixels with channels together."""
+    with Slide.open(slide) as opened:
+        bag = Bag(opened, np.array([[0, 0], [64, 32]], np.int32), 48)
+        for view in (Image(opened), bag):
+            assert dense(view).is_contiguous() and dense(view).dtype == torch.uint8
 
 
 def test_levels_and_resolutions(slide: Path, store: Path) -> None:
