@@ -57,8 +57,8 @@ def processors() -> int:
 def dense(source: TileSource) -> Tensor:
     """All pixels of a source. It holds the whole image: for slides that fit.
 
-    Channel by channel, since PyTorch's convolutions of pixels with their channels together end the process: oneDNN writes
-    outside of its memory in the backward pass of strided 1 x 1 kernels over eight channels or fewer (PyTorch 2.13).
+    Channel by channel: where the channels of a pixel lie together, oneDNN writes outside of its memory in the backward
+    pass of strided 1 x 1 kernels over eight channels or fewer, and ends the process (PyTorch 2.13).
     """
     lead = source.instances or 0
     return source.read(Box.whole((*source.shape[:lead], *source.shape[max(lead, 1) + 1 :]))).contiguous()

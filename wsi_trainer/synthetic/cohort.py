@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from wsi_trainer.io.tables import write_table
-from wsi_trainer.synthetic.pyramid import write_pyramid
+from wsi_trainer.synthetic.pyramid import Pixels, write_pyramid
 from wsi_trainer.synthetic.slide import Site, SlideSpec, SyntheticSlide
 
 DEFAULT_SPLITS: Mapping[str, float] = {"train": 0.6, "val": 0.2, "test": 0.2}
@@ -106,7 +106,7 @@ def write_slide(path: Path, spec: SlideSpec, *, quality: int = 88, threads: int 
     """
     slide = SyntheticSlide(spec)
 
-    def scanned(y: int, x: int, height: int, width: int) -> NDArray[np.uint8]:
+    def scanned(y: int, x: int, height: int, width: int) -> Pixels:
         if finer == 1:
             return slide.render(y, x, height, width)
         top, left = y // finer, x // finer

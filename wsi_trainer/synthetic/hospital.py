@@ -78,9 +78,7 @@ def hospital(
     write_slides(out, specs, ending=ending, finer=finer, workers=workers)
     manifest = out / "manifest.csv"
     partial = manifest.with_name("manifest.csv.part")
-    rows = [
-        [f"slides/{m.name}{ending}", m.label, f"{name}_{m.patient:04d}", name, *_records(m, seed)] for m in members
-    ]
+    rows = [[f"slides/{m.name}{ending}", m.label, f"{name}_{m.patient:04d}", name, *_records(m, seed)] for m in members]
     write_table(partial, RECORDS, rows, keep=True)
     os.replace(partial, manifest)
     return manifest
