@@ -107,9 +107,9 @@ def write_pyramid(
         progress: called with the number of full-resolution pixels that were added.
     """
     shapes = level_shapes(*shape)
-    size = f"{shape[1]}x{shape[0]}"
+    sides = f"{shape[1]}x{shape[0]}"
     svs = path.suffix == ".svs"
-    aperio = f"Aperio Image Library v12.0.0\n{size} [0,0 {size}] (256x256) JPEG/RGB Q={quality}|MPP = {mpp:.4f}"
+    aperio = f"Aperio Image Library v12.0.0\n{sides} [0,0 {sides}] (256x256) JPEG/RGB Q={quality}|MPP = {mpp:.4f}"
     with TemporaryDirectory(dir=path.parent) as scratch, ThreadPoolExecutor(threads) as pool:
         partial = Path(scratch) / path.name
         with tifffile.TiffWriter(partial, bigtiff=shape[0] * shape[1] * 1.5 > _CLASSIC_LIMIT) as tif:
