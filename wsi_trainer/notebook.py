@@ -289,22 +289,12 @@ def weights_of(attention: Attention) -> DataFrame:
     return frame({"x": x, "y": y, "side": [places.side] * len(x), "weight": attention.weights.tolist()})
 
 
-def compared(run: Run, other: Run | Predictions, split: str) -> DataFrame:
-    """A row for each score of two runs on the slides that both have predicted, and their difference.
+def compared(first: Predictions, second: Predictions, names: tuple[str, str]) -> DataFrame:
+    """A row for each score of two models on the slides, or patients, that both have predicted, and their difference."""
+    from wsi_trainer.metrics import comparison, kinds_of, scores_by_target
 
-    Predictions of another program are of patients, and so are then those of the run.
-    """
-    from wsi_trainer.metrics import Predictions, comparison, kinds_of, read_predictions, scores_by_target
-
-    first = read_predictions(run.predictions_file(split))
-    if isinstance(other, Predictions):
-        first, second, names = first.by_patient(), other, (run.name, "other")
-    else:
-        second = read_predictions(other.predictions_file(split))
-        names = (run.name, other.name) if run.name != other.name else (str(run.path), str(other.path))
     if kinds_of(first) != kinds_of(second):
-        what = "the other" if isinstance(other, Predictions) else other.path
-        raise UserError(f"{what} predicts something else than {run.path}; compare runs of one task")
+        raise UserError(f"{names[1]} predicts something else than {names[0]}; compare runs of one task")
     second = second.like(first)
     targets = first.by_target
     several = scores_by_target({name: part.SCORES for name, part in targets.items()})

@@ -170,6 +170,11 @@ class Run(RunFolder):
                 those of the run are taken by patient.
             split: Which slides.
         """
+        from wsi_trainer.metrics import read_predictions
         from wsi_trainer.notebook import compared
 
-        return compared(self, other, split)
+        first = read_predictions(self.predictions_file(split))
+        if not isinstance(other, Run):
+            return compared(first.by_patient(), other, (self.name, "other"))
+        names = (self.name, other.name) if self.name != other.name else (str(self.path), str(other.path))
+        return compared(first, read_predictions(other.predictions_file(split)), names)
