@@ -1,12 +1,14 @@
 """Published slide encoders on 10,000 patches under 11 GiB: memory and time beside their arithmetic; random weights.
 
     python -m benchmarks.slide_encoders steps [--only titan prism ...]
+    python -m benchmarks.slide_encoders heads [--only titan prism ...]
     python -m benchmarks.slide_encoders together
     python -m benchmarks.slide_encoders planned [--only titan prism ...]
 
 - ``steps``: a real step of each head, forward and backward, on features of 10,000 patches side by side, on one core in
   float32; the ledger's peak, the process's, processor seconds, and those of the head's multiplications alone at the
   rate of a product of two matrices of 2,048.
+- ``heads``: the same steps, planned with AdamW at an A100's rates.
 - ``together``: a real step of a small encoder of patches and TITAN behind it, on 10,000 patches of 32 x 32.
 - ``planned``: a step of AdamW of the published encoder of patches together with the slide encoder on 10,000 patches, at
   an A100's rates, within 24 GiB and 80 GiB.
@@ -84,7 +86,6 @@ def measured(model: SlideClassifier, image: Tensor) -> dict[str, float]:
         "process_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "plain_bytes": tiled.plan.plain_bytes,
         "planned_bytes": tiled.plan.peak_bytes,
-        "recomputed": round(tiled.plan.recompute, 3) if hasattr(tiled.plan, "recompute") else 0.0,
     }
 
 
@@ -145,16 +146,34 @@ def planned(options: argparse.Namespace) -> None:
         keep_case("slide_encoders", f"{entry.encoder} and {name}, planned", values)
 
 
+def heads(options: argparse.Namespace) -> None:
+    for name in options.only:
+        entry = named(name)
+        with torch.device("meta"):
+            model = SlideClassifier(backbone=FrozenFeatures(entry.channels), head=entry.head)
+        begin = time.process_time()
+        plan = make_plan(
+            step_of(model), (1, entry.channels, PATCHES, 1), budget=BUDGET, device="cuda:a100", optimizer="adamw"
+        )
+        row = {
+            "peak_bytes": plan.peak_bytes, "seconds": plan.seconds, "plain_bytes": plan.plain_bytes,
+            "operations": multiplications(entry), "planning_seconds": round(time.process_time() - begin, 1),
+        }  # fmt: skip
+        print(name, row, flush=True)
+        keep_case("slide_encoders", f"{name} on features, planned", row)
+
+
 def one(options: argparse.Namespace) -> None:
     one_step(*options.only)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("case", choices=["steps", "together", "planned", "one"])
+    parser.add_argument("case", choices=["steps", "heads", "together", "planned", "one"])
     parser.add_argument("--only", nargs="+", default=SIX, help="names of slide encoders")
     options = parser.parse_args()
-    {"steps": steps, "together": together, "planned": planned, "one": one}[options.case](options)
+    cases = {"steps": steps, "heads": heads, "together": together, "planned": planned, "one": one}
+    cases[options.case](options)
 
 
 if __name__ == "__main__":
