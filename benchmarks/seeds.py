@@ -343,8 +343,8 @@ def said(kind: str, values: dict[str, Any]) -> str:
         budget = format_bytes(values["budget_bytes"])
         return f"{size} ({planned} planned and {held} held of {budget}; the process took {more} more)"
     if kind == "throughput":
-        ways = {"float32": "float32", "half below": "bfloat16 on the host", "half": "bfloat16 everywhere"}
-        return f"batch {values['batch']:,} in {ways[values['maps']]}: {values['images_a_second']:.0f}"
+        maps = {"float32": "float32", "half below": "bfloat16 on the host", "half": "bfloat16 everywhere"}
+        return f"batch {values['batch']:,} in {maps[values['maps']]}: {values['images_a_second']:.0f}"
     if kind == "states":
         total = format_bytes(values["parameter_bytes"] + values["state_bytes"])
         limit, most = format_bytes(values["limit_bytes"]), format_bytes(values["process_bytes"])

@@ -122,7 +122,8 @@ def together(options: argparse.Namespace) -> None:
 
 def planned(options: argparse.Namespace) -> None:
     for name in options.only:
-        entry, rows = named(name), []
+        rows: list[dict[str, Any]] = []
+        entry = named(name)
         size = encoder_named(entry.encoder).size
         for budget in ("24GiB", "80GiB"):
             with torch.device("meta"):
