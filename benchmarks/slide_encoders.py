@@ -24,6 +24,7 @@ import subprocess
 import sys
 import time
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
