@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_plugin.errors import EngineError
+from lightning_plugin.memory import Heap
 from lightning_plugin.private import WeakTensorKeyDictionary, move_storage, storage_key, version
 from lightning_plugin.residency.disk import MappedFile, fills_its_memory, flat_bytes
 
@@ -180,6 +181,7 @@ def build(
     """
     made: dict[int, Tensor] = {}
     filled: set[int] = set()  # tied parameters are filled once
+    heap = Heap(0)
     for path, part in module.named_modules():
         here = list(tensors_without_data(part, path))
         if not here:
@@ -208,7 +210,11 @@ def build(
                         f"{key!r} had no data, and nothing has filled it: {type(part).__name__} does not. "
                         "Give weights, or initialize=<a function that fills the tensors of one module>."
                     )
-        homes.release_pages()
+        placed = [tensor for tensors, name, _ in here if (tensor := tensors[name]) is not None]
+        homes.release_pages_of(placed)
+        heap.freed += sum(tensor.nbytes for tensor in placed)
+        if heap.is_due:  # values that are made for one parameter at a time leave as many bytes of holes
+            heap.trim(0)
 
 
 def tensors_without_data(part: nn.Module, path: str) -> Iterator[tuple[dict[str, Tensor | None], str, str]]:

@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch import nn
 
 from lightning_plugin import memory
 from lightning_plugin.memory import Heap, process_memory
+from lightning_plugin.residency.homes import Homes, build
 
 MIB = 2**20
+
+
+class Made(dict[str, torch.Size]):
+    """Weights that are made when they are asked for."""
+
+    def __getitem__(self, name: str) -> Any:
+        return torch.ones(super().__getitem__(name))
+
+
+def build_from_weights_made_on_demand() -> None:
+    with torch.device("meta"):
+        net = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(24)))
+    before = process_memory()
+    build(net, Homes(), "disk", Made((name, p.shape) for name, p in net.named_parameters()))  # type: ignore[arg-type]
+    assert process_memory() < before + 40 * MIB, "parameters of 96 MiB lie in files"
 
 
 def main() -> None:
@@ -37,4 +56,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    build_from_weights_made_on_demand()
     main()
