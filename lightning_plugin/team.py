@@ -34,6 +34,12 @@ TILES_PER_ROUND = 16
 T = TypeVar("T")
 
 
+def in_memory_order(t: Tensor) -> Tensor:
+    """Return a view of a tensor with its dimensions in the order in which they lie in memory: contiguous if the tensor
+    is dense."""
+    return t.permute(sorted(range(t.dim()), key=t.stride, reverse=True))
+
+
 @dataclass(frozen=True)
 class Team:
     """This process in a process group; see [Note: team]."""
@@ -89,17 +95,18 @@ class Team:
 
         Args:
             shares: This rank's tensors; None where it has none.
-            zeros: Makers of the tensors that it adds if only other ranks have one.
+            zeros: Makers of the tensors that it adds if only other ranks have one, with the strides that these have.
 
         Returns:
             The sums; None where no rank has a tensor.
         """
         totals: list[Tensor | None] = []
         for is_any, share, make in zip(self.any_rank([s is not None for s in shares]), shares, zeros, strict=True):
-            total = make() if is_any and share is None else share
+            total = share
+            if is_any and (share is None or not in_memory_order(share).is_contiguous()):
+                total = make() if share is None else make().add_(share)
             if total is not None:
-                total = total.contiguous()
-                self.all_reduce(total)
+                self.all_reduce(in_memory_order(total))  # a view: a copy of a gradient may not fit
             totals.append(total)
         return totals
 

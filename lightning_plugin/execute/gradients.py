@@ -136,13 +136,13 @@ class Gradients:
     def zero_vector_sum(self, place: int) -> Tensor:
         """Return a sum of a vector's gradients that is zero."""
         like = self.vectors[place]
-        return torch.zeros_like(like, dtype=self.sum_dtypes[place], memory_format=torch.contiguous_format)
+        return torch.zeros_like(like, dtype=self.sum_dtypes[place])
 
     def zero_map_sum(self, v: Value) -> Tensor:
         """Return a sum of an ordinary map's gradients that is zero."""
         like = self.ordinary[v]
         dtype = torch.promote_types(like.dtype, torch.float32)
-        return torch.zeros_like(like, dtype=dtype, memory_format=torch.contiguous_format)
+        return torch.zeros_like(like, dtype=dtype)
 
     def reduce_over_ranks(self, team: Team, maps: Sequence[Value]) -> None:
         """Sum the gradients of vectors and of these ordinary maps over ranks; see [Note: team] in `team`."""

@@ -182,6 +182,16 @@ def test_the_error_names_a_budget_that_works_and_none_below_it_does() -> None:
     assert step_from_outside(TiledModule(net, budget=smallest), net, x) <= smallest
 
 
+def test_a_linear_layer_on_a_flattened_map_has_one_gradient() -> None:
+    """Tiles of fewer images than positions have columns of its weight, whose gradients are summed in its layout: in
+    another one, autograd would copy the sum."""
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(7), nn.Flatten(), nn.Linear(4 * 49, 2048),
+    )  # fmt: skip
+    budget, x = int(2.6 * sum(p.nbytes for p in net.parameters())), torch.randn(8, 3, 14, 14)
+    assert step_from_outside(TiledModule(net, budget=budget, disk=False), net, x) <= budget
+
+
 def test_a_second_step_that_adds_to_gradients_keeps_the_budget_too() -> None:
     net, x = small(), torch.randn(1, 3, 96, 96)
     tiled = TiledModule(net, budget="1MiB")
