@@ -78,6 +78,8 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(folder / "run", folder / "runs" / run)
     tutorials = ROOT / "docs" / "tutorial"
     (folder / "my.yaml").write_text(blocks(tutorials / "slides-to-report.md", "yaml")[0])
+    for name, config in zip(("study", "survival"), blocks(tutorials / "two-hospitals.md", "yaml"), strict=True):
+        (folder / f"{name}.yaml").write_text(config)
     (folder / "mine.yaml").write_text(blocks(tutorials / "fine-tune-an-encoder.md", "yaml")[0])
     (folder / "mine.py").write_text(blocks(ROOT / "docs" / "how-to" / "own-head.md", "python")[0])
     shutil.copy(folder / "manifest.csv", folder / "external.csv")
