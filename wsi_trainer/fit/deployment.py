@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from rich.console import Console
 
+from wsi_trainer.data.covariates import cells_of, is_missing
 from wsi_trainer.data.dataset import grouped, targets_of
 from wsi_trainer.data.manifest import FEATURES, SlideRecord
 from wsi_trainer.data.shift import as_number, columns_of, shift
@@ -64,7 +65,9 @@ from wsi_trainer.preprocess.inputs import is_table, list_slides
 InBoth = Literal["refuse", "leave-out"]
 ENSEMBLE = "ensemble"
 MOST_GROUPS = 12
-"""Different values of a column up to which each is a subgroup; numbers are then cut at their median."""
+"""Groups of a column that are shown, those with the most slides."""
+MOST_NUMBERS = 4
+"""Different numbers of a column up to which each is a subgroup, as of a grade; more are cut at their median."""
 
 
 def members_of(
@@ -310,11 +313,15 @@ def run_deployment(
     every = records_for(first, slides, data_root)
     records, left_out = without_known(members, every, options.in_both)
     cases = grouped(first.loaded.data, records, None)
+    columns = subgroup_columns(options.subgroups, cases)
     for member in members.values():
         member.predictor.covariates_of(cases)  # refuses them before anything is written
+    missing = missing_covariates(members, cases)
+    for column in missing:
+        say(Console(), f"{column}, which the model takes beside the slide, is missing of all slides")
     begun: dict[str, Any] = {
         "schema": 1, "whole": False, "name": name, "slides": len(cases),
-        "left_out": left_out,
+        "left_out": left_out, "missing_covariates": missing,
         "members": {
             called: {
                 "run": str(run.path.absolute()), "checkpoint": run.chosen, "sha256": sha256_of(run.checkpoint()),
@@ -328,13 +335,13 @@ def run_deployment(
             member.result("predict").last.unlink(missing_ok=True)
     deployment.write(begun)
     with recorded(deployment.status) as status:
-        _deploy(deployment, begun, members, study, records, options, status)
+        _deploy(deployment, begun, members, study, records, options, columns, status)
     return deployment
 
 
 def _deploy(
     deployment: Deployment, begun: Mapping[str, Any], members: Mapping[str, Run], study: Study | None,
-    records: Sequence[SlideRecord], options: DeployOptions, status: StatusFile,
+    records: Sequence[SlideRecord], options: DeployOptions, by: Sequence[str], status: StatusFile,
 ) -> None:  # fmt: skip
     """Predict, score and compare, and write what was found."""
     first = next(iter(members.values()))
@@ -384,7 +391,7 @@ def _deploy(
     if labelled is not None and internal is not None:
         facts["differences"] = differences(facts["external"], facts["internal"])
     if labelled is not None:
-        facts["subgroups"] = subgroups(task, labelled, cases, [c for c in re.split(r"[,\s]+", options.subgroups) if c])
+        facts["subgroups"] = subgroups(labelled, cases, by)
     trained = [r for run in members.values() for r in run.without_cohort.kept() if r.split == "train"]
     trained = list({record.slide: record for record in trained}.values())
     if options.compare_slides:
@@ -473,26 +480,51 @@ def differences(external: Mapping[str, Any], internal: Mapping[str, Any]) -> dic
     return found
 
 
-def subgroups(
-    task: Task, labelled: Predictions, cases: Sequence[SlideRecord], columns: Sequence[str]
-) -> dict[str, Any]:
+def subgroup_columns(words: str, cases: Sequence[SlideRecord]) -> list[str]:
+    """The columns of `--subgroups`, by default the site where the cohort has several.
+
+    Raises:
+        UserError: The cohort lacks one.
+    """
+    columns = [column for column in re.split(r"[,\s]+", words) if column]
+    known = {name for case in cases for name in columns_of(case)}
+    if lacking := [column for column in columns if column not in known]:
+        raise UserError(
+            f"--subgroups {words}: the cohort has no column {', '.join(lacking)}; it has {', '.join(sorted(known))}"
+        )
+    return columns or (["site"] if len({case.site for case in cases} - {""}) > 1 else [])
+
+
+def missing_covariates(members: Mapping[str, Run], cases: Sequence[SlideRecord]) -> list[str]:
+    """The columns that a model takes beside the slide, and no slide of the cohort has a value of."""
+    columns = {one.name: one for run in members.values() for one in run.loaded.model.covariates.columns}
+    return [
+        name
+        for name, one in columns.items()
+        if all(is_missing(cells_of(case).get(name, ""), one.kind) for case in cases)
+    ]
+
+
+def subgroups(labelled: Predictions, cases: Sequence[SlideRecord], columns: Sequence[str]) -> dict[str, Any]:
     """Scores of the patients with each value of columns of the manifest.
 
     Returns:
         By column, by value: `slides`, `patients`, `scores` (the first score of the main target, and the shares where
-        it decides); `comparisons`, how many intervals that are, of which one in twenty misses by chance.
+        it decides); `comparisons`, how many intervals that are, of which one in twenty misses by chance; and by column
+        `in_several`, the patients whose slides are in different groups.
     """
     cells = {case.slide: columns_of(case) for case in cases}
-    known = {name for own in cells.values() for name in own}
-    if missing := [column for column in columns if column not in known]:
-        raise UserError(f"the cohort has no column {missing[0]}; it has {', '.join(sorted(known))}")
-    columns = columns or (["site"] if len({own["site"] for own in cells.values()} - {""}) > 1 else [])
     main = next(iter(labelled.by_target.values()))
     name, score = next(iter(main.SCORES.items()))
     found: dict[str, Any] = {}
+    in_several = dict[str, list[str]]()
     comparisons = 0
     for column in columns:
         groups = grouped_by([cells[slide].get(column, "") for slide in main.slides])
+        times = Counter(patient for rows in groups.values() for patient in {main.patients[row] for row in rows})
+        if several := sorted(patient for patient, count in times.items() if count > 1):
+            in_several[column] = several
+            say(Console(), f"patients with different {column} on their slides, in two groups: {first_names(several)}")
         for value, rows in groups.items():
             part = main.take(rows)
             try:
@@ -508,14 +540,14 @@ def subgroups(
                 "slides": len(part), "patients": len(set(part.patients)),
                 "scores": {name: one.to_dict() for name, one in intervals.items()},
             }  # fmt: skip
-    return {"columns": found, "comparisons": comparisons}
+    return {"columns": found, "comparisons": comparisons, "in_several": in_several}
 
 
 def grouped_by(values: Sequence[str]) -> dict[str, NDArray[np.int64]]:
-    """Rows by value; of many different numbers those up to the median and those above."""
+    """Rows by value; of more than a few different numbers those up to the median and those above."""
     cells = np.array(values, dtype=object).astype(str)
     numbers = [as_number(value) for value in values if value]
-    if len(set(values)) > MOST_GROUPS and None not in numbers:
+    if len(set(numbers)) > MOST_NUMBERS and None not in numbers:
         middle = float(np.median(np.array(numbers, dtype=float)))
         said = {
             value: "not known" if not value else f"up to {middle:g}" if float(value) <= middle else f"above {middle:g}"

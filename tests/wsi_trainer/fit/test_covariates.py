@@ -196,6 +196,9 @@ def test_a_deployment_and_columns_that_a_cohort_lacks(
     assert main(words) == 2
     assert "slide s7-0.svs has no column 'age'" in capsys.readouterr().err
     assert main([*words, "--data.absent_covariates=missing"]) == 0
+    assert "age, which the model takes beside the slide, is missing of all" in " ".join(capsys.readouterr().out.split())
+    assert Deployment(tmp_path / "l").facts["missing_covariates"] == ["age", "sex"]
+    assert "<b>age, sex are missing of all slides</b>" in (tmp_path / "l" / "report.html").read_text()
     cohort = ["test", str(run.path), f"--cohort={lacking}", f"--data_root={other}", *more]
     assert main(cohort) == 2 and "has no column 'age'" in capsys.readouterr().err
     assert main([*cohort, "--data.absent_covariates=missing"]) == 0

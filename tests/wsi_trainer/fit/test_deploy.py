@@ -70,6 +70,10 @@ def test_folds_are_deployed_as_the_mean_of_what_they_predict(
     manifest = hospital(tmp_path / "b", 1, "b", labels=labels)
     before, features = hashes(study), f"--data.features={tmp_path / 'b' / 'features'}"
     out = tmp_path / "deployed"
+    assert deploy(study, manifest, "--name", "external-1", "--out", out, "--subgroups", "sex,stage", features) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "--subgroups sex,stage: the cohort has no column stage; it has label, sex, site" in said
+    assert not out.exists(), "known before anything is predicted"
     assert deploy(study, manifest, "--name", "external-1", "--out", out, "--subgroups", "sex", features) == 0
     assert hashes(study) == before, "nothing is written into the runs"
     deployment = Deployment(out)
@@ -98,6 +102,8 @@ def test_folds_are_deployed_as_the_mean_of_what_they_predict(
     assert apart["value"] == point["patient"]["sensitivity"]["value"] - internal["patient"]["sensitivity"]["value"]
     assert facts["internal"]["slides"] == 30 and set(facts["each"]) == {"fold0", "fold1"}
     assert set(facts["subgroups"]["columns"]["sex"]) == {"m", "f"} and facts["subgroups"]["comparisons"] > 0
+    assert facts["subgroups"]["in_several"] == {"sex": sorted(f"b-{number}" for number in range(12))}
+    assert "patients with different sex on their slides" in " ".join(capsys.readouterr().out.split())
     page = " ".join(deployment.report.read_text().split())
     assert "external-1 less internal" in page and "By sex" in page and "none adjusted for their number" in page
     assert deploy(study, manifest, "--name", "external-1", "--out", out, features) == 2, "kept"
@@ -272,4 +278,8 @@ def test_many_numbers_are_two_groups_and_few_are_each_its_own() -> None:
     assert {name: len(rows) for name, rows in grouped_by(ages).items()} == {
         "above 49.5": 10, "not known": 1, "up to 49.5": 10,
     }  # fmt: skip
+    assert {name: len(rows) for name, rows in grouped_by(["40", "41", "50", "60", "71"]).items()} == {
+        "above 50": 2, "up to 50": 3,
+    }  # fmt: skip
+    assert set(grouped_by(["1", "2", "3", "1", "4", ""])) == {"1", "2", "3", "4", "not known"}
     assert set(grouped_by(["I", "II", "I", ""])) == {"I", "II", "not known"}
