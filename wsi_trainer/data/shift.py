@@ -125,14 +125,16 @@ def of_columns(
     """The manifest's further columns: empty cells, and what is in them."""
     names = dict.fromkeys(name for record in (*training, *cohort) for name in columns_of(record))
     for name in names:
-        if name in targets or name in PATHS or name == "mpp":
+        if name in targets or name in PATHS or name in ("mpp", "site"):  # sites are different by their names
             continue
+        absent = [all(name not in columns_of(record) for record in side) for side in (training, cohort)]
         cells = [[_known(columns_of(record).get(name, "")) for record in side] for side in (training, cohort)]
         empty = [sum(not cell for cell in side) / len(side) for side in cells]
         if max(empty) > 0 and min(empty) < 1:
-            said = [f"{100 * share:.0f} %" for share in empty]
+            said = ["absent" if gone else f"{100 * part:.0f} % empty" for gone, part in zip(absent, empty, strict=True)]
             more = empty[1] - empty[0]
-            yield Unlike(f"{name}, empty", said[0], said[1], 5 * abs(more), abs(more) > OTHER)
+            what = f"{name} ({'absent' if any(absent) else 'empty'})"
+            yield Unlike(what, said[0], said[1], 5 * abs(more), abs(more) > OTHER)
         values = [[cell for cell in side if cell] for side in cells]
         if not all(values):
             continue

@@ -185,7 +185,7 @@ def test_a_deployment_and_columns_that_a_cohort_lacks(
     words = ["deploy", str(run.path), str(other / "manifest.csv"), *more]
     assert main([*words, f"--out={tmp_path / 'd'}", "--name=d"]) == 0
     facts = Deployment(tmp_path / "d").facts
-    assert {"age", "age, empty"} <= {one["name"] for one in facts["shift"]} and facts["labelled"] == 12
+    assert {"age", "age (empty)"} <= {one["name"] for one in facts["shift"]} and facts["labelled"] == 12
     page = (tmp_path / "d" / "report.html").read_text()
     assert "What these numbers do not say" in page and "<th>training</th><th>deployment</th>" in page
     lacking = tmp_path / "lacking.csv"
