@@ -55,7 +55,8 @@ def report(
         run, baseline = [one.path for one in study.runs.values()][:2]
     other = None if baseline is None else Run.at(baseline, name)
     opened = Run.open(run, checkpoint, name, data_root)
-    page = write_report(opened, other, split, out, lines, names, study=study)
+    title = None if study is None else study.path.resolve().name
+    page = write_report(opened, other, split, out, lines, names, title, study)
     say(Console(), f"report: {page}")
     if checklist is not None:
         write_checklist(checklist, checklist_of(RunResults.load("", opened, split)))

@@ -54,7 +54,7 @@ def test_end_to_end_against_frozen_features_of_the_same_slides(
     assert {path.suffix for path in (out / "features").iterdir() if path.is_file()} == {".h5", ".json"}
     for _ in range(2):
         page = (out / "report.html").read_text()
-        assert "frozen features" in page and "time, end to end" in page
+        assert "frozen features" in page and "time, end to end" in page and f"<h1>{out.name}</h1>" in page
         (out / "report.html").unlink()
         assert main(["report", str(out)]) == 0
     assert (
