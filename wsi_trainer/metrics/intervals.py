@@ -70,10 +70,13 @@ class Interval:
         """The patients, and those with the event where there is such a thing."""
         return f"{self.patients}" if self.events is None else f"{self.events} of {self.patients}"
 
-    @property
-    def counted(self) -> str:
-        """The bounds, and of whom they are."""
-        events = "" if self.events is None else f", {self.events} of them positive"
+    def counted(self, event: str = "positive") -> str:
+        """The bounds, and of whom they are.
+
+        Args:
+            event: A word for those with the event, see `Predictions.POSITIVE`.
+        """
+        events = "" if self.events is None else f", {self.events} of them {event}"
         if self.absent and self.patients < LEAST:  # which says how many there are
             return self.absent + events
         return f"{self.absent or '95 % interval ' + self.bounds}; {_patients(self.patients)}{events}"

@@ -64,6 +64,8 @@ class Predictions:
     """The scores of the kind by name; the first stands for all."""
     ERROR: ClassVar[str]
     """Meaning of `errors`, for readers."""
+    POSITIVE: ClassVar[str] = "positive"
+    """A word for the patients of `positives`, for readers."""
     FIGURES: ClassVar[tuple[str, ...]] = ()
     """Names of the figures of a report."""
     NAMED: ClassVar[bool] = False

@@ -120,6 +120,7 @@ class RiskPredictions(Predictions):
     COLUMNS: ClassVar = {"times": "time", "events": "event", "risks": "risk"}
     SCORES = RISK_SCORES
     ERROR = "share of the slides it can be compared with that are ordered wrongly"
+    POSITIVE = "with event"
     FIGURES = ("survival",)
 
     slides: tuple[str, ...]

@@ -141,7 +141,7 @@ class SlideRow:
 
 
 def slide_rows(run: RunResults, baseline: RunResults | None) -> list[SlideRow]:
-    """The slides, worst mistakes first."""
+    """The slides, those that are decided wrongly first, each part by its error."""
     errors = run.predictions.errors()
     other = {} if baseline is None else dict(zip(baseline.predictions.slides, baseline.predictions.errors()))
     pictures: dict[str, dict[str, Path]] = {}
@@ -167,7 +167,7 @@ def slide_rows(run: RunResults, baseline: RunResults | None) -> list[SlideRow]:
                 found={name: its[slide] for name, its in found.items() if slide in its},
             )
         )
-    return sorted(rows, key=lambda row: -row.error)
+    return sorted(rows, key=lambda row: (row.words.wrong, row.error), reverse=True)
 
 
 def called(one: RunResults, run: RunResults, what: str) -> str:

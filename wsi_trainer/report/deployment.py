@@ -17,7 +17,7 @@ from wsi_trainer.io.files import as_written, read_json, write_text
 from wsi_trainer.io.tables import read_table, unescape_formula
 from wsi_trainer.metrics import Interval, Predictions, kinds_of
 from wsi_trainer.report import figures
-from wsi_trainer.report.contents import flat
+from wsi_trainer.report.contents import flat, main_of
 from wsi_trainer.report.pictures import map_picture, slide_picture
 from wsi_trainer.report.render import titled, unbroken
 
@@ -39,7 +39,9 @@ def write_page(deployment: Deployment, out: Path | None = None) -> Path:
             interval=Interval.of,
             titled=titled,
             unbroken=unbroken,
-            main="" if external is None else next(iter(next(iter(external.by_target.values())).SCORES)),
+            main="" if external is None else next(iter(main_of(external).SCORES)),
+            event="" if external is None else main_of(external).POSITIVE,
+            error_means="" if external is None else external.error_means,
             figures=_figures(facts, external, internal),
             rows=rows,
             pictures=pictures,
@@ -92,7 +94,7 @@ def _environments(deployment: Deployment) -> dict[str, dict[str, str]]:
 
 
 def _rows(deployment: Deployment, external: Predictions | None) -> list[dict[str, Any]]:
-    """The slides, worst mistakes first, those without label last."""
+    """The slides, those that are decided wrongly first, each part by its error; those without label last."""
     first = next(iter(deployment.members.values()))
     records: dict[str, SlideRecord] = {}
     for record in reversed(first.kept()):
@@ -115,4 +117,8 @@ def _rows(deployment: Deployment, external: Predictions | None) -> list[dict[str
                 "maps": [(run, its[slide]) for run, its in pictures if slide in its],
             }
         )  # fmt: skip
-    return sorted(rows, key=lambda row: -np.inf if row["error"] is None else row["error"], reverse=True)
+    return sorted(
+        rows,
+        key=lambda row: (False, -np.inf) if row["error"] is None else (row["words"].wrong, row["error"]),
+        reverse=True,
+    )

@@ -114,6 +114,7 @@ def _context(
         "runs": runs,
         "other": other,
         "main": next(iter(main_of(run.predictions).SCORES)),
+        "event": main_of(run.predictions).POSITIVE,
         "difference": None if other is None else difference(run, other),
         "delong": {} if other is None else delong_of(run, other),
         "figures": figures_of(runs),

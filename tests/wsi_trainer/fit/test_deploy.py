@@ -2,6 +2,7 @@
 
 import csv
 from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -106,6 +107,10 @@ def test_folds_are_deployed_as_the_mean_of_what_they_predict(
     assert "patients with different sex on their slides" in " ".join(capsys.readouterr().out.split())
     page = " ".join(deployment.report.read_text().split())
     assert "external-1 less internal" in page and "By sex" in page and "none adjusted for their number" in page
+    assert "AUC by slide, external-1" in page and "internal: each fold at its own threshold" in page
+    assert "<th>by patient</th>" in page and "0 left out" in page and "one minus the probability" in page
+    wrong = [line.startswith('"wrong"') for line in page[page.index("worst mistakes") :].split("<tr class=")[1:]]
+    assert len(wrong) == 30 and wrong == sorted(wrong, reverse=True)
     assert deploy(study, manifest, "--name", "external-1", "--out", out, features) == 2, "kept"
 
     # Killed before its end: members that are done are kept.
@@ -234,7 +239,8 @@ def test_survival_is_cut_where_training_says(tmp_path: Path, capsys: pytest.Capt
     by_patient = [max(risks[f"b{n}.svs"], risks[f"b{n + 1}.svs"]) for n in range(0, 40, 2)]
     assert found["higher"]["patients"] == sum(risk > baseline["median"] for risk in by_patient)
     assert set(split.values()) == {"train", "val", "test"} and "integrated_brier" in found
-    assert "hazard ratio" in (tmp_path / "out" / "report.html").read_text()
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "hazard ratio" in page and "of them with event" in page and "positive" not in page
     assert not list((tmp_path / "out" / "members").rglob("baseline.json")), "the run has it"
     # Several runs: risks on the scale of their training patients.
     both = [tmp_path / "one", tmp_path / "two", manifest, "--out", tmp_path / "mean", features]
@@ -267,10 +273,12 @@ def test_what_is_unlike_training_comes_first(tmp_path: Path) -> None:
     other = slides("c", (150, 90, 190), 0.25, ["49", "", "", "61", "55", "52"])
     found = shift(training, other, {"label"})
     unlike = [one.name for one in found if one.unlike]
-    assert {"µm a pixel", "haematoxylin", "age, empty"} <= set(unlike)
+    assert {"µm a pixel", "haematoxylin", "age (empty)"} <= set(unlike)
     assert found[0].unlike and [one.unlike for one in found] == sorted((one.unlike for one in found), reverse=True)
     assert next(one for one in found if one.name == "µm a pixel").cohort.startswith("0.25")
-    assert "label" not in {one.name for one in found}
+    assert not {"label", "site"} & {one.name for one in found}
+    (gone,) = shift(training, [replace(one, others={}, path=tmp_path / "none") for one in other], {"label"})
+    assert (gone.name, gone.training, gone.cohort, gone.unlike) == ("age (absent)", "0 % empty", "absent", True)
 
 
 def test_many_numbers_are_two_groups_and_few_are_each_its_own() -> None:
