@@ -41,6 +41,7 @@ def write_page(deployment: Deployment, out: Path | None = None) -> Path:
             unbroken=unbroken,
             main="" if external is None else next(iter(main_of(external).SCORES)),
             event="" if external is None else main_of(external).POSITIVE,
+            classed=external is not None and any(part.NAMED for part in external.by_target.values()),
             error_means="" if external is None else external.error_means,
             figures=_figures(facts, external, internal),
             rows=rows,
