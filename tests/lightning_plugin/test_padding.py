@@ -140,10 +140,10 @@ def test_tissue_and_blank_examples_are_not_taken_for_background() -> None:
     def known(*tensors: Tensor) -> list[Constants | None]:
         return background_of(Image.of(TensorSource(t), t.device) for t in tensors)
 
-    blank, gate = torch.zeros(2, 3, 80, 96), torch.ones(1, 1, 32, 32)
+    blank, gate = torch.zeros(2, 3, 320, 384), torch.ones(1, 1, 32, 32)
     assert known(torch.randn(blank.shape)) == known(blank) == known(blank.to("meta")) == [None]
     assert known(blank, gate) == [None, None]
-    blank[0, :, :40] = torch.randn(3, 40, 96)
+    blank[0, :, :160] = torch.randn(3, 160, 384)
     found, all_of_it = known(blank, gate)
     assert found is not None and found.cells.shape == (10, 12, 2)
     assert all_of_it is not None and all_of_it.is_constant

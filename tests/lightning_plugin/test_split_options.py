@@ -138,7 +138,22 @@ class Attended(nn.Module):
         return out.transpose(1, 2).view_as(x)
 
 
-@pytest.mark.parametrize("between", [Turned(), Attended(), nn.Upsample(scale_factor=2)])
+def test_attention_between_splits_is_over_the_whole_map() -> None:
+    """It has no windows to be split; the convolutions on both sides of it have."""
+    odd = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), Attended(), nn.Conv2d(4, 4, 3, padding=1)).double()
+    x = image(16)
+
+    def split(convolution: nn.Module, x: Tensor) -> Tensor:
+        rows = [[convolution(part.contiguous()) for part in row.split(8, 3)] for row in x.split(8, 2)]
+        return torch.cat([torch.cat(row, 3) for row in rows], 2)
+
+    expected = split(odd[2], odd[1](split(odd[0], x)))
+    for tiles in (1, (3, 2)):
+        found = TiledModule(odd, tiles=tiles, split_depth=1.0, **HALF)(x)
+        assert (found - expected).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("between", [Turned(), nn.Upsample(scale_factor=2)])
 def test_what_cannot_be_split_is_refused_by_name(between: nn.Module) -> None:
     odd = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), between, nn.Conv2d(4, 4, 3, padding=1)).double()
     with pytest.raises(PlanError, match="Give a smaller split_depth"):

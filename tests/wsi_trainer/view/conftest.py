@@ -207,6 +207,7 @@ def page(chromium: Any) -> Iterator[Any]:
     said: list[str] = []
     page.on("console", lambda message: said.append(message.text))
     page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("response", lambda found: said.append(f"{found.status} {found.url}") if found.status >= 400 else None)
     yield page
     page.close()
     assert not said
