@@ -89,6 +89,7 @@ wsi.layers = (page) => {
     const opened = state.opened;
     for (const layer of new Set(page.panes.map(layerOf))) {
       if (layer === "") continue;
+      if (opened !== state.opened) return; // another slide was opened meanwhile, which may lack the layer
       const query = { threshold: byId("outline-at").value };
       const found = await wsi.data.json(address(`layers/${layer}/outlines.json`), query);
       if (opened === state.opened) state.polygons[`outlines ${layer}`] = found.polygons;
