@@ -290,7 +290,7 @@ def measure(name: str, way: str, slide: Path, folder: Path) -> dict[str, Any]:
 
 
 def differing(values: Values, plain: Values) -> Values:
-    """How far values are from those of the whole, in standard deviations of the whole."""
+    """Return the distances of values from those of the whole, in standard deviations of the whole."""
     axes = tuple(range(2, plain.ndim))
     spread = (plain - plain.mean(axes, keepdims=True)).std()
     return np.abs(values - plain) / spread

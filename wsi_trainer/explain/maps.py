@@ -165,7 +165,7 @@ class Segmented:
 
     @staticmethod
     def of(run: Run) -> dict[str, Segmented]:
-        """Those of a run, by slide."""
+        """Find the files of a run, by slide."""
         outlines, labels = outlines_of(run), labels_of(run)
         return {slide: Segmented(outlines.get(slide), labels.get(slide)) for slide in {**outlines, **labels}}
 

@@ -55,13 +55,13 @@ class PatchTable:
 
     slide: str
     places: Places
-    """Where they lie, in pixels of level 0 of the original slide."""
+    """Places of the patches, in pixels of level 0 of the original slide."""
     mpp: Pair | None
     """Micrometres per pixel there, y and x, where they are known."""
     features: NDArray[np.float32]
     """(patches, width)"""
     numbers: Mapping[str, NDArray[Any]]
-    """Of each patch, by name: its contribution, and its attention where the head has one."""
+    """A number of each patch, by name: contribution, and attention where the head has it."""
     prediction: Mapping[str, float]
     """The numbers predicted of the slide."""
     model: str

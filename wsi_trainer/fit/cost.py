@@ -25,7 +25,7 @@ Shape = tuple[int, ...]
 UNLIMITED = 1 << 60
 """The budget of plain PyTorch: its step is planned to be asked what it needs."""
 FORWARD_SHARE = 1 / 3
-"""Of a training step's time: backward does about twice the work of forward."""
+"""Share of a training step's time that forward takes: backward does about twice its work."""
 
 
 def shapes_of(records: Sequence[SlideRecord], config: DataConfig) -> dict[str, Shape]:

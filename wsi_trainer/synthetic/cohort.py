@@ -80,7 +80,6 @@ def make_cohort(
 
 def write_manifest(path: Path, members: Sequence[Member], folder: str, mpp: float) -> None:
     """The manifest CSV: paths relative to it, one slide a line."""
-    partial = path.with_name(path.name + ".part")
     rows = (
         [
             *(f"{folder}/{member.name}.tif", member.label, f"patient_{member.patient:04d}", member.site),
@@ -88,8 +87,7 @@ def write_manifest(path: Path, members: Sequence[Member], folder: str, mpp: floa
         ]
         for member in members
     )
-    write_table(partial, ["slide", "label", "patient", "site", "split", "mpp", "regions"], rows, keep=True)
-    os.replace(partial, path)
+    write_table(path, ["slide", "label", "patient", "site", "split", "mpp", "regions"], rows, keep=True)
 
 
 Progress = Callable[[int], None]
@@ -107,7 +105,7 @@ def write_slide(path: Path, spec: SlideSpec, *, quality: int = 88, threads: int 
     slide = SyntheticSlide(spec)
 
     def scanned(y: int, x: int, height: int, width: int) -> Pixels:
-        if finer == 1:
+        if finer == 1:  # as it is: of one colour it is stored as one pixel, and encoded once
             return slide.render(y, x, height, width)
         top, left = y // finer, x // finer
         coarse = slide.render(top, left, -(-(y + height) // finer) - top, -(-(x + width) // finer) - left)

@@ -6,7 +6,6 @@ shows a lesion is the same in all, so that a network of one hospital has somethi
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -77,10 +76,8 @@ def hospital(
         )  # fmt: skip
     write_slides(out, specs, ending=ending, finer=finer, workers=workers)
     manifest = out / "manifest.csv"
-    partial = manifest.with_name("manifest.csv.part")
     rows = [[f"slides/{m.name}{ending}", m.label, f"{name}_{m.patient:04d}", name, *_records(m, seed)] for m in members]
-    write_table(partial, RECORDS, rows, keep=True)
-    os.replace(partial, manifest)
+    write_table(manifest, RECORDS, rows, keep=True)
     return manifest
 
 

@@ -44,7 +44,7 @@ class CustomInferenceEncoder(nn.Module):
 
 
 def extract_slide_features(path: Path, slide_encoder: Any, device: str) -> np.ndarray:
-    """What TRIDENT's does with any encoder of slides."""
+    """Do with an encoder of slides as TRIDENT's function of this name does."""
     slide_encoder.to(device)
     slide_encoder.eval()
     with h5py.File(path) as file:
