@@ -214,12 +214,14 @@ def random_task(seed: int) -> tuple[nn.Module, tuple[int, ...], int]:
     return net, shape, int(held_by(net, shape) * 10 ** random.uniform(-2, 0))
 
 
+@pytest.mark.slow
 def test_random_models_are_made_to_fit(count: Callable[..., int]) -> None:
     answers = [checked(*random_task(seed)) for seed in range(count(ci=2, full=200))]
     fitted = [answer for answer in answers if answer.options is not None]
     assert fitted and len(fitted) < len(answers), "neither all budgets nor none suffice"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TASKS)
 def test_a_model_is_made_to_fit(name: str) -> None:
     task = TASKS[name]

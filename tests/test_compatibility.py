@@ -106,6 +106,7 @@ def test_a_run_predicts_and_scores_as_it_did(old: Path, expected: Any) -> None:
     assert {name: scores[name]["value"] for name in ("auc", "brier")} == expected["run"]["scores"]
 
 
+@pytest.mark.slow
 def test_a_run_is_tested_reported_and_found_finished(old: Path, expected: Any) -> None:
     root = f"--data-root={old / 'stores'}"
     assert main(["test", "run", root, "--overwrite"]) == 0
@@ -126,6 +127,7 @@ def write_slides() -> None:
     shutil.copyfile("manifest.csv", "slides/manifest.csv")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("old", ["1.0"], indirect=True)
 def test_stores_features_predictions_and_maps_are_what_1_0_made(old: Path) -> None:
     """`maps.npz` has those that 1.0 made of the run's test slides."""
@@ -191,6 +193,7 @@ def test_batches_have_the_keys_of_1_0_and_are_taken_with_them(task: Task) -> Non
     assert model.training_step(moved, 0) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("old", ["1.0"], indirect=True)
 def test_plans_of_another_format_in_a_checkpoint_are_made_again(old: Path, caplog: pytest.LogCaptureFixture) -> None:
     kept = torch.load("run/checkpoints/last.ckpt", weights_only=False)
@@ -204,6 +207,7 @@ def test_plans_of_another_format_in_a_checkpoint_are_made_again(old: Path, caplo
     assert "the checkpoint's plans are made again" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_checkpoint_goes_on_and_a_config_begins_a_run(old: Path) -> None:
     assert main(["fit", "--config=config.yaml", "--out=anew"]) == 0
     assert (

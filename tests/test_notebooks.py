@@ -39,6 +39,7 @@ def test_notebooks_show_a_plan_a_sweep_a_slide_and_its_attention() -> None:
     assert pictures["does-it-fit"] == 2 and pictures["slides-to-report"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHORT)
 def test_the_cells_of_a_notebook_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -212,6 +212,7 @@ def programs(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if programs(page) and page.stem not in ELSEWHERE], ids=lambda page: page.stem
 )

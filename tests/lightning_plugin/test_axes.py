@@ -85,6 +85,7 @@ def run(tally: Tally, examples: int, fixed: int | None) -> None:
     (seed(fixed)(every) if fixed is not None else every)()
 
 
+@pytest.mark.slow
 def test_sampled_networks_are_exact() -> None:
     tally = Tally()
     run(tally, 5, 1)

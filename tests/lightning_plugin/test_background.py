@@ -182,6 +182,7 @@ def assert_same_gradients(
     assert max(found.values()) < TOLERANCE, found
 
 
+@pytest.mark.slow
 @given(
     depth=st.integers(1, 4), norm=st.booleans(), stride=st.integers(1, 2), batch=st.integers(1, 2),
     size=st.tuples(st.integers(24, 60), st.integers(24, 60)), tiles=st.tuples(st.integers(2, 6), st.integers(2, 6)),
@@ -258,6 +259,7 @@ def resnet() -> nn.Module:
     return fill(ZOO["resnet18"].build())
 
 
+@pytest.mark.slow
 def test_a_slide_of_which_most_is_background_is_planned_to_take_less_time() -> None:
     net = ResNet(BasicBlock, (1, 1, 1, 1), num_classes=2).eval()  # whose statistics add to no cotangent
     image = torch.empty(1).expand(1, 3, 1024, 1024)  # which nobody reads
@@ -267,6 +269,7 @@ def test_a_slide_of_which_most_is_background_is_planned_to_take_less_time() -> N
     assert any(s.alike for s in background.segments) and not any(s.alike for s in tissue.segments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("part", "train"),
     [pytest.param(0.3, True, marks=pytest.mark.full), (0.55, False), pytest.param(0.8, True, marks=pytest.mark.full)],
@@ -306,6 +309,7 @@ def test_nobody_looks_at_background_behind_the_last_segment_that_shares(monkeypa
         assert looked == set(range(last))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("free_tiles")
 @pytest.mark.parametrize("train", [pytest.param(False, marks=pytest.mark.full), True])
 def test_a_plan_for_background_keeps_its_budget_and_is_exact(train: bool) -> None:
@@ -323,6 +327,7 @@ def test_a_plan_for_background_keeps_its_budget_and_is_exact(train: bool) -> Non
         assert worst < TOLERANCE, name
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("free_tiles")
 def test_a_padded_batch_is_planned_as_background() -> None:
     torch.manual_seed(0)

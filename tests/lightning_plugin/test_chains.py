@@ -66,6 +66,7 @@ def run(tally: Tally, examples: int, fixed: int | None) -> None:
     (seed(fixed)(every) if fixed is not None else every)()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fixed", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_sampled_deep_networks_are_exact(fixed: int) -> None:
     tally = Tally()
@@ -348,6 +349,7 @@ def test_nothing_is_left_when_a_step_is_over(net: nn.Module, x: Tensor) -> None:
     assert how.ledger is not None and how.ledger.live <= parameters
 
 
+@pytest.mark.slow
 def test_depth_is_no_recursion() -> None:
     """Deeper than Python's stack, with hardly any room; links that read far are none."""
     torch.manual_seed(0)

@@ -146,6 +146,7 @@ USES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "way"), sampled(USES, WAYS, every=2))
 def test_what_plain_pytorch_makes_of_a_complex_map(name: str, way: str) -> None:
     net = Complex(USES[name])

@@ -60,6 +60,7 @@ def cases() -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("entry", "value", "knows", "mode"), cases())
 def test_a_constant_image_is_no_special_case(entry: ZooEntry, value: float, knows: bool, mode: str) -> None:
     net = fill(entry.build().double()).train(mode == "train")

@@ -25,6 +25,7 @@ def test_head_is_exact_and_tiled(head: type[nn.Module], patches: int) -> None:
     assert not engine.noted
 
 
+@pytest.mark.slow
 def test_the_first_step_holds_what_later_ones_hold() -> None:
     """A search for a plan leaves cycles behind, which must not keep what the step computes until they are collected."""
     torch.manual_seed(0)

@@ -32,6 +32,7 @@ def times(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(memory.malloc_trim() is None, reason="the C library gives nothing back")
 def test_holes_are_given_back() -> None:
     """In a process of its own: what earlier tests have left free would be taken first."""

@@ -89,6 +89,7 @@ NETWORKS = {
 LONG = "unet_bilinear", "resnet18"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "train", "batch"),
     [

@@ -158,6 +158,7 @@ def examine(dense: Dense, budgeted: bool = False) -> dict[str, Any]:
     return row
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", SAMPLED)
 def test_a_network_of_others_is_exact(label: str) -> None:
     row = examine(next(d for d in NETWORKS if d.label == label))

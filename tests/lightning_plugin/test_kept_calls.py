@@ -254,6 +254,7 @@ def test_sequences_of_steps_between_which_something_changes(budget: str, count: 
 # Memory ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [1.3, *(pytest.param(share, marks=pytest.mark.full) for share in (2.0, 3.0, 5.0))])
 def test_several_calls_keep_the_budget(share: float) -> None:
     """Calls whose graphs wait for one backward have one budget, whether they are recorded or not."""
@@ -302,6 +303,7 @@ class Collected(nn.Module):
         return found[-1].std((2, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("whole", "share"), sampled([nothing, sort, fft], [1.05, 0.8, 0.6], every=3))
 def test_code_that_holds_its_intermediate_results_keeps_the_budget(
     whole: Callable[[Tensor], Tensor], share: float

@@ -112,6 +112,7 @@ def kept_by(strategy: Any, net: type[nn.Module], keep: Keep, images: int, stage:
     return module, torch.utils._pytree.tree_leaves(module.kept)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("keep", "net", "stage"), sampled(KEEPS, [Pooled, ClassToken], ["fit", "validate"], every=3))
 def test_what_a_lightning_module_keeps_is_plain(keep: str, net: type[nn.Module], stage: str) -> None:
     images = 1 if net is Pooled else 2

@@ -109,6 +109,7 @@ def every(data: st.DataObject) -> None:
     loss.backward()  # the step goes on
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fixed", [1, None])
 def test_the_first_operator_is_that_of_plain_pytorch(fixed: int | None) -> None:
     run = settings(max_examples=3, phases=[Phase.generate], **QUIET)(given(st.data())(every))

@@ -213,6 +213,7 @@ def test_an_image_of_which_nothing_is_known_makes_tiles_different() -> None:
 # What is stored
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [False, True])
 def test_background_is_stored_once_on_the_disk(ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)

@@ -302,6 +302,7 @@ def test_families_of_layers() -> None:
     assert issubclass(nn.InstanceNorm2d, private.InstanceNormBase) and issubclass(nn.AlphaDropout, private.DropoutBase)
 
 
+@pytest.mark.slow
 def test_the_compiler_is_not_imported() -> None:
     """Importing the engine takes no compiler along, nor do fake tensors, and changes nothing of PyTorch's own."""
     script = (
@@ -347,6 +348,7 @@ print(*(k for k in after if k not in before or (after[k] is not before[k] and af
 """
 
 
+@pytest.mark.slow
 def test_importing_changes_nothing_that_a_constructor_could() -> None:
     """Lightning may be imported before anything is constructed, with registries that the strategies' names go into."""
     done = subprocess.run([sys.executable, "-c", IMPORTS], check=True, capture_output=True, text=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
@@ -12,6 +13,7 @@ from lightning_plugin import LazyImage, TiledModule
 from lightning_plugin.progress import profiler_range
 
 
+@pytest.mark.slow
 def test_a_profile_shows_steps_segments_tiles_and_transfers() -> None:
     layers = [nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1)]
     net = nn.Sequential(*layers, nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten())

@@ -129,6 +129,7 @@ def test_nothing_is_streamed_where_all_fits(net: Encoder, bag: Tensor) -> None:
     assert not streamed(tiled.plan)
 
 
+@pytest.mark.slow
 def test_who_wants_none_to_leave_is_told_what_is_needed(net: Encoder, bag: Tensor) -> None:
     with pytest.raises(BudgetError, match="Parameters and gradients alone take"):
         step(tight(net, parameters="device"), bag)
@@ -159,6 +160,7 @@ def test_a_regulariser_reads_them_in_the_loss(net: Encoder, bag: Tensor, tier: s
     same(net, plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tier", [pytest.param("host", marks=pytest.mark.full), "disk"])
 def test_what_is_written_between_steps_is_what_the_next_one_uses(net: Encoder, bag: Tensor, tier: str) -> None:
     plain, other = copy.deepcopy(net), Encoder().double()
@@ -412,6 +414,7 @@ def test_a_module_that_builds_itself(bag: Tensor) -> None:
 # Plans
 
 
+@pytest.mark.slow
 def test_plans_say_what_is_streamed(net: Encoder) -> None:
     budget = parameter_bytes(net)
     plan = make_plan(net, (12, 3, 16, 16), budget=budget, parameters="host", dtype=torch.float64)

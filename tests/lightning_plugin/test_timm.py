@@ -20,6 +20,7 @@ def timm() -> ModuleType:
     return importlib.import_module("timm")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "architecture",
     [pytest.param(a, marks=[] if a.label in SAMPLED else [pytest.mark.full]) for a in ARCHITECTURES],

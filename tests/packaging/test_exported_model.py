@@ -120,6 +120,7 @@ def check(command: Sequence[Path | str], model: tuple[Path, Path]) -> str:
     return str(package)
 
 
+@pytest.mark.slow
 def test_an_exported_model_predicts_with_what_the_wheel_requires_and_safetensors(
     model: tuple[Path, Path], tmp_path: Path
 ) -> None:

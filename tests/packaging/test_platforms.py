@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.warm import forget, start
 
 PROGRAM = """
@@ -78,6 +80,7 @@ print("exact", end="")
 """
 
 
+@pytest.mark.slow
 def test_all_modules_import_and_a_step_is_exact_on_a_system_with_less(tmp_path: Path) -> None:
     process = start(tmp_path / "log", run)
     process.join(300)

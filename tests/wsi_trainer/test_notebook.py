@@ -118,6 +118,7 @@ def test_a_slide_whose_pixels_are_damaged_says_so_on_its_card(tmp_path: Path) ->
         assert "64 × 64 px" in slide._repr_html_() and "<em>" in slide._repr_html_()
 
 
+@pytest.mark.slow
 def test_a_plot_lies_in_pixels_of_the_original_slide(tmp_path: Path) -> None:
     slides = tmp_path / "slides"
     manifest = generate(slides, slides=12, side=256, seed=1)

@@ -180,6 +180,7 @@ def test_every_command_twice(form: str, kind: str, tmp_path: Path) -> None:
     assert len(threads()) <= len(before) + 1, threads()
 
 
+@pytest.mark.slow
 def test_a_cohort_over_its_life(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Slides are added, a label is corrected, another hospital's slides come: what was held out stays held out."""
     slides = cohort(tmp_path / "slides", "store", split=False, count=14)

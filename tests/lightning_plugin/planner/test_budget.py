@@ -116,6 +116,7 @@ def run(examples: int, fixed: int, judge: bool = True) -> list[dict[str, float]]
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_steps_keep_their_budget(part: int) -> None:
     assert len(run(3, part)) == 3
@@ -168,6 +169,7 @@ def small() -> nn.Module:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_error_names_a_budget_that_works_and_none_below_it_does() -> None:
     net, x = small(), torch.randn(1, 3, 48, 40)
     with pytest.raises(BudgetError, match="smallest budget that works is") as refused:

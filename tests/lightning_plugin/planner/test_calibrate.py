@@ -41,6 +41,7 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(True), nn.Conv2d(16, 8, 3), nn.AdaptiveAvgPool2d(1))
 
 
+@pytest.mark.slow
 def test_what_is_measured_is_kept_and_found_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TRANSFER", 2**20)
     monkeypatch.setitem(module.SIDES, "cpu", 32)

@@ -78,6 +78,7 @@ def step(net: nn.Module, shape: tuple[int, ...], budget: int, steps: int = 2, **
     return "kept" if all(c.kept == c.count for c in plan.chains) else "again"
 
 
+@pytest.mark.slow
 def test_a_step_holds_no_more_than_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
 
@@ -92,6 +93,7 @@ def test_a_step_holds_no_more_than_its_plan(monkeypatch: pytest.MonkeyPatch) -> 
     assert "again" in seen
 
 
+@pytest.mark.slow
 def test_the_smallest_budget_that_is_named_works() -> None:
     torch.manual_seed(0)
     net, shape = network(12).double(), (1, 3, 40, 44)
@@ -112,6 +114,7 @@ def test_a_frozen_network_is_planned_without_gradients() -> None:
     assert weights < tiled.peak_bytes <= tiled.plan.peak_bytes < tiled.peak_bytes + weights / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parameters", ["disk", pytest.param("host", marks=pytest.mark.full)])
 def test_a_deep_network_whose_parameters_are_streamed(parameters: str) -> None:
     torch.manual_seed(0)
@@ -142,6 +145,7 @@ def test_depth_makes_no_difference_to_what_is_looked_at(monkeypatch: pytest.Monk
     assert len(looked[200]) <= len(looked[20]) + 4 and max(looked[200]) == max(looked[20]) < 20
 
 
+@pytest.mark.slow
 def test_memory_grows_like_the_logarithm_of_depth() -> None:
     """Beside parameters: with eight times the links, some slots more are enough for as few runs."""
     held = {}
@@ -213,6 +217,7 @@ def test_who_says_whether_there_are_chains(chains: Any, links: int) -> None:
         make_plan(network(20), (1, 3, 32, 32), budget="8MiB", chains="perhaps")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_network_of_thousands_of_operators_has_chains_by_itself() -> None:
     plan = make_plan(network(600), (1, 3, 16, 16), budget="8MiB")
     assert [c.count for c in plan.chains] == [600]

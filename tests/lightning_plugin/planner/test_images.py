@@ -22,6 +22,7 @@ class Encoder(nn.Module):
         return self.blocks(self.embed(x).flatten(2).transpose(1, 2)).mean((0, 1))  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocks", [3, pytest.param(24, marks=pytest.mark.full)])
 def test_what_is_held_does_not_grow_with_the_bag(blocks: int) -> None:
     peaks = []

@@ -143,6 +143,7 @@ def every(examples: int, fixed: int | None, host: Watched) -> int:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fixed", [0, None])
 def test_the_host_holds_no_more_than_it_may(fixed: int | None, host: Watched) -> None:
     """A quarter of the networks or more have maps there: of four it may be none, of forty hardly."""
@@ -154,6 +155,7 @@ def test_the_host_holds_no_more_than_it_may_in_a_hundred_networks(host: Watched)
     assert every(100, 1, host) >= 25
 
 
+@pytest.mark.slow
 def test_maps_go_to_the_disk_where_a_larger_image_leaves_no_room_on_the_host(host: Watched) -> None:
     """And to the host again where a smaller one leaves some."""
     module = net(["norm", "conv", "norm", "conv", "norm", "conv", "norm"])
@@ -176,6 +178,7 @@ def test_maps_go_to_the_disk_where_a_larger_image_leaves_no_room_on_the_host(hos
         assert recipe.at(network, LowerTiers(lower.host, disk=False)) is None
 
 
+@pytest.mark.slow
 def test_parameters_on_the_host_leave_less_room_for_maps() -> None:
     """And so do calls that wait for one backward."""
     blocks = [block for _ in range(5) for block in (nn.Conv2d(96, 96, 3, padding=1), nn.BatchNorm2d(96))]

@@ -13,6 +13,7 @@ from tests.zoo.resnet import Bottleneck, ResNet
 GIB = 2**30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "paper"), [("vgg16", 118), pytest.param("vgg19", 129, marks=pytest.mark.full)])
 def test_what_plain_pytorch_holds(name: str, paper: float) -> None:
     shape, few = (1, 3, 10240, 10240), {"halo": "recompute"}  # any plan says it: here are fewer to look at

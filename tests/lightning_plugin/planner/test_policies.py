@@ -127,6 +127,7 @@ def test_half_precision_loses_digits_only_where_it_was_asked_for() -> None:
     assert 1e-8 < error < 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ways", [{"budget": "6MiB", "disk": False}, {"tiles": 3}], ids=["budget", "tiles"])
 def test_maps_on_the_device_in_half_precision(ways: dict[str, Any]) -> None:
     """Stored maps of float64 take a quarter of their room on the device. A training goes on as near to the exact one,

@@ -58,6 +58,7 @@ def recipe(module: nn.Module, size: tuple[int, int], share: float) -> Recipe:
         return choose_recipe(found, RATES["cpu"], max(budget, 1 << 20), lower_tiers(None, Options()))
 
 
+@pytest.mark.slow
 def test_one_search_serves_all_smaller_images(monkeypatch: pytest.MonkeyPatch) -> None:
     """And steps on them are exact and keep the budget, which a fixture looks after."""
     searches = []

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -146,6 +147,7 @@ def test_a_plan_has_room_for_what_a_source_reads_of_other_images() -> None:
     assert peaks[Both] - peaks[Either] >= 4 * 32 * 4 * 50 * 45
 
 
+@pytest.mark.slow
 def test_maps_on_the_disk_take_the_buffers_that_the_search_counts() -> None:
     """A bottleneck reads a narrow map and writes a wide one, both beside the work on other tiles."""
     with torch.device("meta"):

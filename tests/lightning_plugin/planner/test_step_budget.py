@@ -221,6 +221,7 @@ LONG = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.full] if n in LONG else []) for n in BROKE])
 def test_what_broke_its_budget_keeps_it(name: str) -> None:
     share, step = BROKE[name]
@@ -292,6 +293,7 @@ def net() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1))
 
 
+@pytest.mark.slow
 def test_calls_that_wait_for_one_backward_share_a_budget() -> None:
     """Each is planned when it comes; told how many will, the first leave room for the others."""
     images = [torch.randn(1, 3, 96, 88) for _ in range(3)]

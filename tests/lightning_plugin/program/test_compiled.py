@@ -105,6 +105,7 @@ def test_the_compiler_of_pytorch_gives_the_same(monkeypatch: pytest.MonkeyPatch)
     assert Counted.tiles > 20
 
 
+@pytest.mark.slow
 def test_a_budget_is_kept_beside_compiled_tiles() -> None:
     net = network()
     tiled = compiled(net, budget="1MiB", halo="recompute")

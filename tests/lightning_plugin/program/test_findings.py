@@ -160,6 +160,7 @@ def of(world: World, library: Library) -> TiledModule:
     return tiled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_change_between_steps_is_seen(name: str) -> None:
     torch.manual_seed(0)

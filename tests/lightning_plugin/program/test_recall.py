@@ -66,6 +66,7 @@ def test_what_is_recalled_is_computed_once(how: dict[str, Any]) -> None:
     same(gradients(net, net, x, lambda out: out.square().sum()), ours)
 
 
+@pytest.mark.slow
 @settings(max_examples=4, **QUIET)
 @given(
     grids=st.tuples(st.integers(1, 4), st.integers(1, 4)),

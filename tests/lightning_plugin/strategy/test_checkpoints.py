@@ -67,12 +67,14 @@ def same(one: Slides, other: Slides, since: int) -> None:
     assert all(torch.equal(a, b) for a, b in zip(one.losses[since:], other.losses, strict=True))
 
 
+@pytest.mark.slow
 def test_a_run_resumes_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
     whole = run(tmp_path, Resumable(), every=5)
     resumed = run(tmp_path / "again", Resumable(), resume=tmp_path / "step=5.ckpt", every=5)
     same(whole, resumed, 5)
 
 
+@pytest.mark.slow
 def test_a_run_resumes_at_the_end_of_an_epoch(tmp_path: Path) -> None:
     def data() -> DataLoader:
         return loader(4, 2, shuffle=True)

@@ -71,6 +71,7 @@ def test_images_of_different_sizes(tmp_path: Path) -> None:
         assert difference(mine, expected) < 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.full)])
 @pytest.mark.parametrize("split", ["batch", "image"])
 def test_parameters_below_the_devices(split: str, world: int, tmp_path: Path) -> None:
@@ -96,6 +97,7 @@ def test_options_of_a_wrapper_that_is_not_there_are_refused() -> None:
         SFTDDPStrategy(parameters="host", bucket_cap_mb=3, find_unused_parameters=True)
 
 
+@pytest.mark.slow
 def test_each_rank_resumes_with_its_own_random_numbers(tmp_path: Path) -> None:
     whole, again = succeed("resumed", tmp_path)
     assert all(torch.equal(whole[k], again[k]) for k in whole)

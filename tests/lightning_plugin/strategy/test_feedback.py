@@ -105,6 +105,7 @@ def test_tiles_are_counted() -> None:
     assert strategy.report.tiles == strategy.report.planned_tiles == len(segments) * (6 + 4)
 
 
+@pytest.mark.slow
 def test_a_step_that_waits_for_pixels_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -157,6 +158,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feedback, "BAR_INTERVAL", 0.0)
 
 
+@pytest.mark.slow
 def test_tiles_in_a_rich_bar(impatient: None) -> None:
     screen = Screen()
     strategy = SFTStrategy(**TILES)

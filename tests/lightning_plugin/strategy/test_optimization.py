@@ -134,6 +134,7 @@ AVERAGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["EMA", pytest.param("WeightAveraging", marks=pytest.mark.full), "SWA"])
 def test_weights_are_averaged(name: str) -> None:
     """SWA runs an extra epoch of forward passes for the BatchNorm statistics of the average."""

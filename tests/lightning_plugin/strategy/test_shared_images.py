@@ -36,6 +36,7 @@ def test_training_is_that_of_one_process(tmp_path: Path) -> None:
     assert 0 < second <= first <= planned and first - second <= 12, "tiles are shared"
 
 
+@pytest.mark.slow
 def test_the_budget_of_one_process_is_enough_for_each(tmp_path: Path) -> None:
     found = succeed("shared_budget", tmp_path)
     torch.manual_seed(0)
@@ -49,6 +50,7 @@ def test_the_budget_of_one_process_is_enough_for_each(tmp_path: Path) -> None:
         assert tiles > 0 and 0 < peak <= BUDGET
 
 
+@pytest.mark.slow
 def test_any_network_under_any_plan_on_three_ranks(tmp_path: Path) -> None:
     for found in succeed("shared_networks", tmp_path, world=3):
         assert found["networks"] >= 7 and found["wrong"] == []

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from pytorch_lightning.callbacks import Callback, ModelCheckpoint
 from torch.utils.data import DataLoader, Subset
@@ -56,6 +57,7 @@ def begun(folder: Path, environment: dict[str, str]) -> Any:
     return process
 
 
+@pytest.mark.slow
 def test_killed_and_continued(
     tmp_path: Path, count: Callable[..., int], record_result: Callable[[str, dict[str, Any]], None]
 ) -> None:

@@ -17,6 +17,7 @@ from tests.lightning_plugin.strategy.modules import Slides, loader
 from tests.lightning_plugin.strategy.training import TILES, assert_same, fit, fit_both, trainer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profiler", [SimpleProfiler, AdvancedProfiler, PyTorchProfiler])
 def test_profilers(tmp_path: Path, profiler: Any) -> None:
     rows = {"row_limit": 500} if profiler is PyTorchProfiler else {}  # by default the twenty that take longest

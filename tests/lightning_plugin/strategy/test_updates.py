@@ -217,6 +217,7 @@ def epochs(module: pl.LightningModule, strategy: Any, count: int, checkpoint: Pa
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tier", [pytest.param("host", marks=pytest.mark.full), "disk"])
 def test_checkpoints_go_on_and_go_both_ways(net: Encoder, tier: str, tmp_path: Path) -> None:
     half, plains = tmp_path / "half.ckpt", tmp_path / "plain.ckpt"

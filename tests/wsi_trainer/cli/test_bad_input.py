@@ -125,6 +125,7 @@ def test_a_flag_needs_no_value(slide, flag, capsys):
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "named"),
     [

@@ -74,6 +74,7 @@ def test_training_slides_are_turned_and_others_are_not(manifest: Path) -> None:
     assert {b["image"].shape[3] for b in (*still.train_dataloader(), *data.val_dataloader())} == {320}
 
 
+@pytest.mark.slow
 def test_workers_deliver_the_same(manifest: Path) -> None:
     plain = SlideData(DataConfig(manifest=manifest), ["a", "b"])
     parallel = SlideData(DataConfig(manifest=manifest, workers=1), ["a", "b"])
@@ -81,6 +82,7 @@ def test_workers_deliver_the_same(manifest: Path) -> None:
         assert one["slide"] == other["slide"] and torch.equal(one["image"], other["image"])
 
 
+@pytest.mark.slow
 def test_workers_import_no_lightning(manifest: Path, tmp_path: Path) -> None:
     """It takes longer than reading many a slide, and each worker is a process of its own."""
     config, task = DataConfig(manifest=manifest, stain=0.1, workers=1), BinaryTask(["a", "b"])

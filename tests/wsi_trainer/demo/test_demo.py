@@ -33,6 +33,7 @@ def test_leaves_slides_stores_runs_and_report(small_demo: Path) -> None:
     assert "Difference, paired by slide" in page and "thumbnail" in page
 
 
+@pytest.mark.slow
 def test_a_rerun_keeps_the_slides_and_ends_with_path_and_numbers(
     small_demo: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -263,6 +263,7 @@ def test_files_of_other_programs_are_read_and_a_head_is_trained_in_tiles_as_whol
     assert difference(actual.sum(), expected.sum()) < TOLERANCE
 
 
+@pytest.mark.slow
 def test_fit_trains_a_head_on_features_and_needs_no_slides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     generator = np.random.default_rng(0)
     (tmp_path / "features").mkdir()

@@ -118,6 +118,7 @@ def test_the_viewer_draws_maps_of_bags_where_their_files_say(slides: Path, tmp_p
     scene.close()
 
 
+@pytest.mark.slow
 def test_the_command_writes_maps_of_bags(slides: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     patches = {"min_tissue": 0.3}
     config = write_config(tmp_path, slides / "manifest.csv", resnet(4), patches=patches, train={"budget": "64MiB"})

@@ -50,6 +50,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_patches_are_painted_where_the_file_says_and_the_slide_shows_them(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

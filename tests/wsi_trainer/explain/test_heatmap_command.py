@@ -30,6 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
     return Run(folder / "run"), manifest.parent / "lesions"
 
 
+@pytest.mark.slow
 def test_writes_a_picture_and_an_array_for_each_slide(
     run: tuple[Run, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,6 +80,7 @@ def test_another_method_and_target_are_said(
     assert "--target is '2'; this model has 0, 1" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_maps_of_splits_stay_side_by_side(run: tuple[Run, Path], capsys: pytest.CaptureFixture[str]) -> None:
     folder, lesions = run
     assert main(["validate", str(folder.path)]) == 0
@@ -101,6 +103,7 @@ def test_maps_of_splits_stay_side_by_side(run: tuple[Run, Path], capsys: pytest.
     assert shown and all([one.title for one in slide.maps].count("activation, 1") == 1 for slide in shown)
 
 
+@pytest.mark.slow
 def test_maps_of_methods_and_targets_stay_side_by_side(
     run: tuple[Run, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

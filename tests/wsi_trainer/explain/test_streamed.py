@@ -103,6 +103,7 @@ def test_integrated_gradients_add_up_to_the_difference_from_glass() -> None:
     assert gaps[1] < 0.01 and gaps[1] < gaps[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["activation", "attention", "gradient"])
 def test_a_slide_larger_than_the_budget_is_read_in_parts(method: Method) -> None:
     torch.manual_seed(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 import torch
 
 from wsi_trainer.cli import main
@@ -30,6 +31,7 @@ def assert_same_weights(one: Path, other: Path) -> None:
     assert [name for name, value in expected.items() if not torch.equal(value, actual[name])] == []
 
 
+@pytest.mark.slow
 def test_weights_are_the_same_to_the_bit(square_slides: Path, words: list[str], tmp_path: Path) -> None:
     common = [*words, f"--data.manifest={square_slides}", *SHOWN]
     run(common, tmp_path / "without", ahead=False)

@@ -64,6 +64,7 @@ def test_a_fit_is_plain_pytorch_with_the_whole_bag_in_memory(bag_stores: Path, c
     assert_predicted_alike(run, model, bags[5:])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("timm") is None, reason="timm is absent")
 @pytest.mark.parametrize("what", [pytest.param(w, marks=() if w == "lora" else pytest.mark.full) for w in FINETUNE])
 def test_a_fit_of_a_vit_is_plain_pytorch(
@@ -87,6 +88,7 @@ def test_a_fit_of_a_vit_is_plain_pytorch(
     assert max(segment.forward.tiles for segment in plan.segments) > 1, "nothing was tiled"
 
 
+@pytest.mark.slow
 def test_a_patient_is_one_bag_one_label_and_one_prediction(
     bag_stores: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,6 +117,7 @@ def test_a_patient_is_one_bag_one_label_and_one_prediction(
         assert [row["slide"] for row in csv.DictReader(file)] == list(PATIENTS)
 
 
+@pytest.mark.slow
 def test_plain_pytorch_and_tiles_see_the_same_augmented_bags(
     bag_stores: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

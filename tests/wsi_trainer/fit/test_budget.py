@@ -107,6 +107,7 @@ def test_a_missing_slide_is_named_before_anything_runs(
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_cannot_be_estimated_says_so_and_trains(
     words: list[str], square_slides: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,6 +30,7 @@ def config(bag_stores: Path, tmp_path: Path) -> Path:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_end_to_end_against_frozen_features_of_the_same_slides(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -73,6 +74,7 @@ def test_end_to_end_against_frozen_features_of_the_same_slides(
     assert runs[0].evaluation("test").stat().st_mtime_ns == before, "what is done is kept"
 
 
+@pytest.mark.slow
 def test_folds_of_both_runs_hold_out_the_same_slides(
     words: list[str], square_slides: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -82,6 +82,7 @@ def sizes() -> Iterator[Any]:
         yield pytest.param(path, 3072, 2304, id=path.stem, marks=[pytest.mark.full] if long else [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("config", "height", "width"), list(sizes()))
 def test_plans_a_step_without_data(config: Path, height: int, width: int) -> None:
     parser = make_parser("fit", "")

@@ -81,6 +81,7 @@ def covariates_in(run: Run) -> dict[str, dict[str, object]]:
     return yaml.safe_load(run.config.read_text())["model"]["covariates"]
 
 
+@pytest.mark.slow
 def test_both_are_better_than_either(study: Study) -> None:
     facts = read_json(study.results)
     both, slide, alone = facts["scores"]["auc"]["values"]
@@ -177,6 +178,7 @@ def test_an_exported_model_alone(cohort: Path, run: Run, tmp_path: Path) -> None
     assert "| beside the slide | sex (category: f, m) |" in (tmp_path / "model" / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_deployment_and_columns_that_a_cohort_lacks(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -205,6 +207,7 @@ def test_a_deployment_and_columns_that_a_cohort_lacks(
     assert main(["heatmap", str(run.path), "--name=lacking", "--method=activation"]) == 0, "it is remembered"
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_its_numbers(cohort: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     manifest = tmp_path / "manifest.csv"
     shutil.copy(cohort / "manifest.csv", manifest)

@@ -23,6 +23,7 @@ def unsplit(square_slides: Path, tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_folds_are_runs_and_their_summary(
     words: list[str], unsplit: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

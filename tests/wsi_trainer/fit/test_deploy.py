@@ -64,6 +64,7 @@ def deploy(*more: str | Path) -> int:
     return main(["deploy", *map(str, more)])
 
 
+@pytest.mark.slow
 def test_folds_are_deployed_as_the_mean_of_what_they_predict(
     study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -182,6 +183,7 @@ def test_runs_of_other_classes_are_not_averaged(
     assert "is a study of several runs" in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.slow
 def test_slides_of_two_hospitals_with_maps_on_demand(
     manifest: Path, square_slides: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -212,6 +214,7 @@ def test_slides_of_two_hospitals_with_maps_on_demand(
     assert "shift" not in Deployment(tmp_path / "out").facts
 
 
+@pytest.mark.slow
 def test_survival_is_cut_where_training_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def survival(folder: Path, name: str, slides: int, seed: int) -> Path:
         manifest = hospital(folder, seed, name, slides)

@@ -58,6 +58,7 @@ def first_process(program: Path, words: Sequence[str]) -> NoReturn:
     train(words)
 
 
+@pytest.mark.slow
 def test_two_processes_train_one_network(words: list[str], square_slides: Path, tmp_path: Path) -> None:
     """The loss of an epoch is the mean over both."""
     (tmp_path / "program.py").write_text(PROGRAM)

@@ -41,6 +41,7 @@ def message(config: Path, capsys: pytest.CaptureFixture[str], *words: str) -> st
     return line
 
 
+@pytest.mark.slow
 def test_a_file_of_another_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.save(VGG((4,)).state_dict(), tmp_path / "other.pt")
     said = message(write_config(tmp_path), capsys, f"--model.pretrained={tmp_path / 'other.pt'}")
@@ -52,11 +53,13 @@ def test_a_size_that_the_encoder_does_not_take(tmp_path: Path, capsys: pytest.Ca
     assert "does not take patches of 48 × 48" in said and "set model.backbone.size and data.patches.size" in said
 
 
+@pytest.mark.slow
 def test_a_slide_that_does_not_say_how_large_its_pixels_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = message(write_config(tmp_path, mpp=""), capsys)
     assert "s0.tif" in said and "mpp" in said and "column mpp" in said
 
 
+@pytest.mark.slow
 def test_a_bag_of_one_patch_is_trained_on_and_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -46,6 +46,7 @@ def run(tmp_path: Path) -> tuple[Run, SlideClassifier]:
     return folder, model.eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["encoder.pt", "encoder.safetensors"])
 def test_low_rank_is_merged_into_a_file_that_the_plain_network_takes(
     run: tuple[Run, SlideClassifier], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -58,6 +58,7 @@ def test_a_slide_that_is_only_tested_on_is_named_before_the_first_step(
     assert not Run(tmp_path / "run").begun
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", ["null", "4MiB"])
 def test_a_run_goes_on_without_it_and_says_so(
     words: list[str], damaged: tuple[Path, dict[str, str]], tmp_path: Path, budget: str,
@@ -138,6 +139,7 @@ def run(reads: int, tmp_path: Path) -> tuple[dict[str, Tensor], list[str]]:
     return model.state_dict(), log.slides
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_step_that_fails_half_way_leaves_nothing_behind(tmp_path: Path) -> None:
     """Whether the slide fails at once, in the forward or in the backward pass: the others train as if it had failed at

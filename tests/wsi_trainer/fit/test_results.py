@@ -54,6 +54,7 @@ def here(made: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_results_of_two_splits_cohorts_checkpoints_and_methods_lie_side_by_side(made: Path, here: Path) -> None:
     other, classes, drawn = str(made / "other" / "manifest.csv"), str(here / "classes"), str(here / "regions")
     heatmap = ["heatmap", classes, "--top=0", "--tiles=0", "--ngff=0.5"]
@@ -117,6 +118,7 @@ def test_reports_and_pages_are_of_the_checkpoint_that_is_asked_for(here: Path) -
     assert alone.predictions_file("test").read_bytes() == last.predictions_file("test").read_bytes()
 
 
+@pytest.mark.slow
 def test_results_of_weights_before_training_went_on_are_named(
     made: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,6 +148,7 @@ COMMANDS: dict[str, Callable[[Path, Path], list[str]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=[pytest.mark.full] if kind in ("cohort", "segment") else []) for kind in COMMANDS]
 )
@@ -183,6 +186,7 @@ def test_a_command_that_was_killed_goes_on_and_leaves_the_same_files(
     assert not list(here.glob("*/**/*.unfinished"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", COMMANDS)
 def test_a_result_that_another_process_makes_is_refused_by_name(
     kind: str, made: Path, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -229,6 +233,7 @@ def test_what_is_unfinished_is_not_mixed_with_something_else(
     assert main([*words, "--threshold=0.7", "--overwrite"]) == 0
 
 
+@pytest.mark.slow
 def test_how_a_cohort_is_read_is_not_asked_again(
     made: Path, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return torch.load(Run(folder).checkpoint("last"), weights_only=True)["state_dict"]
 
 
+@pytest.mark.slow
 def test_resumed_after_death_in_an_epoch(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["fit", *words]) == 0
     for epoch in (1, 2):
@@ -116,6 +117,7 @@ def test_a_run_goes_on_with_the_model_it_began_with(
     assert "train.epochs was 1 and is 2 from now on" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", ["null", "8MiB"])
 def test_a_run_that_died_after_its_last_checkpoint_tells_of_its_memory(
     budget: str, words: list[str], tmp_path: Path
@@ -167,6 +169,7 @@ def write_large(path: Path) -> None:
     print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_written_without_a_second_copy_in_memory(tmp_path: Path) -> None:
     path = tmp_path / "last.ckpt"
     start(tmp_path / "log", write_large, path).join()

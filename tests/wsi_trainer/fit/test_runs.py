@@ -69,6 +69,7 @@ def external(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return stores_of(tmp_path_factory.mktemp("external"), seed=9, slides=8)
 
 
+@pytest.mark.slow
 def test_another_cohort_is_tested_whole_in_a_folder_of_its_own(
     moved: Path, external: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,6 +89,7 @@ def test_another_cohort_is_tested_whole_in_a_folder_of_its_own(
     assert "no list of the slides of cohort 'nowhere'" in said and "has the cohorts: external-1" in said
 
 
+@pytest.mark.slow
 def test_predicted_slides_are_a_cohort_of_which_there_are_no_scores(
     moved: Path, external: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -165,6 +167,7 @@ def test_a_copied_run_is_used_from_any_folder(moved: Path, tmp_path: Path, monke
     assert main(["fit", f"--config={run / 'config.yaml'}", f"--out={run}", "--resume=last"]) == 0
 
 
+@pytest.mark.slow
 def test_slides_that_moved_are_found_by_one_option(
     moved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

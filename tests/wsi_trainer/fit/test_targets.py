@@ -57,6 +57,7 @@ def test_each_target_is_scored_where_it_is_known(run: Run, cohort: Path) -> None
     assert run.loaded.model.task.by_target["tumour"].columns == ("tumour",)
 
 
+@pytest.mark.slow
 def test_what_a_table_is_of_lies_beside_it(run: Run, tmp_path: Path) -> None:
     """Columns alone would not tell: both classes have labels and probabilities."""
     path = run.predictions_file("test")
@@ -100,6 +101,7 @@ def test_a_cohort_and_slides_without_labels(run: Run, cohort: Path, tmp_path: Pa
     assert scored.columns().keys() == read_predictions(run.predictions_file("test")).columns().keys()
 
 
+@pytest.mark.slow
 def test_folds_of_several_targets(cohort: Path, tmp_path: Path) -> None:
     free = tmp_path / "free.csv"
     free.write_text(re.sub(",(train|val|test),", ",,", (cohort / "manifest.csv").read_text()))

@@ -34,6 +34,7 @@ def table(square_slides: Path, tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TASKS)
 def test_trains_and_is_scored(name: str, table: Path, words: list[str], tmp_path: Path) -> None:
     task, monitor = TASKS[name]

@@ -218,6 +218,7 @@ def test_shares_of_transmil_are_what_its_class_token_gives_to_patches_and_their_
     torch.testing.assert_close(shares(head, features)[0], given / given.sum(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ATTENTION)
 def test_scores_of_features_are_those_of_their_patches(name: str) -> None:
     """A feature is a patch without pixels, also where the network is computed in tiles."""

@@ -44,6 +44,7 @@ def batch_of(image: Tensor, model: SlideModel) -> SlideBatch:
     return {"image": image, "targets": truth, "slide": "a", "covariates": BESIDE}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [classifier, segmenter])
 def test_tile_by_tile_is_plain_pytorch(build: type) -> None:
     torch.manual_seed(0)

@@ -46,6 +46,7 @@ def small_vit(**arguments: object) -> nn.Module:
     return timm_network("vit_tiny_patch16_224", **{**SMALL, **arguments})
 
 
+@pytest.mark.slow
 def test_each_encoder_has_the_shapes_of_its_entry_and_makes_vectors_of_its_width() -> None:
     for encoder in map(encoder_named, LOOKED_AT):
         network = outline(encoder)
@@ -59,6 +60,7 @@ def test_a_name_that_is_none_is_told_with_those_near_it() -> None:
         PatchEncoder("uni-2h")
 
 
+@pytest.mark.slow
 def test_a_file_fits_its_encoder_and_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from safetensors.torch import save_file
 

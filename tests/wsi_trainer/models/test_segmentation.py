@@ -190,6 +190,7 @@ DECODERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", DECODERS)
 def test_a_decoder_in_tiles_is_plain_pytorch(make: type[nn.Module]) -> None:
     """On a slide whose sides the strides do not divide."""

@@ -38,6 +38,7 @@ def is_trained(name: str, what: str) -> bool:
     return what == "lora" and name.endswith((".up", ".down"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["all", "last", "lora", "norms", "none"])
 def test_what_is_asked_for_is_trained_and_tiles_train_it_as_plain_pytorch(what: Any) -> None:
     plain = model(finetune=what)

@@ -68,6 +68,7 @@ def test_the_page_says_the_numbers_and_what_is_absent(runs: tuple[Run, Run]) -> 
     assert "slide 5 <&>.tif" in page and "train: {epochs: 2}" in page
 
 
+@pytest.mark.slow
 def test_a_browser_shows_it_without_an_error(runs: tuple[Run, Run], browser: Browser, tmp_path: Path) -> None:
     page = write_report(runs[0], runs[1])
     screenshot = tmp_path / "page.png"
@@ -79,6 +80,7 @@ def test_a_browser_shows_it_without_an_error(runs: tuple[Run, Run], browser: Bro
     assert dark.mean() > 0.2, "the page is nearly empty"
 
 
+@pytest.mark.slow
 def test_the_script_sorts_and_filters(runs: tuple[Run, Run], browser: Browser, tmp_path: Path) -> None:
     page = write_report(runs[0], runs[1]).read_text(encoding="utf-8")
     actions = """<script>
@@ -158,6 +160,7 @@ KINDS: dict[str, tuple[Callable[[], Predictions], Mapping[str, Score], tuple[str
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_has_its_page(kind: str, tmp_path: Path, browser: Browser) -> None:
     make, scores, expected = KINDS[kind]

@@ -73,6 +73,7 @@ def segmented(run: Run) -> Run:
     return copy
 
 
+@pytest.mark.slow
 def test_the_scores_are_those_of_the_written_labels(segmented: Run) -> None:
     run = segmented
     predictions = read_predictions(run.predictions_file("test"))
@@ -147,6 +148,7 @@ def picture_of(address: str | None) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(address.partition(",")[2]))), np.int16)
 
 
+@pytest.mark.slow
 def test_the_viewer_shows_drawn_and_found_regions(segmented: Run) -> None:
     run, contents = segmented, contents_of(segmented.path)
     found = read_json(run.segments / "segments.json")["slides"]
@@ -317,6 +319,7 @@ def normal(polygon: shapely.Polygon) -> bytes:
     return shapely.to_wkb(shapely.normalize(polygon.simplify(0)))
 
 
+@pytest.mark.slow
 def test_a_label_of_the_slide_is_learnt_and_scored_beside(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

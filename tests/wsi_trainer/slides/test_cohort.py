@@ -201,6 +201,7 @@ class _Killed(BaseException):
     pass
 
 
+@pytest.mark.slow
 def test_killed_at_every_rename_while_a_store_is_replaced(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,7 @@ def _level(store: Path, level: int = 0) -> np.ndarray:
     return zarr.open_array(store / str(level), mode="r")[:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -167,6 +168,7 @@ def _interrupt_at(monkeypatch: pytest.MonkeyPatch, step: int, slide: Path, out: 
     return True
 
 
+@pytest.mark.slow
 def test_interrupted_at_every_step_and_rerun(
     slide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: Callable[..., int]
 ) -> None:

@@ -102,6 +102,7 @@ def read_cohort(manifest: Path) -> None:
     print("read")
 
 
+@pytest.mark.slow
 def test_a_cohort_of_slides_is_read_with_few_descriptors(slide: Path, tmp_path: Path) -> None:
     """50 slides with 80 descriptors in all."""
     for number in range(50):

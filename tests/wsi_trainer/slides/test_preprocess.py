@@ -28,6 +28,7 @@ def cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return generate(tmp_path_factory.mktemp("cohort"), slides=6, side=(300, 420), workers=2)
 
 
+@pytest.mark.slow
 def test_real_slides_are_converted_or_refused_with_the_reason(real_slides: Path, tmp_path: Path) -> None:
     assert main(["preprocess", str(real_slides), str(tmp_path), "--workers", "2"]) == 1
     reasons = {Path(row["slide"]).name: row["reason"] for row in rows(tmp_path / "failures.csv")}
@@ -110,6 +111,7 @@ def test_process_that_dies_costs_its_slide_only(cohort: Path, tmp_path: Path, mo
     assert "slide_0002" in failure.slide
 
 
+@pytest.mark.slow
 def test_slide_that_hangs_is_given_up_and_the_others_go_on(cohort: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.syspath_prepend(str(Path(__file__).parent))

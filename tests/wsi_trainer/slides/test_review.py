@@ -62,6 +62,7 @@ def test_outlines_and_page(looked: Path) -> None:
     assert (looked / "thumbnails" / f"{NAME}.rules.png").is_file()
 
 
+@pytest.mark.slow
 def test_what_was_edited_is_kept_shown_and_converted(slides: Path, looked: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shutil.copytree(looked, out)

@@ -135,6 +135,7 @@ print(first, peak())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc to read the peak of memory from")
 @pytest.mark.parametrize("kind", ["store", pytest.param("slide", marks=pytest.mark.full)])
 def test_memory_is_flat_over_epochs(

@@ -88,6 +88,7 @@ def test_the_map_is_drawn_where_its_positions_are(page: Any, served: Served, mad
     assert errors.max() <= 1.5 and all(alpha == 255 for *_, alpha in shown)
 
 
+@pytest.mark.slow
 def test_layers_lists_views_and_keys(page: Any, served: Served) -> None:
     open_page(page, served.address)
     for key in ("o", "t"):
@@ -130,6 +131,7 @@ def test_two_runs_side_by_side(page: Any, made_twice: tuple[Made, Made]) -> None
         page.goto("about:blank")  # before the server ends
 
 
+@pytest.mark.slow
 def test_the_copy_opens_as_a_file(page: Any, made: Made, tmp_path: Path) -> None:
     write_static(Scene(made.contents()), tmp_path / "copy", longest=1000)
     open_page(page, (tmp_path / "copy" / "index.html").as_uri())
@@ -153,6 +155,7 @@ def test_the_copy_opens_as_a_file(page: Any, made: Made, tmp_path: Path) -> None
     page.wait_for_function("() => document.querySelector('#about').textContent.startsWith('slide 3')")
 
 
+@pytest.mark.slow
 def test_a_link_keeps_what_is_shown(page: Any, served: Served) -> None:
     """Layers, colours and outlines, after keys and inputs, in another window and after going back."""
     address = f"{served.address}/#slide=slide+0+%3C%26%3E.tif&x=550&y=350&scale=0.5"
