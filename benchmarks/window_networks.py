@@ -230,7 +230,7 @@ NETWORKS = {
     "RCAN x2": Network("spandrel", rcan, "squeeze and excitation", 384, 128, 0.125, "constant", "ours"),
     "SwinUNETR 3-D": Network(
         "monai", lambda: monai("SwinUNETR", in_channels=1, out_channels=4, feature_size=12), "InstanceNorm",
-        96, 64, 0.5, "gaussian", "MONAI's", volume=True),
+        96, 64, 0.5, "gaussian", "MONAI's", volume=True, budget=1024),
     "HoVer-Net, GroupNorm": Network(
         "monai", lambda: HoVer(monai("HoVerNet", norm=("group", {"num_groups": 16}))), "GroupNorm",
         584, 256, 92 / 256, "side by side", "HoVer-Net's"),

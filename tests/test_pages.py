@@ -95,7 +95,8 @@ def test_the_page_on_windows_has_the_numbers_of_its_runs() -> None:
     medians = [case["median"] for case in networks.values() if not case["sees"].startswith("nothing")]
     assert page.count(f"{min(medians):.2f} to {max(medians):.2f} standard deviations") == 2
     assert f"those of plain PyTorch to {max(c['largest of the engine'] for c in networks.values()):.0e}" in page
-    assert f"(Segformer {networks['Segformer B0']['whole']['budget'] // MiB})" in page
+    segformer, swin = (networks[name]["whole"]["budget"] // MiB for name in ("Segformer B0", "SwinUNETR 3-D"))
+    assert f"(Segformer {segformer}, SwinUNETR {swin:,})" in page
     assert f"are equal to {networks['U-Net, ResNet-34']['median']:.0e}" in page
     stained = [row.split(" | ") for row in expected]
     dice = [abs(float(row[4].split()[0])) for row in stained if row[0] != "| local" and row[4] != "–"]

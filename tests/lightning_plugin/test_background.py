@@ -203,6 +203,7 @@ def test_gradients_of_background_are_those_of_plain_pytorch(
     assert_same_gradients(plain, tiled, source, separate, dense)
 
 
+@pytest.mark.slow
 def test_gradients_of_background_are_pulled_back_for_one_tile_where_only_weights_are_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -224,6 +225,7 @@ class Centred(nn.Module):
         return torch.tanh(x - x.mean((2, 3), keepdim=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", [nn.BatchNorm2d(4), Centred()], ids=["batch norm", "mean"])
 def test_tiles_for_which_another_stands_are_read_back_once(norm: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a map's statistics add to its cotangent is the same in all of them."""

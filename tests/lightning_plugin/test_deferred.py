@@ -368,6 +368,7 @@ def chain() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shared_plans")
 @pytest.mark.parametrize("order", ["together", "first first", "last first"])
 def test_a_budget_is_for_all_calls_of_a_step(order):

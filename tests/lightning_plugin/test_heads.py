@@ -14,6 +14,7 @@ from tests.lightning_plugin.cases import noting
 from tests.lightning_plugin.heads import Embedded, TransformerHead, TransMIL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("patches", [pytest.param(25, marks=pytest.mark.full), 23, 17])
 @pytest.mark.parametrize(
     "head", [lambda: TransformerHead(12, 8, 2, 2), lambda: TransMIL(12, 8, 2, 4, 5)], ids=["transformer", "TransMIL"]

@@ -213,6 +213,7 @@ def test_windows_of_any_size_on_background(
     assert max(found.values()) < TOLERANCE, found
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("free_tiles")
 @pytest.mark.parametrize("budget", ["150KiB", "400KiB"])
 def test_the_budget_is_kept_with_identical_tiles(budget: str) -> None:

@@ -44,6 +44,7 @@ def padded() -> Tensor:
     return batch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("requires_grad", [pytest.param(False, marks=pytest.mark.full), True])
 def test_the_padding_of_a_batch_is_computed_once(requires_grad: bool) -> None:
     torch.manual_seed(0)

@@ -49,6 +49,7 @@ def ratio(name: str, autocast: bool) -> float | None:
     return ((tiled - reference).norm() / (plain - reference).norm()).item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bfloat16 autocast"])
 def test_tiles_round_no_more_than_plain(
     autocast: bool, request: pytest.FixtureRequest, record_result: Callable[[str, dict[str, Any]], None]

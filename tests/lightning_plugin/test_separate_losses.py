@@ -139,6 +139,7 @@ class Turned(Heads):
         return self.one(x.flip(2)).mean((2, 3)).square().sum(), self.other(x).amax((2, 3)).sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings", [pytest.param(SETTINGS[0], marks=pytest.mark.full), SETTINGS[1], {"budget": 3 << 20}], ids=str
 )

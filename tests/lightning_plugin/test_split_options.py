@@ -168,6 +168,7 @@ def test_a_depth_that_no_module_has_and_too_many_splits_are_named() -> None:
         TiledModule(net(), tiles=1, halo="split", splits=9, split_depth=1.0)(image(12))
 
 
+@pytest.mark.slow
 def test_a_plan_says_that_it_is_an_approximation(tmp_path: Path) -> None:
     plan = make_plan(net(), (1, 3, 96, 96), budget="900KiB", dtype=torch.float64, split_depth="2", **HALF)
     assert plan.approximation.startswith("splits 2 along each axis up to '2'")

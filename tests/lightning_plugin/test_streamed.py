@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import errno
+import gc
 import itertools
 import os
 import tempfile
@@ -246,6 +247,7 @@ def test_hooks_tied_weights_and_frozen_parameters(bag: Tensor) -> None:
     assert sorted(seen) == sorted(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["weight_norm", pytest.param("orthogonal", marks=pytest.mark.full)])
 def test_parametrizations(net: Encoder, bag: Tensor, how: str) -> None:
     for block in net.blocks:
@@ -258,6 +260,7 @@ def test_parametrizations(net: Encoder, bag: Tensor, how: str) -> None:
     assert streamed(tiled.plan)
 
 
+@pytest.mark.slow
 def test_requires_grad_may_be_toggled(net: Encoder, bag: Tensor) -> None:
     plain, tiled = copy.deepcopy(net), tight(net)
     for free in (True, False, True):
@@ -300,6 +303,7 @@ def open_files() -> int:
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="the system does not say which files are open")
 def test_files_go_with_what_lies_in_them(net: Encoder, bag: Tensor) -> None:
+    gc.collect()  # files of tests before this one would be closed within it
     before = open_files()
     tiled = tight(net, parameters="disk")
     step(tiled, bag)

@@ -33,6 +33,7 @@ def cases() -> Iterator[Any]:
             yield pytest.param(entry, *way, id=name, marks=[] if sampled else [pytest.mark.full])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("entry", "mode", "size", "grids"), list(cases()))
 def test_zoo_is_exact(entry: ZooEntry, mode: str, size: str, grids: tuple) -> None:
     net = still(fill(entry.build().double())).train(MODES[mode])

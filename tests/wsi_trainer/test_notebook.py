@@ -277,6 +277,7 @@ def test_attention_lies_on_the_squares_that_it_is_of(tmp_path: Path) -> None:
     assert means.shape == (1, MOST_CELLS) and (means == 1).all() and cell == pytest.approx(3000 / MOST_CELLS, rel=0.01)
 
 
+@pytest.mark.slow
 def test_several_slides_are_predicted_as_a_table_and_attention_is_that_of_the_heat_map(tmp_path: Path) -> None:
     manifest = generate(tmp_path / "slides", slides=12, side=96, seed=1)
     words = [f"--out={tmp_path / 'run'}", f"--data.manifest={manifest}", *VGG, *QUICK, "--model.head=abmil"]

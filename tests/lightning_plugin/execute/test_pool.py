@@ -238,6 +238,7 @@ def step(engine: Engine, side: int = 64) -> None:
     network()(LazyImage.from_tensor(torch.randn(1, 3, side, side), engine=engine)).square().sum().backward()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [pytest.param(False, marks=pytest.mark.full), True])
 def test_more_tiles_make_no_more_buffers(ahead: bool, pools: list[Counted]) -> None:
     """Passes of 16 and of 64 tiles. (Of four tiles each is at a corner and all overlap with all others; which of a

@@ -134,6 +134,7 @@ BROKE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.full] if n == LONG else []) for n in BROKE])
 def test_what_broke_a_promise_keeps_it(name: str) -> None:
     found = Triple(BROKE[name]).run()
@@ -194,6 +195,7 @@ def test_a_linear_layer_on_a_flattened_map_has_one_gradient() -> None:
     assert step_from_outside(TiledModule(net, budget=budget, disk=False), net, x) <= budget
 
 
+@pytest.mark.slow
 def test_a_second_step_that_adds_to_gradients_keeps_the_budget_too() -> None:
     net, x = small(), torch.randn(1, 3, 96, 96)
     tiled = TiledModule(net, budget="1MiB")

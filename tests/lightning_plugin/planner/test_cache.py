@@ -77,6 +77,7 @@ def refuse(*args: Any) -> Any:
     raise AssertionError("it is searched for again")
 
 
+@pytest.mark.slow
 def test_the_next_module_looks_up_what_was_planned(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = plans()
     assert len(list(kept.glob("*.json"))) == 1

@@ -124,6 +124,7 @@ def test_a_deep_network_whose_parameters_are_streamed(parameters: str) -> None:
     assert step(net, shape, budget, parameters=parameters) in ("again", "kept")
 
 
+@pytest.mark.slow
 def test_depth_makes_no_difference_to_what_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chain ten times as long is planned with as many rehearsals, of as many links."""
     looked: dict[int, list[int]] = {}

@@ -119,6 +119,7 @@ def test_a_plan_for_a_loss_on_a_map_says_what_to_do_where_the_map_is_wanted_whol
     assert torch.allclose(module[0].weight.grad, expected, rtol=0, atol=1e-9 * float(expected.abs().max()))
 
 
+@pytest.mark.slow
 def test_a_plan_for_an_ordinary_tensor_is_that_of_its_call() -> None:
     """A map that the module returns is held whole, so that no budget is planned that the call refuses."""
     module = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 2, 3, padding=1))

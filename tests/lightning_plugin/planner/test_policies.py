@@ -109,6 +109,7 @@ def test_what_turns_an_axis_round_cannot_share() -> None:
         tiled(torch.randn(1, 3, 40, 40, dtype=torch.float64))
 
 
+@pytest.mark.slow
 def test_half_precision_loses_digits_only_where_it_was_asked_for() -> None:
     """Maps on the disk take half the room, or a quarter; what is computed from them is a little off, and no more."""
     plain = net()

@@ -143,6 +143,7 @@ def test_a_recipe_that_was_too_large_is_not_asked_about_larger_images() -> None:
         assert apply_recipes([counting], here, BELOW, 1 << 30, 1) is not None and len(asked) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [pytest.param("400KiB", marks=pytest.mark.full), "700KiB"])
 def test_what_shares_halos_stays_cut_along_one_axis(budget: str) -> None:
     """Also where an image is wider than the one that the recipe was made for."""

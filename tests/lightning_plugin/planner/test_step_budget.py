@@ -270,6 +270,7 @@ STEPS = {
 SAMPLED = (("one call", "tiled"), ("two networks, two losses", "lazy"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "calls"),
     [
@@ -319,6 +320,7 @@ def test_too_many_calls_for_a_budget_are_an_error_that_names_one_that_works() ->
         TiledModule(plain, budget="1MiB", calls=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_refusal_names_a_budget_for_all_calls_that_is_enough_and_not_generous(count: int) -> None:
     """Gradients of earlier calls wait beside those of the next, and so may the sum of both."""
@@ -380,6 +382,7 @@ class Asks(nn.Module):
         return self.second(h if h.mean().item() > -1 else -h).mean((2, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "calls", "told", "disk", "grad"),
     [(branches, 3, True, False, True), (branches, 3, False, True, True),

@@ -97,6 +97,7 @@ def network() -> nn.Module:
     return nn.Sequential(net.conv1, net.bn1, net.relu, net.layer1)
 
 
+@pytest.mark.slow
 def test_the_compiler_of_pytorch_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """By inductor's own kernels, in float64: what is in the middle of the map, of which there are enough tiles."""
     monkeypatch.setattr("lightning_plugin.program.compiled.RUNS_BEFORE_COMPILING", 10)

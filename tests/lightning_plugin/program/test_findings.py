@@ -196,6 +196,7 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         yield calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"tiles": (3, 2)}, {"budget": "48KiB"}], ids=str)
 def test_a_second_step_looks_for_nothing(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Dropout has another key in each step, parameters have other values, and gradients are there already."""
@@ -211,6 +212,7 @@ def test_a_second_step_looks_for_nothing(options: dict[str, Any], monkeypatch: p
         assert calls
 
 
+@pytest.mark.slow
 def test_a_second_step_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     """The third is, since its calls are written down; from the fourth on they are replayed."""
     world = World(options={"tiles": (8, 8)}, side=64)

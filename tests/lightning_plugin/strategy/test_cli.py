@@ -56,6 +56,7 @@ def test_a_class_with_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.trainer.strategy.engine.options.budget == 8 * 2**30
 
 
+@pytest.mark.slow
 def test_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(YAML)

@@ -35,16 +35,19 @@ def assert_together(found: dict[str, Any], module: Any, ignore: tuple[str, ...] 
     assert difference(found["losses"], torch.stack(module.losses)) < 1e-9
 
 
+@pytest.mark.slow
 def test_synchronised_statistics(tmp_path: Path) -> None:
     found = succeed("synchronized", tmp_path)
     assert_together(found, alone(Slides), ("accuracy",))
     assert "BatchNorm2d" in found["kinds"], "the user's layers are given back"
 
 
+@pytest.mark.slow
 def test_pytorchs_own_synchronised_layers_and_unused_parameters(tmp_path: Path) -> None:
     assert_together(succeed("pytorchs_own", tmp_path), alone(Slides), ("accuracy",))
 
 
+@pytest.mark.slow
 def test_frozen_statistics_and_accumulation(tmp_path: Path) -> None:
     found = succeed("frozen", tmp_path)
     torch.manual_seed(0)
@@ -53,6 +56,7 @@ def test_frozen_statistics_and_accumulation(tmp_path: Path) -> None:
     assert_together(found, module, ("accuracy",))
 
 
+@pytest.mark.slow
 def test_manual_optimization(tmp_path: Path) -> None:
     found = succeed("by_hand", tmp_path)
     assert_together(found, alone(FrozenByHand, max_steps=-1, max_epochs=1), ("accuracy",))

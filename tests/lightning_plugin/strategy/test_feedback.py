@@ -53,6 +53,7 @@ def test_the_plan_is_printed_once_and_left_in_the_run(tmp_path: Path, caplog: py
     assert "peak" in (found / "plan-train.txt").read_text()
 
 
+@pytest.mark.slow
 def test_slides_of_other_sizes_take_a_line_and_no_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     sizes = [(40 + 2 * k, 36) for k in range(8)]
     data = Each(*[next(iter(DataLoader(Pictures(2, size), batch_size=2))) for size in sizes])
@@ -67,6 +68,7 @@ def test_slides_of_other_sizes_take_a_line_and_no_file(tmp_path: Path, caplog: p
     assert found == ["plan-train.json", "plan-train.txt"]
 
 
+@pytest.mark.slow
 def test_what_is_remembered_of_plans_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feedback, "MAX_LINES", 3)
     monkeypatch.setattr("lightning_plugin.strategy.feedback.SLOW_SECONDS", 0.0)
@@ -184,6 +186,7 @@ def test_short_steps_have_no_bar() -> None:
     assert "tiles" not in screen.text
 
 
+@pytest.mark.slow
 def test_a_step_leaves_no_memory_behind() -> None:
     """A kept loss must not keep the recording of its step, nor the image."""
     import gc

@@ -38,6 +38,7 @@ def test_gradients_are_accumulated() -> None:
     assert_same(tiled, plain)
 
 
+@pytest.mark.slow
 def test_accumulation_can_be_scheduled() -> None:
     def callbacks() -> list:
         return [GradientAccumulationScheduler({0: 1, 1: 3})]
@@ -89,6 +90,7 @@ class Reconsidering(Slides):
         return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=3)
 
 
+@pytest.mark.slow
 def test_an_optimizer_may_call_the_step_several_times() -> None:
     plain, _, tiled, _ = fit_both(Reconsidering, loader(4), max_epochs=1, max_steps=-1)
     assert len(plain.losses) == len(tiled.losses) > 2
@@ -153,6 +155,7 @@ def test_weights_are_averaged(name: str) -> None:
     assert len(found) == 2
 
 
+@pytest.mark.slow
 def test_training_stops_early() -> None:
     def callbacks() -> list:
         return [EarlyStopping("val_loss", patience=1, min_delta=10.0), LearningRateMonitor("step")]

@@ -56,6 +56,7 @@ def pickled(strategy: Any) -> Any:
     return pickle.loads(pickle.dumps(strategy))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [copy.deepcopy, pytest.param(pickled, marks=pytest.mark.full)])
 def test_copies_of_a_strategy_train_each_their_own_module(how: Callable[[Any], Any]) -> None:
     torch.manual_seed(2)

@@ -18,6 +18,7 @@ from tests.lightning_plugin.strategy.ranks import BUDGET, launch, succeed
 from tests.lightning_plugin.strategy.training import TILES, fit, state
 
 
+@pytest.mark.slow
 def test_training_is_that_of_one_process(tmp_path: Path) -> None:
     """Train-mode BatchNorm, skip connections, attention and max pooling, dropout by position and on vectors."""
     found = succeed("shared", tmp_path)

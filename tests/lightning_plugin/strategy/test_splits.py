@@ -17,6 +17,7 @@ from tests.lightning_plugin.strategy.training import TILES, fit, last_checkpoint
 SPLIT: dict[str, Any] = {**TILES, "splits": 2, "split_depth": 0.5}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("halo", ["split", "stochastic_split"])
 def test_a_run_says_what_it_approximates(halo: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     strategy = SFTStrategy(halo=halo, **SPLIT)

@@ -43,6 +43,7 @@ def test_anomalies_are_detected() -> None:
         fit(Broken(), loader(2), SFTStrategy(**TILES), max_steps=1, detect_anomaly=True)
 
 
+@pytest.mark.slow
 def test_detecting_anomalies_changes_nothing() -> None:
     plain, _, tiled, _ = fit_both(Slides, loader(2), max_steps=1, detect_anomaly=True)
     assert_same(tiled, plain)
@@ -93,6 +94,7 @@ def refuse(module: nn.Module, example: Any) -> Any:
     raise AssertionError("a recorded module was compiled")
 
 
+@pytest.mark.slow
 def test_compiled_modules_are_recorded_uncompiled() -> None:
     torch.manual_seed(0)
     plain = Slides()

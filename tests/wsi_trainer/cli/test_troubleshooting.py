@@ -26,6 +26,7 @@ def said() -> str:
     return re.sub(r"[`'\s]+", " ", "\n".join(texts))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS)
 def test_the_code_says_it(row: str, said: str) -> None:
     fragments = [re.sub(r"[`'\s]+", " ", part).strip() for part in re.split(r"'?\.\.\.'?", row)]

@@ -47,6 +47,7 @@ def corners(source: Any) -> set[tuple[int, int]]:
     return set(map(tuple, source.positions.tolist()))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_the_grid_over_tissue_is_what_counting_pixel_by_pixel_finds(data: st.DataObject) -> None:

@@ -75,6 +75,7 @@ def test_a_slide_that_cannot_be_read_is_named_or_left_out(manifest: Path, tmp_pa
     assert pixels_of(records, task, DataConfig(manifest=path, on_error="skip")).tolist() == [192 * 230, 0]
 
 
+@pytest.mark.slow
 def test_a_run_weighs_by_the_pixels_of_its_training_slides(manifest: Path, tmp_path: Path) -> None:
     losses = {}
     for name in ("null", "balanced"):

@@ -129,6 +129,7 @@ def test_other_weights_do_not_mix_into_a_folder(
     assert "features of an encoder with random weights say nothing" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_a_folder_holds_is_what_would_be_made(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

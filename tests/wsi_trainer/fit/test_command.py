@@ -144,6 +144,7 @@ def test_a_missing_checkpoint_is_named(words: list[str], tmp_path: Path, capsys:
     assert "there is no checkpoint at" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_keeps_what_is_null(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A budget that was turned off stays off in every later command."""
     run = tmp_path / "run"

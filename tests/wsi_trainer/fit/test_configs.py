@@ -158,6 +158,7 @@ def test_a_mapping_on_the_command_line_is_that_of_a_config(tmp_path: Path) -> No
         assert parse(parser, [*given, *words]).model == model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("network", "meant"), [("resnet18", "timm:resnet18"), ("resnet50", "resnet50"), ("timm:vit_a", "timm:vit_a")]
 )

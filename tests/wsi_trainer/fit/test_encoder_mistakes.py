@@ -48,6 +48,7 @@ def test_a_file_of_another_network(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "none of its" in said and "fits the network VisionTransformer; the file begins with" in said
 
 
+@pytest.mark.slow
 def test_a_size_that_the_encoder_does_not_take(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = message(write_config(tmp_path), capsys, "--model.backbone.size=48", "--data.patches.size=48")
     assert "does not take patches of 48 × 48" in said and "set model.backbone.size and data.patches.size" in said

@@ -70,6 +70,7 @@ def on_features(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_bag_of_features_is_plain_pytorch_whatever_the_budget_and_few_lengths_are_planned(
     on_features: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

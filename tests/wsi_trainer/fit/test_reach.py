@@ -53,6 +53,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, manifest: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["test", "validate", "predict", "heatmap", "fit"])
 def test_a_checkpoint_executes_nothing(
     command: str, trained: Path, manifest: Path, trap: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

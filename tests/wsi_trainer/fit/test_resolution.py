@@ -35,6 +35,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run(folder / "run")
 
 
+@pytest.mark.slow
 def test_a_finer_slide_is_read_at_the_resolution_of_the_run(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     """The slides themselves, of 0.5 µm, get the predictions of their stores of 1 µm."""
     assert read_json(run.path / "run.json")["seen"] == {"finest": 1.0, "coarsest": 1.0, "painted": False}

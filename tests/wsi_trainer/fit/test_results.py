@@ -100,6 +100,7 @@ def every_result(run: Path) -> list[Result]:
     return [one for one in found if one.about != Result(run, "test").about]
 
 
+@pytest.mark.slow
 def test_reports_and_pages_are_of_the_checkpoint_that_is_asked_for(here: Path) -> None:
     run = here / "classes"
     assert main(["test", str(run), "--checkpoint=last"]) == 0
@@ -302,6 +303,7 @@ OWNERS = {
 """The file of the package that names each place of results."""
 
 
+@pytest.mark.slow
 def test_one_file_says_where_a_result_lies() -> None:
     package = Path(wsi_trainer.__file__).parent
     found: dict[str, set[str]] = {}

@@ -56,6 +56,7 @@ def die_and_resume(words: list[str], epoch: int, monkeypatch: pytest.MonkeyPatch
     assert main(["fit", *words, "--resume=last"]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("budget", "died"),
     [
@@ -103,6 +104,7 @@ def test_a_folder_is_one_runs_at_a_time(
     assert [path.name for path in folder.path.iterdir()] == [".lock"]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_model_it_began_with(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

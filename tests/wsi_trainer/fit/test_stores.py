@@ -18,6 +18,7 @@ def preprocess(*words: object) -> int:
     return main(["preprocess", *map(str, words), "--workers", "1", "--stall-minutes", "0"])
 
 
+@pytest.mark.slow
 def test_regions_are_those_of_the_users_table(tmp_path: Path) -> None:
     """Paths in it stay relative to it: runs on slides and on their stores give the same numbers."""
     manifest = generate(tmp_path / "in", slides=8, seed=1, splits=SPLITS, workers=1, shape=(96, 128))

@@ -75,6 +75,7 @@ def test_what_a_table_is_of_lies_beside_it(run: Run, tmp_path: Path) -> None:
         read_predictions(tmp_path / "test.csv")
 
 
+@pytest.mark.slow
 def test_report_viewer_and_notebook_show_all_targets(run: Run) -> None:
     assert main(["report", str(run.path)]) == 0
     page = run.report.read_text()

@@ -139,6 +139,7 @@ def test_the_mean_of_baselines_is_of_risks_on_one_scale() -> None:
     assert Baseline.read(mean.record()) == mean
 
 
+@pytest.mark.slow
 def test_intervals_of_survival_cover_the_truth(count: Callable[..., int]) -> None:
     """The hazard ratio of two groups, and the AUC until a time, whose truth 200,000 uncensored patients have."""
     studies = count(ci=20, full=400)

@@ -250,6 +250,7 @@ def test_heads_without_attention_say_so() -> None:
         built("mean").scores(bag(3)[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HEADS)
 def test_a_head_is_trained_in_tiles_as_whole(name: str) -> None:
     torch.manual_seed(0)

@@ -107,6 +107,7 @@ def test_positions_of_another_size_of_patch_are_interpolated_as_timm_does(
         torch.testing.assert_close(value, expected[name])
 
 
+@pytest.mark.slow
 def test_weights_of_a_swin_transformer_as_old_versions_of_timm_named_them(tmp_path: Path) -> None:
     torch.manual_seed(0)
     network = build_encoder(encoder_named("ctranspath"))

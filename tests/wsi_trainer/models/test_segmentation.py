@@ -99,6 +99,7 @@ SLOW = ("deeper u-net", "u-net with statistics", "an encoder with a stride")
 """Planning takes up to half a minute for each."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.full if n in SLOW else ()) for n in NETWORKS])
 def test_tile_by_tile_is_plain_pytorch(name: str) -> None:
     torch.manual_seed(0)

@@ -86,6 +86,7 @@ def pictures_of(folder: Path, name: str) -> tuple[list[Image.Image], np.ndarray]
         return [Image.fromarray(one).convert("RGBA") for one in cut], file["features"][:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 def test_features_in_trident_and_stamp_are_those_of_embed(on_patches: Path, tmp_path: Path, precision: str) -> None:
     folder, run = on_patches, on_patches / "run"

@@ -72,6 +72,7 @@ def in_slide(level: pydicom.Dataset, result: pydicom.Dataset, column: float, row
     return np.linalg.solve(own, start + axes @ [column, row] - first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tags", TAGS)
 @pytest.mark.parametrize(
     "place",

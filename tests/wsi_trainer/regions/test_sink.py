@@ -74,6 +74,7 @@ def test_classes_and_values_lie_on_the_slide(slide: Path, tmp_path: Path) -> Non
             assert scale[-2:] == pytest.approx([view.place.mpp[0] * 2 ** (level + 1)] * 2)  # type: ignore[index]
 
 
+@pytest.mark.slow
 def test_a_store_that_was_interrupted_is_completed(slide: Path, tmp_path: Path) -> None:
     net, whole, other = Net(), tmp_path / "whole" / "a.ome.zarr", tmp_path / "a.ome.zarr"
     whole.parent.mkdir()

@@ -60,6 +60,7 @@ def test_the_page_needs_nothing_but_itself(runs: tuple[Run, Run]) -> None:
     assert "http:" not in page.replace("http://www.w3.org", "") and "https:" not in page
 
 
+@pytest.mark.slow
 def test_the_page_says_the_numbers_and_what_is_absent(runs: tuple[Run, Run]) -> None:
     page = unescape(write_report(runs[0], runs[1], facts={"time": "12 s"}).read_text(encoding="utf-8"))
     assert "What is not there yet" in page and "This run used plain PyTorch" in page
@@ -98,6 +99,7 @@ def test_the_script_sorts_and_filters(runs: tuple[Run, Run], browser: Browser, t
     assert title[1].startswith(f"1 of {SLIDES} slides; first 0.0")
 
 
+@pytest.mark.slow
 def test_the_command_writes_it_and_names_what_is_missing(
     runs: tuple[Run, Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -190,6 +192,7 @@ def test_errors_are_those_counted_by_hand() -> None:
     assert one.words(0) == Words("a", "b", wrong=True)
 
 
+@pytest.mark.slow
 def test_the_page_says_that_a_training_was_an_approximation(make_run: MakeRun) -> None:
     folder = make_run("split", np.linspace(0, 1, SLIDES))
     assert "an approximation" not in write_report(folder).read_text(encoding="utf-8")

@@ -62,6 +62,7 @@ def test_findings_are_in_the_colour_of_their_rule(store: Path, tmp_path: Path) -
         tissue_picture(tmp_path / "b.rules.png")
 
 
+@pytest.mark.slow
 def test_the_report_shows_them_with_a_legend(store: Path, make_run: MakeRun) -> None:
     run = make_run("run", np.linspace(0, 1, SLIDES))
     plain = write_report(run).read_text()

@@ -188,6 +188,7 @@ def test_without_drawn_regions_or_unasked_there_are_no_scores(run: Run, tmp_path
         assert not [name for name in ("scores.json", "borders.csv", "lesions.csv") if (folder / name).exists()]
 
 
+@pytest.mark.slow
 def test_what_was_found_on_two_splits_stays_side_by_side(segmented: Run, capsys: pytest.CaptureFixture[str]) -> None:
     run = segmented
     first = {path: path.read_bytes() for path in run.segments.rglob("*") if path.is_file()}

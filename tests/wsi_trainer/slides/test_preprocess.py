@@ -83,6 +83,7 @@ def work(jobs: list[Job], out: Path, workers: int, **how: Any) -> dict[int, Conv
     )
 
 
+@pytest.mark.slow
 def test_several_processes_give_what_one_gives(cohort: Path, tmp_path: Path) -> None:
     jobs = [item.job for item in list_slides(str(cohort))]
     parts: dict[int, float] = {}
@@ -94,6 +95,7 @@ def test_several_processes_give_what_one_gives(cohort: Path, tmp_path: Path) -> 
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.slow
 def test_process_that_dies_costs_its_slide_only(cohort: Path, tmp_path: Path, monkeypatch) -> None:
     """A reader's crash kills the whole process; the slide is found and named, the others are converted."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
@@ -253,6 +255,7 @@ def test_folders_that_are_slides_are_not_entered(real_slides: Path, store: Path,
     assert [item.job.name for item in list_slides(str(tmp_path))] == ["dicom", "m", "s"]
 
 
+@pytest.mark.slow
 def test_fluorescence_keeps_its_ground(real_slides: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Painted white it would have a frame with hard edges, and no nuclei outside of the mask."""
     dark = str(real_slides / "test3-DAPI-2-(387).ndpi")

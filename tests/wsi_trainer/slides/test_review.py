@@ -130,6 +130,7 @@ def test_mistakes_are_named(slides: Path, tmp_path: Path, capsys: Any, words: li
     assert not (tmp_path / "tissue.html").exists()
 
 
+@pytest.mark.slow
 def test_the_page_in_a_browser(looked: Path) -> None:
     sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install playwright")
     program = next((p for p in ("chromium", "chromium-browser", "google-chrome") if shutil.which(p)), None)

@@ -68,6 +68,7 @@ def test_pen_marks_are_found(slide: tuple[np.ndarray, np.ndarray], colour: str) 
     assert (found & binary_dilation(_truth([mark]), iterations=6)).sum() > 0.95 * found.sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sigma", [6, 12])
 def test_blur_is_found(slide: tuple[np.ndarray, np.ndarray], sigma: float) -> None:
     place = blur(shapely.box(500, 500, 1100, 1000), sigma)

@@ -94,6 +94,7 @@ def _sum(source: Image | Bag) -> int:
     return sum(int(source.read(box).numpy().sum()) for box in boxes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.full)])
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_other_processes_read_the_same(slide: Path, store: Path, real_slides: Path, method: str) -> None:
@@ -211,6 +212,7 @@ def patch(pixels: np.ndarray, corner: np.ndarray, size: int) -> Tensor:
     return torch.from_numpy(pixels[:, y : y + size, x : x + size].copy())
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), size=st.integers(1, 150), threads=st.sampled_from([1, 3]), cache=st.sampled_from([0, 1 << 28]))
 def test_any_box_of_any_patches(store: Path, data: st.DataObject, size: int, threads: int, cache: int) -> None:

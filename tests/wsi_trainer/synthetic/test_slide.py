@@ -22,6 +22,7 @@ def slide() -> SyntheticSlide:
     return SyntheticSlide(SlideSpec(1111, 1403, seed=5, positive=True))
 
 
+@pytest.mark.slow
 def test_box_does_not_depend_on_how_it_is_cut(slide: SyntheticSlide) -> None:
     whole = slide.render(0, 0, 1111, 1403).astype(int)
     pieces = np.zeros_like(whole)
@@ -69,6 +70,7 @@ def _hashes(root: Path) -> dict[str, str]:
     return {str(p.relative_to(root)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
 
+@pytest.mark.slow
 def test_bytes_are_reproducible_and_do_not_depend_on_workers(tmp_path: Path) -> None:
     for name, workers in (("a", 1), ("b", 3)):
         generate(tmp_path / name, slides=4, side=700, seed=9, noise=True, workers=workers)
@@ -77,6 +79,7 @@ def test_bytes_are_reproducible_and_do_not_depend_on_workers(tmp_path: Path) -> 
     assert _hashes(tmp_path / "a") != _hashes(tmp_path / "c")
 
 
+@pytest.mark.slow
 def test_openslide_reads_pyramid_resolution_and_pixels(tmp_path: Path) -> None:
     spec = SlideSpec(1301, 2050, mpp=0.25)
     path = tmp_path / "slide.tif"
@@ -103,6 +106,7 @@ def test_generator_says_what_is_wrong(tmp_path: Path) -> None:
         generate(tmp_path, slides=2, side=(900, 800))
 
 
+@pytest.mark.slow
 def test_recipe_makes_a_data_set(tmp_path: Path) -> None:
     recipe = Path(__file__).parents[3] / "datasets" / "synthetic" / "make.py"
     command = [sys.executable, str(recipe), str(tmp_path / "out"), "--slides", "2", "--side", "300-400"]

@@ -24,6 +24,7 @@ def link_of(page: Any) -> dict[str, str]:
     return {key: values[0] for key, values in parse_qs(urlsplit(page.url).fragment).items()}
 
 
+@pytest.mark.slow
 def test_worst_mistake_map_and_place(page: Any, served: Served, made: Made, tmp_path: Path) -> None:
     open_page(page, served.address)
     assert page.locator("#slides li").count() == 4
@@ -55,6 +56,7 @@ def test_worst_mistake_map_and_place(page: Any, served: Served, made: Made, tmp_
     assert (tmp_path / "place.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_the_map_is_drawn_where_its_positions_are(page: Any, served: Served, made: Made) -> None:
     """The colour on the screen of each position is that of its value."""
     open_page(page, f"{served.address}/#slide=slide+0+%3C%26%3E.tif&x=550&y=350&scale=0.5")
@@ -120,6 +122,7 @@ def test_layers_lists_views_and_keys(page: Any, served: Served) -> None:
     assert page.locator("#slides li").first.text_content().startswith("slide 3")
 
 
+@pytest.mark.slow
 def test_two_runs_side_by_side(page: Any, made_twice: tuple[Made, Made]) -> None:
     first, second = made_twice
     with serving(Scene(contents_of(first.folder.path, second.folder.path))) as served:

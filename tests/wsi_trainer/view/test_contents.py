@@ -104,6 +104,7 @@ def test_a_store_has_pixels_of_its_own_size_whatever_the_table_says_of_its_slide
 # -- many tiles of many slides leave nothing behind
 
 
+@pytest.mark.slow
 def test_threads_read_slides_that_others_close_and_none_stays_open(tmp_path: Path) -> None:
     generate(tmp_path, slides=4, side=400, seed=0, workers=1)
     scene = Scene(contents_of(tmp_path / "slides"), keep_open=1)
