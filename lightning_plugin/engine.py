@@ -33,6 +33,7 @@ from lightning_plugin.private import after_backward, release_failed_passes
 from lightning_plugin.program.compiled import Compiler
 from lightning_plugin.program.findings import Library
 from lightning_plugin.progress import Progress
+from lightning_plugin.residency.disk import check_space
 from lightning_plugin.residency.homes import Homes, move_to_device
 from lightning_plugin.residency.tiers import make_room_for_pinned
 
@@ -159,9 +160,11 @@ class Engine:
         if self.ledger is None or self.ledger.device != device:
             self.ledger = Ledger(device)
         self.homes.folder = options.folder
-        size = sum(segment.forecast.stored_bytes for segment in plan.segments if segment.tier == "host")
-        if size and device.type == "cuda" and previous != plan:
+        if (size := plan.stored_on("host")) and device.type == "cuda" and previous != plan:
             make_room_for_pinned(size, lower_tiers(device.type, options).host or 0)
+        until_backward = self.planner.team is None and any(s.forecast.backward_bytes for s in plan.segments)
+        if (size := plan.stored_on("disk")) and until_backward and not any(image.background for image in images):
+            check_space(size, options.folder, "maps")  # else the step would end after hours, where the disk is full
         self._move_to_tiers(plan, recording, self.ledger)
         if not self.occupancy(recording).bytes:
             self.ledger.begin()

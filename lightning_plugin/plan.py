@@ -257,6 +257,10 @@ class Plan:
         """The predicted recomputed work, as a share of the forward work."""
         return self.forecast.recompute
 
+    def stored_on(self, tier: str) -> int:
+        """The bytes of the maps that are stored on a tier."""
+        return sum(s.forecast.stored_bytes for s in self.segments if s.tier == tier and not s.keep)
+
     def to_json(self) -> str:
         """Write the plan as JSON, for `from_json`."""
         return json.dumps({"version": VERSION, **asdict(self)}, indent=1)

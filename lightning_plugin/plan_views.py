@@ -178,8 +178,8 @@ def table(plan: Plan) -> str:
     if expected.reserve_bytes:
         reserve = format_bytes(expected.reserve_bytes)
         sums += f"\n{reserve} of the peak are left to the workspaces of the device's libraries"
-    lower = {tier: sum(s.forecast.stored_bytes for s in plan.segments if s.tier == tier) for tier in ("host", "disk")}
-    offloaded = [f"{format_bytes(size)} of maps on the {tier}" for tier, size in lower.items() if size]
+    lower = {tier: size for tier in ("host", "disk") if (size := plan.stored_on(tier))}
+    offloaded = [f"{format_bytes(size)} of maps on the {tier}" for tier, size in lower.items()]
     if offloaded:
         sums += "\n" + " and ".join(offloaded) + (", and as much again for their gradients" if trains(plan) else "")
     if expected.streamed_bytes:
@@ -232,7 +232,7 @@ def sweep_table(plans: Sequence[Plan], plain: Plan, asked: Plan | None) -> str:
             format_seconds(p.forecast.seconds),
             f"{p.forecast.seconds / (plain.forecast.seconds or 1):.2f}",
             f"{100 * p.forecast.recompute:.0f} %",
-            *(format_bytes(stored) if (stored := stored_on(p, tier)) else "-" for tier in ("host", "disk")),
+            *(format_bytes(stored) if (stored := p.stored_on(tier)) else "-" for tier in ("host", "disk")),
             str(len(p.segments) + len(p.chains)),
             "asked for" if p is asked else "plain PyTorch" if p is plain else "the smallest" if p is smallest else "",
         )
@@ -242,11 +242,6 @@ def sweep_table(plans: Sequence[Plan], plain: Plan, asked: Plan | None) -> str:
     if plain.shape:
         head += " for " + " x ".join(map(str, plain.shape))
     return "\n".join([head, *columns(SWEEP_HEADINGS, body), PREDICTED])
-
-
-def stored_on(plan: Plan, tier: str) -> int:
-    """Return the bytes of the maps that a plan stores on a tier."""
-    return sum(s.forecast.stored_bytes for s in plan.segments if s.tier == tier and not s.keep)
 
 
 @dataclass(frozen=True)
@@ -412,7 +407,7 @@ def draw_sweep(plans: Sequence[Plan], plain: Plan, asked: Plan | None, path: str
     axes = figure.add_subplot()
     budgets = [p.budget or 0 for p in plans]
     seconds = [p.forecast.seconds for p in plans]
-    offloaded = [bool(stored_on(p, "host") or stored_on(p, "disk")) for p in plans]
+    offloaded = [bool(p.stored_on("host") or p.stored_on("disk")) for p in plans]
     axes.plot(budgets, seconds, color=COLOURS["device"], zorder=1)
     for chosen, colour, label in (
         (False, COLOURS["device"], "all on the device"),

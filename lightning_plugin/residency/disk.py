@@ -168,6 +168,19 @@ OPEN_FILES: weakref.WeakSet[DiskFile] = weakref.WeakSet()
 OPEN_LOCK = threading.Lock()
 
 
+def check_space(size: int, folder: str | None, noun: str) -> None:
+    """Refuse to store so many bytes in a folder without space for them and for the unwritten parts of open files."""
+    folder = folder or tempfile.gettempdir()
+    with OPEN_LOCK:
+        others = sum(f.unallocated_bytes for f in OPEN_FILES if f.file.folder == folder)
+    free = shutil.disk_usage(folder).free - others
+    if size > free:
+        raise EngineError(
+            f"storing {noun} of {size / 2**30:.1f} GiB in {folder} is not possible: {max(0, free) / 2**30:.1f} GiB are "
+            "free beside the maps that are there. Give disk=<a folder with more room> or a larger budget."
+        )
+
+
 class DiskFile:
     """A map in a file; see `transfer.Lower`.
 
@@ -201,15 +214,7 @@ class DiskFile:
         """Open the file, and refuse if the disk lacks space for it and for the unwritten parts of other maps."""
         self.file = UnnamedFile("a map", folder)
         self.size = size
-        with OPEN_LOCK:
-            others = sum(f.unallocated_bytes for f in OPEN_FILES if f.file.folder == self.file.folder)
-        free = shutil.disk_usage(self.file.folder).free - others
-        if size > free:
-            raise EngineError(
-                f"storing a map of {size / 2**30:.1f} GiB in {self.file.folder} is not possible: "
-                f"{max(0, free) / 2**30:.1f} GiB are free beside the maps that are there. Give disk=<a folder with "
-                "more room> or a larger budget."
-            )
+        check_space(size, self.file.folder, "a map")
         os.truncate(self.file.number, size)
         with OPEN_LOCK:
             OPEN_FILES.add(self)

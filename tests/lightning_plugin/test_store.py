@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
-from lightning_plugin import LazyImage
+from lightning_plugin import LazyImage, TiledModule, TileSource, make_plan, materialize
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.constants import TileNumbers
 from lightning_plugin.engine import Engine
@@ -246,6 +246,32 @@ def test_a_full_disk_is_said_before_it_happens(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(EngineError, match="disk=<a folder with more room>"):
         DiskFile(Layout.channels_first((1, 8, 100, 100)), torch.float32, CPU, str(tmp_path))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_without_space_for_all_maps_is_said_before_the_first_tile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    middle = (m for _ in range(3) for m in (nn.InstanceNorm2d(8), nn.Conv2d(8, 8, 7, padding=3)))
+    net, x = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), *middle), torch.randn(1, 3, 200, 200)
+    tiled = TiledModule(net, budget="2MiB", disk=str(tmp_path))
+    stored = make_plan(net, tuple(x.shape), budget="2MiB").stored_on("disk")
+    assert stored == 3 * 4 * 8 * 200 * 200  # three maps, so that none is refused by itself
+    monkeypatch.setattr("shutil.disk_usage", lambda where: type("Usage", (), {"free": stored - 1})())
+    read: list[Box] = []
+
+    class Seen(TileSource):
+        shape, dtype = tuple(x.shape), x.dtype
+
+        def read(self, box: Box) -> Tensor:
+            read.append(box)
+            return x[:, :, *(slice(*side) for side in box.intervals())]
+
+    with pytest.raises(EngineError, match=r"storing maps of .* disk=<a folder with more room>"):
+        materialize(tiled(LazyImage(Seen())).sum())
+    assert not read
+    monkeypatch.undo()
+    materialize(tiled(LazyImage(Seen())).sum()).backward()
+    assert read
 
 
 def test_room_is_promised_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
