@@ -74,6 +74,7 @@ class Engine:
         compiler: Compiles tapes, if the user wants it.
         optimizer_bytes: Bytes of optimizer state for each parameter, by the parameter's ``id``.
         listener: Listener of plans.
+        module: The module whose parameters lie on the device, whether or not a step reads them.
     """
 
     planner: Planner = field(default_factory=Planner)
@@ -86,6 +87,7 @@ class Engine:
     compiler: Compiler | None = field(default=None, init=False)
     optimizer_bytes: dict[int, int] = field(default_factory=dict, init=False)
     listener: PlanListener | None = field(default=None, init=False)
+    module: nn.Module | None = field(default=None, init=False)
     _non_finite: finite.NonFinite | None = field(default=None, init=False)
     _pending_checks: WeakSet[finite.FiniteCheck] = field(default_factory=WeakSet, init=False)
 
@@ -99,6 +101,11 @@ class Engine:
     @property
     def options(self) -> Options:
         return self.planner.options
+
+    @property
+    def module_parameters(self) -> list[Tensor]:
+        """The module's parameters, without those that are streamed."""
+        return [] if self.module is None else [p for p in self.module.parameters() if p not in self.homes]
 
     # Before a step
 
@@ -178,6 +185,7 @@ class Engine:
         for tensor in recording.tensors:
             if tensor not in self.homes:
                 self.ledger.count_existing(tensor)
+                self.ledger.hook_gradients(tensor)
         if self.compiler is None and options.compile != "never":
             self.compiler = Compiler(options.compile)
         step = Step(

@@ -12,19 +12,21 @@ cycles; these hold no data, so that no tensor waits for the garbage collector.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Container, Hashable, Iterable, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.constants import MIN_CELL_SIDE, MIN_CONSTANT_SHARE, Constants, constant_key
 from lightning_plugin.layout import Layout
 from lightning_plugin.ops import Gather, Op
-from lightning_plugin.private import BatchNormBase, Version, version
+from lightning_plugin.private import BatchNormBase, Version, storage_key, version
 from lightning_plugin.source import TensorSource, TileSource, instances_of, read_part, understood
 
 #: Distance of the serial numbers of two nodes; the numbers between them are for the nodes of a chain.
@@ -314,12 +316,25 @@ class Recording:
         bindings: The images and captured tensors.
         known: Vectors that earlier runs computed.
         derived: What was derived from the nodes alone, by whoever derived it; it lives as long as they do.
+        unrecorded: Parameters on the device of whose memory no node reads all: weights may be made of them in each
+            call, as standardised ones are.
     """
 
     nodes: tuple[Node, ...]
     bindings: Bindings
     known: Set[Value] = frozenset()
     derived: dict[Hashable, Any] = field(default_factory=dict)
+    unrecorded: Sequence[Tensor] = ()
+
+    def with_parameters(self, parameters: Iterable[Tensor], device: torch.device) -> Recording:
+        """Return the recording with those of a module's parameters that lie on the device and are not recorded."""
+        recorded: Counter[int] = Counter()  # bytes of each storage
+        for t in self.tensors:
+            recorded[storage_key(t)] += t.nbytes
+        there = [p for p in parameters if not is_lazy(p) and p.layout is torch.strided]
+        there = [p for p in there if p.is_meta or p.device.type == device.type]
+        found = {key: p for p in there if recorded[key := storage_key(p)] < p.nbytes}
+        return replace(self, unrecorded=tuple(found.values()))
 
     @property
     def given(self) -> list[Value]:
@@ -336,9 +351,9 @@ class Recording:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The captured tensors that the nodes read: parameters, buffers, others."""
+        """The captured tensors that the nodes read (parameters, buffers, others), and the parameters not recorded."""
         captures = self.bindings.captures
-        return [captures[v].tensor for v in self.given if v in captures]
+        return [*(captures[v].tensor for v in self.given if v in captures), *self.unrecorded]
 
     @property
     def node_bytes(self) -> tuple[int, int]:

@@ -214,7 +214,9 @@ class Ledger:
         return self.device.type == "cuda" and not self.fakes
 
     def count(self, tensor: Tensor) -> None:
-        """Count a tensor's storage, unless it is counted already."""
+        """Count a tensor's storage, unless it is counted already; a sparse gradient has none."""
+        if tensor.layout is not torch.strided:
+            return
         storage, key = tensor.untyped_storage(), storage_key(tensor)
         if key in self._refs or (storage.device.type == "meta") != self.fakes:
             return
@@ -300,18 +302,21 @@ class Ledger:
             if function in seen:
                 continue
             seen.add(function)
-            self.hook_function(function)
-            stack += [f for f, _ in function.next_functions if f is not None and not hasattr(f, "variable")]
+            if self.hook_function(function):
+                stack += [f for f, _ in function.next_functions if f is not None and not hasattr(f, "variable")]
 
-    def hook_function(self, function: Any) -> None:
-        """Count the gradients that one function of autograd makes, and the pending sums of its leaves."""
+    def hook_function(self, function: Any) -> bool:
+        """Count the gradients that one function of autograd makes, and the pending sums of its leaves; True if they
+        were not counted yet."""
         leaves = tuple(getattr(f, "variable", None) for f, _ in function.next_functions)
-        if self.mark_hooked(function):
+        is_new = self.mark_hooked(function)
+        if is_new:
             function.register_hook(partial(self._count_gradients, leaves))
         for f, _ in function.next_functions:
             # Autograd copies a gradient whose layout differs from its parameter's.
             if hasattr(f, "variable") and self.mark_hooked(f):
                 f.register_hook(partial(self._count_leaf_gradient, f.variable))
+        return is_new
 
     def mark_hooked(self, function: Any) -> bool:
         """Mark a function of autograd as hooked; True if it was not: several of its users may lead to it."""
@@ -334,7 +339,7 @@ class Ledger:
         if self.fakes:
             return  # a rehearsal runs autograd under the watcher, which sees its additions
         for leaf, g in zip(leaves, made, strict=True):
-            if leaf is not None and isinstance(g, Tensor):
+            if leaf is not None and isinstance(g, Tensor) and g.layout is torch.strided:
                 self.pending_sums.add(leaf, g.nbytes)
                 self.peak = max(self.peak, self.held)
 
@@ -361,7 +366,7 @@ def with_gradients(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
     """Iterate over tensors and the gradients of leaves among them."""
     for t in tensors:
         yield t
-        if t.is_leaf and t.grad is not None:
+        if t.is_leaf and t.grad is not None and t.grad.layout is torch.strided:
             yield t.grad
 
 

@@ -108,6 +108,7 @@ class TiledModule(nn.Module):
 
     def _complete(self) -> None:
         """Set what follows from the module and the engine."""
+        self.engine.module = self.module
         vars(self)["_kept_calls"] = KeptCalls(self.module, self.engine)
         self.__class__ = class_for(type(self), type(self.module))  # type: ignore[arg-type]  # mypy: classes have no hash
 

@@ -243,7 +243,7 @@ class Planner:
             recording_key(recording, not self.accumulates, sized=False),
             [(t.shape, t.dtype) for t in recording.tensors if isinstance(t, nn.Parameter)],
             self.accumulates, budget, calls, repr((self.rates, lower, policy)), background_parts(recording),
-            tuple(map(network.optimizer_bytes, network.captured)),
+            tuple(map(network.optimizer_bytes, network.captured)), network.unrecorded_bytes,
         )  # fmt: skip
         tiers = tuple(network.below.get(id(t)) for t in recording.tensors)
         plan_of_recipe = apply_recipes(self._recipes_for(network_key, tiers), network, lower, budget, calls)
@@ -382,9 +382,10 @@ def recording_digest(recording: Recording, gradients: bool) -> str:
     """
     captures = recording.bindings.captures.items()
     with_grad = frozenset(v for v, c in captures if gradients and c.tensor.is_leaf and c.tensor.grad is not None)
-    key = "digest", gradients, with_grad, background_parts(recording)
+    unrecorded = [(p.nbytes, p.requires_grad, p.grad is None) for p in recording.unrecorded]
+    key = "digest", gradients, with_grad, background_parts(recording), *unrecorded
     if key not in recording.derived:
-        recording.derived[key] = digest((recording_key(recording, gradients), key[-1]))
+        recording.derived[key] = digest((recording_key(recording, gradients), *key[3:]))
     return recording.derived[key]  # type: ignore[no-any-return]
 
 

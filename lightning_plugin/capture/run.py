@@ -205,6 +205,8 @@ def run(session: Session, wanted: Sequence[Value] = ()) -> list[Tensor]:
             while more:
                 session.engine, now, more = next_part(session, values)
                 recording = session.recording_of(now)
+                if session.engine is not None:
+                    recording = recording.with_parameters(session.engine.module_parameters, session.device)
                 run_recording(recording, session)
                 if session.engine is not None:
                     session.engine.watch_loss(recording, [v for v in now if v in asked], session.vectors)

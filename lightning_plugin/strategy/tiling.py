@@ -143,6 +143,7 @@ class Tiling:
         states = map(state_of, filter(is_separable, optimizers))
         self.engine.optimizer_bytes = {key: size for state in states for key, size in state.items()}
         self.engine.planner.reserve(sum(map(state_bytes, optimizers)), new_fit=True)
+        self.engine.module = self.lightning_module  # type: ignore[attr-defined]
         self.feedback.connect(trainer)
         self.feedback.warn_of_approximation(self.engine.options.approximation)
 

@@ -167,8 +167,22 @@ class Network:
 
     @cached_property
     def fixed_bytes(self) -> int:
-        """Bytes of captured tensors, with their gradients and the optimizer's state."""
-        return sum(map(self.resident_bytes, self.captured))
+        """Bytes of captured tensors and of parameters not recorded, with their gradients and the optimizer's state."""
+        return sum(map(self.resident_bytes, self.captured)) + self.unrecorded_bytes
+
+    @cached_property
+    def unrecorded_bytes(self) -> int:
+        """Bytes of parameters that were not recorded, with their gradients and the optimizer's state."""
+        tensors = self.recording.unrecorded
+        gradients = (t.nbytes for t in tensors if t.grad is not None or (t.requires_grad and self.trains))
+        return sum(t.nbytes + self.owed.get(id(t), 0) for t in tensors) + sum(gradients)
+
+    @cached_property
+    def computed_bytes(self) -> int:
+        """Bytes of captured tensors that the call has computed, such as standardised weights, and that autograd
+        holds."""
+        tensors = (self.recording.bindings.captures[v].tensor for v in self.captured)
+        return sum(t.nbytes for t in tensors if t.grad_fn is not None) if self.trains else 0
 
     @cached_property
     def weight_gradient_bytes(self) -> int:

@@ -75,6 +75,7 @@ def recorded(
     wanted = [t._value if whole else scalar(t)._value for t in leaves]
     wanted = [gather(v) if v.is_map else v for v in wanted]
     recording = lazy._session.root().recording_of(wanted, splitting, chains)
+    recording = recording.with_parameters(module.parameters(), lazy.device)
     owed = {} if optimizer is None else state_for(optimizer, recording.tensors)
     yield Network(recording, owed=owed), tuple(lazy.shape)
 

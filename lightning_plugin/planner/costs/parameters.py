@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from torch import nn
+
 from lightning_plugin.chain import chains
 from lightning_plugin.execute.streams import find_derived
 from lightning_plugin.graph import Node, Value
@@ -78,8 +80,9 @@ def captured(network: Network) -> Iterator[int]:
 
 
 def streamable(network: Network, least: int = LEAST) -> Iterator[int]:
-    """Places of parameters that may be streamed: leaves of some size, alone in their memory, that are not written while
-    the network runs, and from which no map is made that lasts."""
+    """Places of parameters that may be streamed: those of some size, alone in their memory, that are not written while
+    the network runs, and from which no map is made that lasts. A tensor that each call computes is on the device before
+    it could leave it."""
     captures = network.recording.bindings.captures
     lasting = sources_of_spread_maps(network.nodes)
     for place in captured(network):
@@ -88,7 +91,7 @@ def streamable(network: Network, least: int = LEAST) -> Iterator[int]:
         if (
             v.bytes >= least
             and capture.version is not None
-            and capture.tensor.is_leaf
+            and isinstance(capture.tensor, nn.Parameter)
             and v not in lasting
             and fills_its_memory(capture.tensor)
         ):

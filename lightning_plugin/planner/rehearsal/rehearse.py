@@ -239,7 +239,7 @@ def run_on_fakes(plan: Plan, network: Network) -> RehearsedMemory:
             if network.trains:
                 with torch.autograd.set_multithreading_enabled(False):  # this thread's modes and ledger go with it
                     backward(results)
-            found = RehearsedMemory(ledger.peak, ledger.left, ledger.turns)
+            found = RehearsedMemory(ledger.peak, ledger.left + network.computed_bytes, ledger.turns)
         del given
     return found
 
@@ -282,6 +282,7 @@ def fake_frame(plan: Plan, network: Network, step: Step) -> Frame:
     left_out = without_links(plan, network)
     for v in below - left_out:
         captures[v] = Capture(fake_below(v, ledger), None)
+    ledger.live += network.unrecorded_bytes
     ledger.live += sum(network.optimizer_bytes(v) for v in network.captured if v not in below)
     for v in left_out - below:
         ledger.live += v.bytes * (2 if v.requires_grad else 1)

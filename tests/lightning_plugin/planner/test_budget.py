@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from torch import nn
 
@@ -211,6 +212,78 @@ def test_without_grad_only_forward_is_planned() -> None:
         out = tiled(x)
     assert torch.allclose(out, net(x), atol=1e-5)
     assert found.held <= 2**20
+
+
+class Standardised(nn.Conv2d):
+    """A convolution whose weight is standardised in each call, as those of NFNets and BiT are."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = F.batch_norm(self.weight.view(1, len(self.weight), -1), None, None, training=True)
+        return F.conv2d(x, rows.view_as(self.weight), self.bias, padding=1)
+
+
+@pytest.mark.parametrize("calls", [0, 1, 2])
+def test_parameters_from_which_a_call_computes_its_weights_are_within_the_budget(calls: int) -> None:
+    """One call without gradients, or calls that wait for one backward."""
+    net = nn.Sequential(nn.Conv2d(3, 48, 1), *(Standardised(48, 48, 3) for _ in range(4)), nn.AdaptiveAvgPool2d(1))
+    images, count = torch.randn(max(1, calls), 1, 3, 32, 32), max(1, calls)
+    weights = 4 * 48 * 48 * 9 * 4
+
+    def step() -> None:
+        total = torch.stack([tiled(x).sum() for x in images]).sum()
+        if calls:
+            total.backward()
+
+    with torch.set_grad_enabled(calls > 0):
+        with pytest.raises(BudgetError) as refused:
+            TiledModule(net, budget=1000, disk=False, calls=count)(images[0])
+        tiled = TiledModule(net, budget=refused.value.smallest, disk=False, calls=count)
+        held = account(step, net).held
+    assert held <= refused.value.smallest
+    assert abs(tiled.peak_bytes - held) < weights // 16
+    assert tiled.plan is not None and (calls or abs(tiled.plan.peak_bytes - held) < weights // 16)
+
+
+def test_a_parameter_that_no_step_uses_is_counted_from_when_it_is_there() -> None:
+    net, x = small(), torch.randn(1, 3, 160, 96)
+    tiled = TiledModule(net, budget="2MiB", disk=False)
+
+    def peaks() -> tuple[int, int]:
+        tiled(x).sum().backward()
+        net.zero_grad()
+        assert tiled.plan is not None and any(not s.keep for s in tiled.plan.segments)
+        return tiled.plan.peak_bytes, tiled.peak_bytes
+
+    before = peaks()
+    net.spare = nn.Parameter(torch.zeros(100))
+    assert peaks() == (before[0] + 800, before[1] + 400)
+    net.spare.requires_grad_(False)
+    assert peaks() == (before[0] + 400, before[1] + 400)
+    net.spare = net[0].weight  # a second name
+    assert peaks() == before
+
+
+class Embedded(nn.Module):
+    """A map scaled by one row of a table, whose gradient is sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.table = small(), nn.Embedding(50, 3, sparse=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x * self.table(torch.tensor([7]))[0].view(-1, 1, 1))
+
+
+def test_a_table_with_sparse_gradients_is_counted_without_them() -> None:
+    net, x = Embedded(), torch.randn(1, 3, 136, 96)
+    plain, tiled = copy.deepcopy(net), TiledModule(net, budget="2MiB", disk=False)
+    for _ in range(2):
+        for module in (plain, tiled):
+            module(x).square().sum().backward()
+        found, right = net.table.weight.grad, plain.table.weight.grad
+        assert found is not None and right is not None and found.is_sparse
+        assert torch.allclose(found.to_dense(), right.to_dense(), rtol=1e-3)
+    assert tiled.plan is not None and any(not s.keep for s in tiled.plan.segments)
 
 
 def test_planning_is_deterministic_and_leaves_no_trace() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn.utils.parametrizations import weight_norm
 
 from lightning_plugin import BudgetError, LazyImage, SFTStrategy
 from lightning_plugin.planner.analysis.optimizers import state_bytes
@@ -50,9 +51,11 @@ def test_lazy_images_of_a_dataset_can_be_given_again_in_every_epoch() -> None:
 def test_what_was_planned_and_used_is_there_to_read() -> None:
     """The optimizer's state is counted before it exists."""
     strategy = SFTStrategy(budget="1MiB", tile_over=1)
-    fit(module := Slides(), loader(2), strategy, max_steps=1)
+    stem = weight_norm((module := Slides()).net.stem)
+    fit(module, loader(2), strategy, max_steps=1)
     state = sum(p.numel() * p.element_size() for p in module.parameters())
     assert strategy.plan is not None and strategy.plan.budget == 2**20
+    assert strategy.plan.forecast.fixed_bytes >= 3 * state + 2 * stem.weight.nbytes
     assert 3 * state < strategy.peak_bytes <= strategy.plan.peak_bytes <= 2**20
     assert strategy.engine.planner.reserved == state, "a momentum for each parameter"
 
