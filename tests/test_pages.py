@@ -83,6 +83,17 @@ def test_the_page_on_huge_images_trains_on_a_scene_and_on_a_volume(
     assert (names["found"][:] == whole).mean() > 0.9999  # scores that tie in float32 may fall either way
 
 
+def test_the_page_on_inference_has_the_memory_of_its_runs() -> None:
+    page = (PAGES / "infer.md").read_text(encoding="utf-8")
+    rows = json.loads((RESULTS / "infer_peaks.json").read_text())["values"]["networks"]
+    over = [row["over_baseline"] - row["budget"] for row in rows]
+    budgets = [row["budget"] / 1e6 for row in rows]
+    assert f"within these budgets, up to {max(row['held'] / row['budget'] for row in rows):.2f} of them" in page
+    assert f"no more than the budget for {sum(b <= 0 for b in over)} of the {len(rows)}" in page
+    assert f"up to {max(over) / 1e6:.0f} MB beyond for the others" in page
+    assert f"the budgets are {min(budgets):.0f} to {max(budgets):.0f} MB" in page
+
+
 def test_the_page_on_windows_has_the_numbers_of_its_runs() -> None:
     page = (PAGES.parent / "windows.md").read_text(encoding="utf-8")
     shell, *others = [table.splitlines()[2:] for table in re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE)]
