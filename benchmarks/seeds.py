@@ -1,6 +1,6 @@
 """Claims of the five papers beside ours: the runs and plans of docs/seeds.md, case by case.
 
-    python -m benchmarks.seeds step vgg16 10240      one real training step within 1 GiB (SFT)
+    python -m benchmarks.seeds step vgg16 10240      one real training step within 1 GiB, or --plan of one (SFT)
     python -m benchmarks.seeds sizes vgg16           largest batch at 224², largest image at batch 8 (LR-CNN, Split-CNN)
     python -m benchmarks.seeds point resnet18 batch  the largest size that is planned here under a small budget, run
     python -m benchmarks.seeds volume 1 [--run]      3-D U-Net at 192³, planned within 16 GB, or run within 1 GiB (IBM)
@@ -77,8 +77,14 @@ def measured_step(net: nn.Module, image: Tensor, budget: int, **options: Any) ->
     }
 
 
-def step(name: str, side: int, budget: str) -> None:
+def step(name: str, side: int, budget: str, plan: bool) -> None:
     torch.set_num_threads(1)
+    if plan:
+        made = make_plan(CONVOLUTIONAL[name](), (1, 3, side, side), budget=budget)
+        about = {"network": name, "side": side, "budget_bytes": parse_bytes(budget), "peak_bytes": made.peak_bytes}
+        sizes = {"disk_bytes": made.stored_on("disk"), "plain_bytes": made.plain_bytes}
+        keep_case("seeds", f"planned {name} {side}", {**about, **sizes, "predicted_seconds": made.seconds})
+        return
     found = measured_step(CONVOLUTIONAL[name](), torch.randn(1, 3, side, side), parse_bytes(budget))
     keep_case("seeds", f"step {name} {side}", {"network": name, "side": side, **found})
 
@@ -323,15 +329,16 @@ def repeated(pairs: int) -> None:
 def figures() -> dict[str, str]:
     """Return the text of each case that stands on docs/seeds.md."""
     cases = json.loads((RESULTS / "seeds.json").read_text())["cases"]
-    found = {case: said(case.split()[0], values) for case, values in cases.items()}
-    minutes = cases["step vgg16 2048"]["processor_seconds"] * (10240 / 2048) ** 2 / 60
-    return {**found, "line vgg16": f"10,240² would take {minutes:.0f} minutes by the pixels"}
+    return {case: said(case.split()[0], values) for case, values in cases.items()}
 
 
 def said(kind: str, values: dict[str, Any]) -> str:
     if kind == "step":
         held, seconds = format_bytes(values["peak_bytes"]), values["processor_seconds"]
         return f"{values['side']:,}² ({held} held, {seconds:,.0f} s)"
+    if kind == "planned":
+        held, stored, seconds = (values[key] for key in ("peak_bytes", "disk_bytes", "predicted_seconds"))
+        return f"{values['side']:,}² ({format_bytes(held)}, {stored / GIB:,.0f} GiB of files, {seconds / 60:.0f} minutes)"
     if kind == "sizes":
         most, square = values["most"], "²" if values["what"] == "side" else ""
         ways = (("plain", "plain PyTorch"), ("2ps-h", "2PS-H"), ("overl-h", "OverL-H"), ("auto", "ours"))
@@ -363,6 +370,7 @@ def main() -> None:
     one.add_argument("network", choices=sorted(CONVOLUTIONAL))
     one.add_argument("side", type=int)
     one.add_argument("--budget", default="1GiB")
+    one.add_argument("--plan", action="store_true", help="a plan for this machine, and no run")
     many = commands.add_parser("sizes", help="largest batch at 224², largest image at batch 8")
     many.add_argument("network", choices=sorted(CLASSIFIERS))
     many.add_argument("--gb", type=int, nargs="*", default=[10, 12, 16, 24])
@@ -386,7 +394,7 @@ def main() -> None:
     commands.add_parser("figures", help="what the page says of each case")
     options = parser.parse_args()
     commanded: dict[str, Callable[[], None]] = {
-        "step": lambda: step(options.network, options.side, options.budget),
+        "step": lambda: step(options.network, options.side, options.budget, options.plan),
         "sizes": lambda: sizes(options.network, options.gb),
         "point": lambda: point(options.network, options.what, options.budget),
         "volume": lambda: volume(options.batch, options.run),
