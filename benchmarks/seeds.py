@@ -338,7 +338,9 @@ def said(kind: str, values: dict[str, Any]) -> str:
         return f"{values['side']:,}² ({held} held, {seconds:,.0f} s)"
     if kind == "planned":
         held, stored, seconds = (values[key] for key in ("peak_bytes", "disk_bytes", "predicted_seconds"))
-        return f"{values['side']:,}² ({format_bytes(held)}, {stored / GIB:,.0f} GiB of files, {seconds / 60:.0f} minutes)"
+        return (
+            f"{values['side']:,}² ({format_bytes(held)}, {stored / GIB:,.0f} GiB of files, {seconds / 60:.0f} minutes)"
+        )
     if kind == "sizes":
         most, square = values["most"], "²" if values["what"] == "side" else ""
         ways = (("plain", "plain PyTorch"), ("2ps-h", "2PS-H"), ("overl-h", "OverL-H"), ("auto", "ours"))
