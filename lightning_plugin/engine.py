@@ -159,6 +159,9 @@ class Engine:
     def begin_step(self, plan: Plan, recording: Recording) -> Step:
         """Move parameters to the tiers of a plan, and prepare the ledger for the step."""
         options, images = self.options, recording.images
+        until_backward = plan.trains and self.planner.team is None
+        if (size := plan.stored_on("disk")) and until_backward and not any(image.background for image in images):
+            check_space(size, options.folder, "maps")  # else the step would end after hours, where the disk is full
         if self.listener is not None:
             self.listener.on_plan_run(plan, recording, 1 if self.planner.team is None else self.planner.team.size)
         previous, self.plan = self.plan, plan
@@ -169,9 +172,6 @@ class Engine:
         self.homes.folder = options.folder
         if (size := plan.stored_on("host")) and device.type == "cuda" and previous != plan:
             make_room_for_pinned(size, lower_tiers(device.type, options).host or 0)
-        until_backward = self.planner.team is None and any(s.forecast.backward_bytes for s in plan.segments)
-        if (size := plan.stored_on("disk")) and until_backward and not any(image.background for image in images):
-            check_space(size, options.folder, "maps")  # else the step would end after hours, where the disk is full
         self._move_to_tiers(plan, recording, self.ledger)
         if not self.occupancy(recording).bytes:
             self.ledger.begin()

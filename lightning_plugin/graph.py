@@ -328,10 +328,15 @@ class Recording:
 
     def with_parameters(self, parameters: Iterable[Tensor], device: torch.device) -> Recording:
         """Return the recording with those of a module's parameters that lie on the device and are not recorded."""
+        tensors = self.tensors
+        known = set(map(id, tensors))
+        others = [p for p in parameters if id(p) not in known]
+        if not others:  # as of most modules, in each step
+            return self
         recorded: Counter[int] = Counter()  # bytes of each storage
-        for t in self.tensors:
+        for t in tensors:
             recorded[storage_key(t)] += t.nbytes
-        there = [p for p in parameters if not is_lazy(p) and p.layout is torch.strided]
+        there = [p for p in others if not is_lazy(p) and p.layout is torch.strided]
         there = [p for p in there if p.is_meta or p.device.type == device.type]
         found = {key: p for p in there if recorded[key := storage_key(p)] < p.nbytes}
         return replace(self, unrecorded=tuple(found.values()))

@@ -257,6 +257,12 @@ class Plan:
         """The predicted recomputed work, as a share of the forward work."""
         return self.forecast.recompute
 
+    @property
+    def trains(self) -> bool:
+        """True if a step has a backward pass."""
+        segments = (*self.segments, *(s for c in self.chains for s in c.segments))
+        return any(s.forecast.backward_bytes for s in segments)
+
     def stored_on(self, tier: str) -> int:
         """The bytes of the maps that are stored on a tier."""
         return sum(s.forecast.stored_bytes for s in self.segments if s.tier == tier and not s.keep)

@@ -170,7 +170,7 @@ def table(plan: Plan) -> str:
     """Format a plan as a table: a line for each segment, and the totals."""
     expected = plan.forecast
     sums = cost(plan)
-    if trains(plan):
+    if plan.trains:
         sums += (
             f"\nplain PyTorch would hold {format_bytes(expected.plain_bytes)} for backward "
             f"({format_bytes(expected.plain_bytes - expected.index_bytes)} without pooling indices and masks)"
@@ -181,7 +181,7 @@ def table(plan: Plan) -> str:
     lower = {tier: size for tier in ("host", "disk") if (size := plan.stored_on(tier))}
     offloaded = [f"{format_bytes(size)} of maps on the {tier}" for tier, size in lower.items()]
     if offloaded:
-        sums += "\n" + " and ".join(offloaded) + (", and as much again for their gradients" if trains(plan) else "")
+        sums += "\n" + " and ".join(offloaded) + (", and as much again for their gradients" if plan.trains else "")
     if expected.streamed_bytes:
         tiers = " and ".join(f"the {tier}" for tier, on in (("host", plan.on_host), ("disk", plan.on_disk)) if on)
         sums += (
@@ -193,12 +193,6 @@ def table(plan: Plan) -> str:
     headings = (*HEADINGS, FETCHES) if expected.streamed_bytes else HEADINGS
     approximate = [f"an approximation in training: {plan.approximation}"] if plan.approximation else []
     return "\n".join([head(plan), *columns(headings, rows(plan)), sums, *barriers, *approximate])
-
-
-def trains(plan: Plan) -> bool:
-    """True if a step has a backward pass."""
-    segments = (*plan.segments, *(s for c in plan.chains for s in c.segments))
-    return any(s.forecast.backward_bytes for s in segments)
 
 
 def columns(headings: tuple[str, ...], body: list[tuple[str, ...]]) -> list[str]:
