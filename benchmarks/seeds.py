@@ -79,14 +79,11 @@ def measured_step(net: nn.Module, image: Tensor, budget: int, **options: Any) ->
 
 def step(name: str, side: int, budget: str, plan: bool) -> None:
     torch.set_num_threads(1)
+    net, shape, about = CONVOLUTIONAL[name](), (1, 3, side, side), {"network": name, "side": side}
     if plan:
-        made = make_plan(CONVOLUTIONAL[name](), (1, 3, side, side), budget=budget)
-        about = {"network": name, "side": side, "budget_bytes": parse_bytes(budget), "peak_bytes": made.peak_bytes}
-        sizes = {"disk_bytes": made.stored_on("disk"), "plain_bytes": made.plain_bytes}
-        keep_case("seeds", f"planned {name} {side}", {**about, **sizes, "predicted_seconds": made.seconds})
-        return
-    found = measured_step(CONVOLUTIONAL[name](), torch.randn(1, 3, side, side), parse_bytes(budget))
-    keep_case("seeds", f"step {name} {side}", {"network": name, "side": side, **found})
+        plan_case(f"planned {name} {side}", net, shape, parse_bytes(budget), "cpu", **about)
+    else:
+        run_case(f"step {name} {side}", net, shape, parse_bytes(budget), **about)
 
 
 # Sizes that are planned -----------------------------------------------------------------------------------------------
@@ -163,15 +160,18 @@ def point(name: str, what: str, budget: str) -> None:
     keep_case("seeds", f"point {name} {what}", {"network": name, "what": what, "size": size, **found})
 
 
-def plan_case(case: str, net: nn.Module, shape: tuple[int, ...], budget: int, **about: Any) -> None:
-    """Plan one step on a device with a host below it, and keep what the plan says."""
+def plan_case(
+    case: str, net: nn.Module, shape: tuple[int, ...], budget: int, device: str = "cuda:a100", **about: Any
+) -> None:
+    """Plan one step, on a device with a host below it if not on this machine, and keep what the plan says."""
     begin = time.process_time()
-    plan = make_plan(net, shape, budget=budget, device="cuda:a100")
+    plan = make_plan(net, shape, budget=budget, device=device)
     values = {
         "shape": list(shape),
         "budget_bytes": budget,
         "peak_bytes": plan.peak_bytes,
         "plain_bytes": plan.plain_bytes,
+        "disk_bytes": plan.stored_on("disk"),
         "predicted_seconds": plan.seconds,
         "plan_seconds": time.process_time() - begin,
     }
@@ -191,7 +191,7 @@ def volume(batch: int, run: bool) -> None:
     shape = (batch, 4, 192, 192, 192)
     with torch.device("cpu" if run else "meta"):
         net = UNet3D(depth=3, in_channels=4, num_classes=4).train()
-    about = {"network": "3-D U-Net", "batch": batch}
+    about: dict[str, Any] = {"network": "3-D U-Net", "batch": batch}
     if run:
         run_case(f"volume {batch} run", net, shape, GIB, **about)
     else:
@@ -289,7 +289,7 @@ def blocks(layers: int, run: bool) -> None:
     """Bottleneck blocks at 224² and batch 30."""
     with torch.device("cpu" if run else "meta"):
         net = frozen(Deep(layers))
-    about = {
+    about: dict[str, Any] = {
         "network": "bottleneck blocks",
         "layers": layers,
         "parameter_bytes": sum(p.nbytes for p in net.parameters()),
