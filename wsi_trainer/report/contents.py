@@ -264,12 +264,18 @@ def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def difference(run: RunResults, baseline: RunResults) -> Interval:
-    """The main score of the run minus that of the baseline, paired by slide."""
+def difference(run: RunResults, baseline: RunResults, study: Study | None) -> Interval:
+    """The main score of the run minus that of the baseline, paired by slide; as in the scores of their comparison, if
+    they are of one."""
     if kinds_of(run.predictions) != kinds_of(baseline.predictions):
         raise UserError(f"{baseline.folder.path} predicts something else than {run.folder.path}; give another baseline")
     main = main_of(run.predictions)
-    return paired_difference(main, main_of(baseline.predictions), next(iter(main.SCORES.values())))
+    name, score = next(iter(main.SCORES.items()))
+    if study is not None and study.kind == "comparison":
+        with as_written(study.results):
+            if name in (found := study.scores["scores"]):
+                return Interval.of(found[name]["difference"])
+    return paired_difference(main, main_of(baseline.predictions), score)
 
 
 def delong_of(run: RunResults, baseline: RunResults) -> dict[str, tuple[Interval, float]]:

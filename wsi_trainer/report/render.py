@@ -77,7 +77,7 @@ def write_report(
     run = RunResults.load(names[0], folder, split)
     second = names[1] if baseline is None or names[1] != names[0] else str(baseline.path)
     other = RunResults.load(second, baseline, split) if baseline else None
-    context = _context(run, other, split, facts or {}, title)
+    context = _context(run, other, split, facts or {}, title, study)
     context["ablation"] = study.scores if study is not None and len(study.names) > 2 else None
     with as_written(folder.evaluation(split)):
         context |= {"checklist": checklist_of(run), "limits": limits_of(run, other, split)}
@@ -91,7 +91,12 @@ def write_report(
 
 
 def _context(
-    run: RunResults, other: RunResults | None, split: str, facts: dict[str, str], title: str | None
+    run: RunResults,
+    other: RunResults | None,
+    split: str,
+    facts: dict[str, str],
+    title: str | None,
+    study: Study | None,
 ) -> dict[str, Any]:
     runs = [run] if other is None else [run, other]
     rows = slide_rows(run, other)
@@ -115,7 +120,7 @@ def _context(
         "other": other,
         "main": next(iter(main_of(run.predictions).SCORES)),
         "event": main_of(run.predictions).POSITIVE,
-        "difference": None if other is None else difference(run, other),
+        "difference": None if other is None else difference(run, other, study),
         "delong": {} if other is None else delong_of(run, other),
         "figures": figures_of(runs),
         "rows": rows[:MOST_ROWS],

@@ -15,6 +15,7 @@ from wsi_trainer.data.manifest import SlideRecord, write_manifest
 from wsi_trainer.environment import environment
 from wsi_trainer.fit.folder import read_curves
 from wsi_trainer.fit.run import Run
+from wsi_trainer.fit.study import Study
 from wsi_trainer.io.files import write_json
 from wsi_trainer.metrics import (
     MULTI_LABEL_SCORES,
@@ -22,6 +23,7 @@ from wsi_trainer.metrics import (
     SCORES,
     VALUE_SCORES,
     ClassPredictions,
+    Interval,
     MultiLabelPredictions,
     Predictions,
     RiskPredictions,
@@ -31,7 +33,7 @@ from wsi_trainer.metrics import (
     summarise,
 )
 from wsi_trainer.report import write_report
-from wsi_trainer.report.contents import RunResults, slide_rows
+from wsi_trainer.report.contents import RunResults, difference, slide_rows
 
 from .conftest import SLIDES, Browser, MakeRun
 
@@ -58,6 +60,19 @@ def test_the_page_needs_nothing_but_itself(runs: tuple[Run, Run]) -> None:
     assert len(addresses) > SLIDES
     assert all(address.startswith("data:") for address in addresses if not address.startswith("="))
     assert "http:" not in page.replace("http://www.w3.org", "") and "https:" not in page
+
+
+def test_a_comparison_has_one_interval_of_each_difference(runs: tuple[Run, Run], tmp_path: Path) -> None:
+    names = ("full", "guess")
+    study = Study(tmp_path, "comparison", names, names, "test")
+    found = study.compare(SCORES, 20, 7)
+    interval = Interval.of(found["scores"]["auc"]["difference"])
+    assert interval.bounds != difference(*(RunResults.load(one.name, one, "test") for one in runs), None).bounds
+    study.write()
+    write_json(study.results, {**found, "lines": {}})
+    assert main(["report", str(tmp_path), f"--out={tmp_path / 'page.html'}"]) == 0
+    page = unescape((tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert f"{interval.counted()}; the interval excludes 0" in page
 
 
 @pytest.mark.slow
