@@ -203,7 +203,7 @@ def _survival(runs: Mapping[str, Any]) -> str | None:
         axes.plot([], [], " ", label=f"log-rank: {_p_of(patients, high)}")
     axes.set_xticks(at)
     axes.set_ylim(-0.02, 1.02)
-    axes.legend(fontsize=8, frameon=False)
+    figure.legend(loc="outside upper left", fontsize=8, frameon=False)  # curves may be anywhere inside
     return data_uri(figure)
 
 
