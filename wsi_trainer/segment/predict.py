@@ -53,7 +53,8 @@ class ClassOfPixels(nn.Module):
         if not self.probability:
             return logits.argmax(dim=1).to(torch.uint8)
         highest = logits.softmax(dim=1).amax(dim=1)
-        return torch.cat([logits.argmax(dim=1).to(highest.dtype), highest])  # one map, so that it is computed once
+        # One map, so that it is computed once; two channels, since a plan may cut a map between images.
+        return torch.stack([logits.argmax(dim=1).to(highest.dtype), highest], dim=1)
 
 
 class Regions:
@@ -73,11 +74,12 @@ class Regions:
 
     def open(self, shape: tuple[int, ...], dtype: torch.dtype, resumes: bool) -> None:
         """Make the label image."""
-        self.labels.open((1, *shape[1:]), torch.uint8, resumes)
+        self.labels.open((1, *shape[-2:]), torch.uint8, resumes)
 
     def write(self, box: Box, values: Tensor) -> None:
-        """Take the classes of a box, and the probabilities that follow them."""
-        place, classes = Box(box.lo[1:], box.hi[1:]), values[:1].to(torch.uint8)
+        """Take the classes of a box, and the probabilities that follow them in the next channel."""
+        values = values.flatten(0, -3)
+        place, classes = Box(box.lo[-2:], box.hi[-2:]), values[:1].to(torch.uint8)
         self.labels.write(Box((0, *place.lo), (1, *place.hi)), classes)
         found = classes[0].numpy()
         for number, (polygons, best) in enumerate(zip(self.parts, self._points, strict=True), start=1):
