@@ -1,6 +1,6 @@
 """Claims of the five papers beside ours: the runs and plans of docs/seeds.md, case by case.
 
-    python -m benchmarks.seeds step vgg16 10240      one real training step within 1 GiB, or --plan of one (SFT)
+    python -m benchmarks.seeds step darknet19 10240  one real training step within 1 GiB, or --plan of one (SFT)
     python -m benchmarks.seeds sizes vgg16           largest batch at 224², largest image at batch 8 (LR-CNN, Split-CNN)
     python -m benchmarks.seeds point resnet18 batch  the largest size that is planned here under a small budget, run
     python -m benchmarks.seeds volume 1 [--run]      3-D U-Net at 192³, planned within 16 GB, or run within 1 GiB (IBM)
@@ -23,7 +23,7 @@ import itertools
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -34,6 +34,9 @@ from benchmarks.against_plain import frozen
 from benchmarks.keep import keep_case
 from benchmarks.published import POLICIES
 from lightning_plugin import BudgetError, TiledModule, make_plan
+from lightning_plugin.planner.search.policies import AUTO, Policy
+from lightning_plugin.planner.search.search import Search
+from lightning_plugin.rules.pooling import PoolOp
 from lightning_plugin.units import format_bytes, parse_bytes
 from tests.conftest import RESULTS
 from tests.lightning_plugin.planner.peaks import CLEAR, of_status, warm_up
@@ -74,16 +77,27 @@ def measured_step(net: nn.Module, image: Tensor, budget: int, **options: Any) ->
         "plan_seconds": planning,
         "planned_bytes": plan.peak_bytes,
         "plain_bytes": plan.plain_bytes,
+        "disk_bytes": plan.stored_on("disk"),
     }
 
 
-def step(name: str, side: int, budget: str, plan: bool) -> None:
+def behind_poolings(search: Search) -> Iterator[int]:
+    """The cuts behind poolings: the smallest maps of each resolution are stored."""
+    return (i for i, node in enumerate(search.network.order, 1) if isinstance(node.op, PoolOp))
+
+
+#: The fastest plans, and plans whose files are small, which recompute more.
+PLANS = {"fastest": AUTO, "small": Policy(cuts=behind_poolings)}
+
+
+def step(name: str, side: int, budget: str, files: str, plan: bool) -> None:
     torch.set_num_threads(1)
-    net, shape, about = CONVOLUTIONAL[name](), (1, 3, side, side), {"network": name, "side": side}
+    net, shape = CONVOLUTIONAL[name](), (1, 3, side, side)
+    about = {"network": name, "side": side, "files": files}
     if plan:
-        plan_case(f"planned {name} {side}", net, shape, parse_bytes(budget), "cpu", **about)
+        plan_case(f"planned {name} {side} {files}", net, shape, parse_bytes(budget), "cpu", PLANS[files], **about)
     else:
-        run_case(f"step {name} {side}", net, shape, parse_bytes(budget), **about)
+        run_case(f"step {name} {side}", net, shape, parse_bytes(budget), PLANS[files], **about)
 
 
 # Sizes that are planned -----------------------------------------------------------------------------------------------
@@ -161,11 +175,17 @@ def point(name: str, what: str, budget: str) -> None:
 
 
 def plan_case(
-    case: str, net: nn.Module, shape: tuple[int, ...], budget: int, device: str = "cuda:a100", **about: Any
+    case: str,
+    net: nn.Module,
+    shape: tuple[int, ...],
+    budget: int,
+    device: str = "cuda:a100",
+    policy: Policy = AUTO,
+    **about: Any,
 ) -> None:
     """Plan one step, on a device with a host below it if not on this machine, and keep what the plan says."""
     begin = time.process_time()
-    plan = make_plan(net, shape, budget=budget, device=device)
+    plan = make_plan(net, shape, budget=budget, device=device, policy=policy)
     values = {
         "shape": list(shape),
         "budget_bytes": budget,
@@ -178,9 +198,12 @@ def plan_case(
     keep_case("seeds", case, {**about, **values})
 
 
-def run_case(case: str, net: nn.Module, shape: tuple[int, ...], budget: int, **about: Any) -> None:
+def run_case(
+    case: str, net: nn.Module, shape: tuple[int, ...], budget: int, policy: Policy = AUTO, **about: Any
+) -> None:
     torch.set_num_threads(1)
-    keep_case("seeds", case, {**about, "shape": list(shape), **measured_step(net, torch.randn(shape), budget)})
+    found = measured_step(net, torch.randn(shape), budget, policy=policy)
+    keep_case("seeds", case, {**about, "shape": list(shape), **found})
 
 
 # Volumes and films ----------------------------------------------------------------------------------------------------
@@ -372,6 +395,7 @@ def main() -> None:
     one.add_argument("network", choices=sorted(CONVOLUTIONAL))
     one.add_argument("side", type=int)
     one.add_argument("--budget", default="1GiB")
+    one.add_argument("--files", choices=list(PLANS), default="fastest", help="small: stores maps behind poolings only")
     one.add_argument("--plan", action="store_true", help="a plan for this machine, and no run")
     many = commands.add_parser("sizes", help="largest batch at 224², largest image at batch 8")
     many.add_argument("network", choices=sorted(CLASSIFIERS))
@@ -396,7 +420,7 @@ def main() -> None:
     commands.add_parser("figures", help="what the page says of each case")
     options = parser.parse_args()
     commanded: dict[str, Callable[[], None]] = {
-        "step": lambda: step(options.network, options.side, options.budget, options.plan),
+        "step": lambda: step(options.network, options.side, options.budget, options.files, options.plan),
         "sizes": lambda: sizes(options.network, options.gb),
         "point": lambda: point(options.network, options.what, options.budget),
         "volume": lambda: volume(options.batch, options.run),
